@@ -1,0 +1,83 @@
+"""One camera image on its way through the engine: decoded once, uploaded once, shared by every DNN."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class FrameError(ValueError):
+    """The image of a frame cannot be used; the message names what is wrong with it."""
+
+
+class Frame:
+    """An image that is decoded when its first job needs it, not when it arrives.
+
+    camera: the camera's name. stamp_ns: capture time from the message's header, nanoseconds.
+    load: returns the image as (H, W, 3) uint8 RGB, C-contiguous; raises :class:`FrameError`.
+    context: anything the caller wants back with the result (the ROS header); the engine does not look at it.
+    """
+
+    def __init__(
+        self, camera: str, stamp_ns: int, load: Callable[[], npt.NDArray[np.uint8]], context: object = None
+    ) -> None:
+        self.camera = camera
+        self.stamp_ns = stamp_ns
+        self.context = context
+        self.received_ns = 0  # set by Engine.offer, on the engine's clock
+        self._load: Callable[[], npt.NDArray[np.uint8]] | None = load
+        self._image: npt.NDArray[np.uint8] | None = None
+        self._error: FrameError | None = None
+        self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
+        self._lock = threading.Lock()
+
+    def image(self) -> npt.NDArray[np.uint8]:
+        """The decoded image, (H, W, 3) uint8 RGB; decoded on the first call, by whichever thread comes first."""
+        with self._lock:
+            return self._decoded()
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        """The image as (H, W, 3) uint8 on `device`, uploaded on the first call.
+
+        On CUDA the copy runs on the calling thread's current stream; a later caller's stream waits for it on the GPU.
+        """
+        with self._lock:
+            if device not in self._uploads:
+                self._uploads[device] = _upload(self._decoded(), device)
+            tensor, uploaded = self._uploads[device]
+        if uploaded is not None:
+            stream = torch.cuda.current_stream(device)
+            stream.wait_event(uploaded)
+            tensor.record_stream(stream)
+        return tensor
+
+    def _decoded(self) -> npt.NDArray[np.uint8]:
+        if self._error is not None:
+            raise self._error
+        if self._image is None:
+            assert self._load is not None
+            try:
+                self._image = self._load()
+            except FrameError as error:
+                self._error = error
+                raise
+            except Exception as error:
+                self._error = FrameError(f"{type(error).__name__}: {error}")
+                raise self._error from error
+            finally:
+                self._load = None  # the message is not needed any more
+        return self._image
+
+
+def _upload(image: npt.NDArray[np.uint8], device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    source = torch.from_numpy(image)
+    if device.type != "cuda":
+        return source.to(device), None
+    tensor = source.pin_memory().to(device, non_blocking=True)
+    uploaded = torch.cuda.Event()
+    uploaded.record(torch.cuda.current_stream(device))
+    return tensor, uploaded

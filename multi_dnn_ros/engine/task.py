@@ -1,0 +1,91 @@
+"""What the engine is given to run, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.engine.frame import Frame
+
+Tensors = tuple[torch.Tensor, ...]
+Stage = Callable[[Tensors], Tensors]
+
+
+@dataclass(frozen=True)
+class DnnTask:
+    """One DNN as the engine sees it: a chain of stages; what they compute is not the engine's business.
+
+    preprocess: (H, W, 3) uint8 image on the device -> inputs of the first stage; runs inside the first job.
+    stages: each takes the tensors that its predecessor carried over and returns those for its successor; one job each.
+    decode: raw outputs on the CPU and the image's (height, width) -> result; runs in the DNN's thread.
+    cameras: whose frames it takes, one mailbox each.
+    priority: higher goes first under the priority policy. deadline_ns: from arrival, for EDF and the statistics; None:
+    no deadline. max_age_ns: a frame that waited longer is dropped; None: never.
+    """
+
+    name: str
+    cameras: tuple[str, ...]
+    preprocess: Callable[[torch.Tensor], Tensors]
+    stages: tuple[Stage, ...]
+    decode: Callable[[Tensors, tuple[int, int]], Any]
+    priority: int = 0
+    deadline_ns: int | None = None
+    max_age_ns: int | None = None
+
+
+class DropReason(str, Enum):
+    """Why a frame gave no result; every offered frame ends as a result or as one of these."""
+
+    OVERWRITTEN = "overwritten"  # a newer frame of the camera came before the DNN was free
+    TOO_OLD = "too_old"  # waited longer than the maximum age
+    BAD_IMAGE = "bad_image"  # the image could not be decoded
+    DNN_ERROR = "dnn_error"  # preprocessing or a layer raised
+    BAD_OUTPUT = "bad_output"  # the raw outputs could not be decoded (NaN, wrong shape)
+    PUBLISH_ERROR = "publish_error"  # the receiver of the result raised
+    DISABLED = "disabled"  # the DNN was taken out after failing again and again
+    SHUTDOWN = "shutdown"  # the engine stopped first
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of one frame went, nanoseconds on the engine's clock."""
+
+    received_ns: int
+    started_ns: int  # taken from the mailbox
+    finished_ns: int  # result decoded
+    pre_ns: int  # image decoding, upload, preprocessing (host time)
+    queue_ns: int  # sum over the jobs: waiting in the shared queue
+    compute_ns: int  # sum over the jobs: running (GPU time on CUDA)
+    post_ns: int  # outputs to the host and decoding
+
+    @property
+    def mailbox_ns(self) -> int:
+        return self.started_ns - self.received_ns
+
+    @property
+    def end_to_end_ns(self) -> int:
+        return self.finished_ns - self.received_ns
+
+
+@dataclass(frozen=True)
+class Result:
+    """The decoded outputs of one DNN for one frame."""
+
+    dnn: str
+    frame: Frame
+    output: Any
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A frame that one DNN lost, and why. `message` names the cause in words."""
+
+    dnn: str
+    frame: Frame
+    reason: DropReason
+    message: str

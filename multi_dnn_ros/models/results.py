@@ -1,0 +1,58 @@
+"""What the decoders return, in pixels of the source image; no ROS, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+class OutputError(ValueError):
+    """The raw outputs of a DNN cannot be decoded (wrong shape, NaN or infinite values); the message names them."""
+
+
+@dataclass(frozen=True)
+class Detections:
+    """Boxes of one frame, best score first.
+
+    boxes: (N, 4) float32, x1, y1, x2, y2 in source pixels, clipped to the image.
+    scores: (N,) float32 in 0..1.
+    class_ids: (N,) int64, index into `labels`.
+    labels: class names by index.
+    """
+
+    boxes: npt.NDArray[np.float32]
+    scores: npt.NDArray[np.float32]
+    class_ids: npt.NDArray[np.int64]
+    labels: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane line.
+
+    number: 1 for the leftmost at the bottom of the image, then counted to the right.
+    points: (K, 2) float32, u, v in source pixels, from the bottom up.
+    curve: (3,) float64, u = c0 + c1 * v + c2 * v**2 in source pixels.
+    score: mean lane probability under the line, 0..1.
+    """
+
+    number: int
+    points: npt.NDArray[np.float32]
+    curve: npt.NDArray[np.float64]
+    score: float
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Lane lines of one frame. mask: (H, W) uint8 of the source size, pixel = lane number, 0 = none."""
+
+    mask: npt.NDArray[np.uint8]
+    lanes: tuple[Lane, ...]
+
+
+Decoded = Detections | Lanes
