@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Role = Literal["lane", "object", "pedestrian"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
-#: Marks a field that may change while the node is running (``json_schema_extra=RUNTIME``); all others are read-only once
-#: the node is configured.
+#: Marks a field that may change while the node is running (``json_schema_extra=RUNTIME``); all others are read-only
+#: once the node is configured.
 RUNTIME = {"runtime": True}
 
 
@@ -26,11 +26,15 @@ class CameraConfig(_Section):
     """One camera topic (parameters ``camera.<name>.*``)."""
 
     topic: str = Field("", description="Topic of the images; empty: `<camera>/image_raw`, and `/compressed` behind it.")
-    transport: Literal["raw", "compressed"] = Field("raw", description="sensor_msgs/Image or sensor_msgs/CompressedImage.")
+    transport: Literal["raw", "compressed"] = Field(
+        "raw", description="sensor_msgs/Image or sensor_msgs/CompressedImage."
+    )
     qos: Literal["sensor_data", "system_default", "default", "reliable"] = Field(
         "sensor_data", description="QoS of the subscription, by name."
     )
-    depth: int = Field(1, ge=1, le=100, description="Queue depth of the subscription; every step adds age to the frames.")
+    depth: int = Field(
+        1, ge=1, le=100, description="Queue depth of the subscription; every step adds age to the frames."
+    )
     max_pixels: int = Field(
         33_177_600, ge=1, le=268_435_456, description="Frames that claim more pixels than this are refused."
     )
@@ -42,19 +46,21 @@ class DnnConfig(_Section):
     role: Role = Field(description="What its results are: lane, object or pedestrian.")
     model: str = Field(
         min_length=1,
-        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2 or .onnx file.",
+        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2 or .onnx "
+        "file.",
     )
     weights: str = Field(
         "default",
-        description="For torchvision builders: a .safetensors or .pth file, a torchvision weights name such as `COCO_V1`, "
-        "or `random`. `default`: what the model brings (built-in and file models).",
+        description="For torchvision builders: a .safetensors or .pth file, a torchvision weights name such as "
+        "`COCO_V1`, or `random`. `default`: what the model brings (built-in and file models).",
     )
     num_classes: int = Field(0, ge=0, le=10_000, description="Classes of a torchvision builder; 0: the builder's own.")
     decoder: Literal["auto", "torchvision", "yolo", "grid", "lane"] = Field(
         "auto", description="How raw outputs become results; auto: built-in and torchvision models know theirs."
     )
     labels: list[str] = Field(
-        default_factory=list, description="Class names by index, or one file with a name a line; empty: the model's own."
+        default_factory=list,
+        description="Class names by index, or one file with a name a line; empty: the model's own.",
     )
     keep: list[str] = Field(default_factory=list, description="Publish these classes only; empty: all.")
     cameras: list[str] = Field(default_factory=list, description="Cameras it serves; empty: all.")
@@ -62,8 +68,12 @@ class DnnConfig(_Section):
     input_height: int = Field(0, ge=0, le=8192, description="Network input height in pixels; 0: the model's own.")
     resize: Literal["auto", "stretch", "letterbox"] = Field("auto", description="How an image is fitted to the input.")
     color: Literal["auto", "rgb", "bgr"] = Field("auto", description="Channel order that the network expects.")
-    mean: list[float] = Field(default_factory=list, description="Per channel, subtracted from 0..1 values; empty: the model's.")
-    std: list[float] = Field(default_factory=list, description="Per channel, divides after the mean; empty: the model's.")
+    mean: list[float] = Field(
+        default_factory=list, description="Per channel, subtracted from 0..1 values; empty: the model's."
+    )
+    std: list[float] = Field(
+        default_factory=list, description="Per channel, divides after the mean; empty: the model's."
+    )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(
         0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME
@@ -79,7 +89,11 @@ class DnnConfig(_Section):
         0.0, ge=0.0, le=3_600_000.0, description="End-to-end deadline from arrival; 0: none.", json_schema_extra=RUNTIME
     )
     max_age_ms: float = Field(
-        0.0, ge=0.0, le=3_600_000.0, description="A frame that waited longer is dropped; 0: never.", json_schema_extra=RUNTIME
+        0.0,
+        ge=0.0,
+        le=3_600_000.0,
+        description="A frame that waited longer is dropped; 0: never.",
+        json_schema_extra=RUNTIME,
     )
 
 
@@ -90,13 +104,17 @@ class NodeConfig(_Section):
     cameras: dict[Name, CameraConfig] = Field(min_length=1, description="Camera names.")
     dnns: dict[Name, DnnConfig] = Field(min_length=1, description="DNN names; they are part of the output topics.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: the first GPU, else the CPU.")
-    workers: int = Field(0, ge=0, le=16, description="Worker threads, each with its own CUDA stream; 0: chosen for the device.")
+    workers: int = Field(
+        0, ge=0, le=16, description="Worker threads, each with its own CUDA stream; 0: chosen for the device."
+    )
     cpu_threads: int = Field(0, ge=0, le=256, description="Threads inside one CPU operation; 0: cores / workers.")
     policy: Literal["fifo", "priority", "edf"] = Field("fifo", description="Which queued job goes next.")
     aging_ms: float = Field(
         50.0, gt=0.0, le=60_000.0, description="Waiting time that outweighs one step of priority (no starvation)."
     )
     max_failures: int = Field(5, ge=1, le=1000, description="Failures in a row after which a DNN is taken out.")
-    stop_timeout_s: float = Field(2.0, gt=0.0, le=60.0, description="Longest wait for the jobs under way when stopping.")
+    stop_timeout_s: float = Field(
+        2.0, gt=0.0, le=60.0, description="Longest wait for the jobs under way when stopping."
+    )
     diagnostics_period_s: float = Field(1.0, ge=0.1, le=60.0, description="Time between two /diagnostics messages.")
     stale_after_s: float = Field(2.0, gt=0.0, le=3600.0, description="A camera silent for longer is reported STALE.")

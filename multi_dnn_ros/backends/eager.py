@@ -1,0 +1,25 @@
+"""PyTorch as it is: every layer one call. For CPUs and for debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors
+
+
+class Eager:
+    """Runs each stage as the module that it is."""
+
+    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+        """Move to `device` and run twice, so that no frame waits for the first calls to choose algorithms."""
+        ready = tuple(stage.to(device).eval() for stage in stages)
+        with torch.inference_mode():
+            for _ in range(2):
+                carried = tuple(tensor.to(device) for tensor in inputs)
+                for stage in ready:
+                    carried = stage(carried)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return ready

@@ -1,0 +1,301 @@
+"""The thread of one DNN: starts its frames, turns their outputs into results, keeps its accounts."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.job import Inference, Job
+from multi_dnn_ros.engine.mailbox import Mailboxes
+from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
+
+log = logging.getLogger(__name__)
+Report = TypeVar("Report")
+
+#: Drops that are the DNN's own doing; so many of them in a row take it out.
+FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A DNN lost a frame by its own fault. disabled: it was the last straw, the DNN takes no more frames."""
+
+    dnn: str
+    message: str
+    consecutive: int
+    disabled: bool
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Who hears of results, drops and failures; called in the DNN's thread (drops also in the thread that offers)."""
+
+    on_result: Callable[[Result], None]
+    on_drop: Callable[[Drop], None]
+    on_failure: Callable[[Failure], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """in_flight: frames of one DNN that may be under way at once. max_failures: in a row, before it is taken out.
+
+    window_ns: how far back its statistics look.
+    """
+
+    in_flight: int = 1
+    max_failures: int = 5
+    window_ns: int = 10_000_000_000
+
+
+class DnnThread(threading.Thread):
+    """The paper's DNN model thread.
+
+    Everything it shares is guarded by one condition. Callbacks and decoding run outside of it, so that a slow receiver
+    holds up this DNN only.
+    """
+
+    def __init__(
+        self, task: DnnTask, queue: JobQueue, limits: Limits, callbacks: Callbacks, clock: Callable[[], int]
+    ) -> None:
+        super().__init__(name=f"dnn-{task.name}", daemon=True)
+        self.task = task
+        self._queue = queue
+        self._limits = limits
+        self._callbacks = callbacks
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._mail = Mailboxes(task.cameras)
+        self._recorders = {camera: StreamRecorder(limits.window_ns) for camera in task.cameras}
+        self._running = 0  # inferences in the hands of queue and workers
+        self._finished: deque[Inference] = deque()
+        self._open: set[Inference] = set()  # started, and neither published nor dropped yet
+        self._failures = 0
+        self._disabled: str | None = None
+        self._closed = False
+
+    # -- called by others
+
+    def offer(self, frame: Frame) -> None:
+        """Store the frame; never blocks. The frame that it replaces is dropped."""
+        with self._wake:
+            lost, reason, message = self._store(frame)
+        if lost is not None:
+            self._tell_drop(lost, reason, message)
+
+    def submit(self, frame: Frame, timeout_s: float | None) -> bool:
+        """Wait until the camera's slot is free, then offer; False when it was not in time."""
+        with self._wake:
+            if not self._wake.wait_for(
+                lambda: self._closed or self._disabled is not None or self._mail.is_free(frame.camera), timeout_s
+            ):
+                return False
+            lost, reason, message = self._store(frame)
+        if lost is not None:
+            self._tell_drop(lost, reason, message)
+        return True
+
+    def update(self, priority: int | None, deadline_ns: int | None, max_age_ns: int | None) -> None:
+        """Change what is not None, for frames that start from now on; 0 means no deadline, no maximum age."""
+        with self._wake:
+            if priority is not None:
+                self.task = replace(self.task, priority=priority)
+            if deadline_ns is not None:
+                self.task = replace(self.task, deadline_ns=deadline_ns or None)
+            if max_age_ns is not None:
+                self.task = replace(self.task, max_age_ns=max_age_ns or None)
+
+    def done(self, inference: Inference) -> None:
+        """A worker has finished with the frame (or the queue has given it up)."""
+        with self._wake:
+            self._running -= 1
+            if inference in self._open:  # else the engine gave up waiting for it
+                self._finished.append(inference)
+            self._wake.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no frame is waiting or under way."""
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._open and not len(self._mail), timeout_s)
+
+    def close(self, *, drop_waiting: bool) -> None:
+        """Take no more frames, and end once those under way are through."""
+        with self._wake:
+            self._closed = True
+            waiting = self._mail.clear() if drop_waiting else []
+            for frame in waiting:
+                self._recorders[frame.camera].dropped[DropReason.SHUTDOWN] += 1
+            self._wake.notify_all()
+        for frame in waiting:
+            self._tell_drop(frame, DropReason.SHUTDOWN, "the engine stopped before the frame's turn came")
+
+    def abandon(self) -> None:
+        """Give up what is under way: it counts as dropped, whatever still comes of it."""
+        with self._wake:
+            given_up, self._open = self._open, set()
+            self._finished.clear()
+            for inference in given_up:
+                self._recorders[inference.frame.camera].dropped[DropReason.SHUTDOWN] += 1
+            self._wake.notify_all()
+        for inference in given_up:
+            self._tell_drop(inference.frame, DropReason.SHUTDOWN, "still running when the engine's stop timed out")
+
+    def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
+        """Per camera, and the failure that disabled the DNN."""
+        now = self._clock()
+        with self._wake:
+            return {camera: recorder.snapshot(now) for camera, recorder in self._recorders.items()}, self._disabled
+
+    # -- the thread
+
+    def run(self) -> None:
+        inference: Inference | None = None
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._finished or self._can_start() or self._may_end())
+                finished = self._finished.popleft() if self._finished else None
+                frame = self._mail.take() if self._can_start() else None
+                if finished is None and frame is None:
+                    return
+                if frame is not None:
+                    self._wake.notify_all()  # submit() may be waiting for the slot
+                    inference = self._begin(frame)
+            if frame is not None:
+                # The next frame starts first, so that the device works while the results of this one are decoded.
+                if inference is None:
+                    self._tell_drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age")
+                elif not self._queue.put(Job(inference, 0)):
+                    inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
+                    self.done(inference)
+            if finished is not None:
+                self._settle(finished)
+            # Nothing of a frame may live on while this thread waits.
+            finished = frame = inference = None
+
+    def _can_start(self) -> bool:
+        return len(self._mail) > 0 and self._running < self._limits.in_flight
+
+    def _may_end(self) -> bool:
+        return self._closed and not self._open and not len(self._mail)
+
+    def _store(self, frame: Frame) -> tuple[Frame | None, DropReason, str]:
+        """Into its slot; returns the frame that is lost by it, if any, already counted."""
+        recorder = self._recorders[frame.camera]
+        recorder.offered += 1
+        if self._closed:
+            lost, reason, message = frame, DropReason.SHUTDOWN, "the engine is stopping"
+        elif self._disabled is not None:
+            lost, reason, message = frame, DropReason.DISABLED, self._disabled
+        else:
+            old = self._mail.put(frame)
+            self._wake.notify_all()
+            if old is None:
+                return None, DropReason.OVERWRITTEN, ""
+            lost, reason, message = old, DropReason.OVERWRITTEN, "a newer frame came first"
+        recorder.dropped[reason] += 1
+        return lost, reason, message
+
+    def _begin(self, frame: Frame) -> Inference | None:
+        """Account for a frame that leaves its mailbox; None when it waited too long."""
+        now, task = self._clock(), self.task
+        if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
+            self._recorders[frame.camera].dropped[DropReason.TOO_OLD] += 1
+            return None
+        inference = Inference(task, frame, task.priority, task.deadline_ns, now, self.done)
+        self._open.add(inference)
+        self._running += 1
+        return inference
+
+    def _settle(self, inference: Inference) -> None:
+        """Outputs to a result, result to its receiver; or the loss to the accounts."""
+        result = self._result(inference)
+        with self._wake:
+            if inference not in self._open:
+                return
+        if result is not None:
+            try:
+                self._callbacks.on_result(result)
+            except Exception as error:
+                inference.lost = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
+        self._account(inference, result)
+
+    def _result(self, inference: Inference) -> Result | None:
+        begin = self._clock()
+        if inference.lost is None:
+            try:
+                inference.to_host()
+            except Exception as error:  # a kernel's failure shows here
+                inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
+        if inference.lost is None:
+            try:
+                height, width = inference.frame.image().shape[:2]
+                output = inference.task.decode(inference.carried, (height, width))
+            except Exception as error:
+                inference.lost = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
+        inference.carried = ()
+        if inference.lost is not None:
+            return None
+        end = self._clock()
+        timing = Timing(
+            received_ns=inference.frame.received_ns,
+            started_ns=inference.started_ns,
+            finished_ns=end,
+            pre_ns=inference.pre_ns,
+            queue_ns=inference.queue_ns,
+            compute_ns=inference.compute_ns(),
+            post_ns=end - begin,
+        )
+        return Result(self.task.name, inference.frame, output, timing)
+
+    def _account(self, inference: Inference, result: Result | None) -> None:
+        camera = inference.frame.camera
+        failure: Failure | None = None
+        waiting: list[Frame] = []
+        with self._wake:
+            if inference not in self._open:
+                return
+            self._open.discard(inference)
+            recorder = self._recorders[camera]
+            if inference.lost is None:
+                assert result is not None
+                recorder.publish(result.timing, self._clock(), inference.deadline_ns)
+                self._failures = 0
+            else:
+                reason, message = inference.lost
+                recorder.dropped[reason] += 1
+                if reason in FAILURES:
+                    failure, waiting = self._fail(message)
+            self._wake.notify_all()
+        if inference.lost is not None:
+            self._tell_drop(inference.frame, *inference.lost)
+        for frame in waiting:
+            self._tell_drop(frame, DropReason.DISABLED, failure.message if failure else "")
+        if failure is not None:
+            _guarded(self._callbacks.on_failure, failure)
+
+    def _fail(self, message: str) -> tuple[Failure, list[Frame]]:
+        """Count a failure; at the limit the DNN is taken out, and its waiting frames with it."""
+        self._failures += 1
+        waiting: list[Frame] = []
+        if self._failures >= self._limits.max_failures and self._disabled is None:
+            self._disabled = f"taken out after {self._failures} failures in a row; the last: {message}"
+            waiting = self._mail.clear()
+            for frame in waiting:
+                self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
+        return Failure(self.task.name, message, self._failures, self._disabled is not None), waiting
+
+    def _tell_drop(self, frame: Frame, reason: DropReason, message: str) -> None:
+        _guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))
+
+
+def _guarded(callback: Callable[[Report], None], report: Report) -> None:
+    try:
+        callback(report)
+    except Exception:  # whoever listens badly must not take the DNN with it
+        log.exception("the receiver of %s raised", report)

@@ -1,0 +1,151 @@
+"""Several DNNs at once on one device: DNN threads fill one shared queue of jobs, workers empty it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from multi_dnn_ros.engine.dnn_thread import Callbacks, DnnThread, Failure, Limits
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.policies import Policy, make_policy
+from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.statistics import Statistics
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
+from multi_dnn_ros.engine.worker import Worker
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+class Engine:
+    """Runs the tasks on every frame it is offered.
+
+    Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
+    Kim 2022, section 3.2).
+
+    workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
+    on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
+    max_failures: failures in a row after which a DNN is taken out. in_flight: frames of a DNN under way at once.
+    clock: nanoseconds, monotonic.
+
+    An engine starts once and stops once.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[DnnTask],
+        *,
+        on_result: Callable[[Result], None],
+        on_drop: Callable[[Drop], None] = _ignore,
+        on_failure: Callable[[Failure], None] = _ignore,
+        workers: int = 2,
+        policy: str | Policy = "fifo",
+        device: torch.device | None = None,
+        max_failures: int = 5,
+        in_flight: int = 1,
+        aging_ns: int = 50_000_000,
+        window_ns: int = 10_000_000_000,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        _check(tasks, workers, in_flight)
+        self._clock = clock
+        self._queue = JobQueue(make_policy(policy, aging_ns) if isinstance(policy, str) else policy, clock)
+        device = device or torch.device("cpu")
+        limits = Limits(in_flight=in_flight, max_failures=max_failures, window_ns=window_ns)
+        callbacks = Callbacks(on_result, on_drop, on_failure)
+        self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
+        self._workers = [Worker(number, self._queue, device) for number in range(workers)]
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """The cameras that at least one DNN serves."""
+        return tuple(dict.fromkeys(camera for dnn in self._dnns.values() for camera in dnn.task.cameras))
+
+    def start(self) -> None:
+        for thread in (*self._workers, *self._dnns.values()):
+            thread.start()
+
+    def offer(self, frame: Frame) -> None:
+        """Hand a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted."""
+        frame.received_ns = self._clock()
+        for dnn in self._serving(frame.camera):
+            dnn.offer(frame)
+
+    def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
+        """As :meth:`offer`, but waits until each DNN has room, so that nothing is dropped for being late.
+
+        False when a DNN had no room for `timeout_s` seconds: that one and those after it have not got the frame.
+        """
+        frame.received_ns = self._clock()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return all(
+            dnn.submit(frame, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for dnn in self._serving(frame.camera)
+        )
+
+    def update(
+        self, dnn: str, *, priority: int | None = None, deadline_ns: int | None = None, max_age_ns: int | None = None
+    ) -> None:
+        """Change a DNN's settings while it runs; None keeps, 0 means no deadline or no maximum age."""
+        self._dnns[dnn].update(priority, deadline_ns, max_age_ns)
+
+    def statistics(self) -> Statistics:
+        streams, disabled = {}, {}
+        for name, dnn in self._dnns.items():
+            of_cameras, failure = dnn.statistics()
+            streams.update({(name, camera): figures for camera, figures in of_cameras.items()})
+            if failure is not None:
+                disabled[name] = failure
+        return Statistics(streams, disabled)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until no frame is waiting or under way; False when it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        return all(dnn.wait_idle(max(0.0, deadline - time.monotonic())) for dnn in self._dnns.values())
+
+    def stop(self, timeout_s: float, *, drain: bool = False) -> list[str]:
+        """End within `timeout_s` seconds, also with jobs queued.
+
+        drain: first finish the frames that wait (for 80 % of the time at most). Whatever is not through in time is
+        dropped as `shutdown`. Returns the names of threads that hang in a call which cannot be interrupted; they are
+        daemons and touch nothing any more.
+        """
+        deadline = time.monotonic() + timeout_s
+        for dnn in self._dnns.values():
+            dnn.close(drop_waiting=not drain)
+        if drain and not self.wait_idle(0.8 * timeout_s):
+            for dnn in self._dnns.values():
+                dnn.close(drop_waiting=True)
+        for job in self._queue.close():
+            job.inference.lost = (DropReason.SHUTDOWN, "the engine stopped while the job was queued")
+            job.inference.done(job.inference)
+        threads = [thread for thread in (*self._workers, *self._dnns.values()) if thread.ident is not None]
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for dnn in self._dnns.values():
+            dnn.abandon()
+        for thread in threads:  # those that only waited for what was abandoned end at once
+            thread.join(0.1 if thread in self._dnns.values() else 0.0)
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    def _serving(self, camera: str) -> list[DnnThread]:
+        dnns = [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]
+        if not dnns:
+            raise ValueError(f"no DNN serves camera '{camera}'; served are {', '.join(self.cameras)}")
+        return dnns
+
+
+def _check(tasks: Sequence[DnnTask], workers: int, in_flight: int) -> None:
+    names = [task.name for task in tasks]
+    if not tasks or len(set(names)) < len(names):
+        raise ValueError(f"DNNs are {names}; there must be at least one, each with a name of its own")
+    for task in tasks:
+        if not task.stages or not task.cameras:
+            raise ValueError(
+                f"DNN '{task.name}' has {len(task.stages)} stages and cameras {task.cameras}; neither may be empty"
+            )
+    if workers < 1 or in_flight < 1:
+        raise ValueError(f"workers is {workers} and in_flight is {in_flight}; both must be at least 1")

@@ -1,0 +1,68 @@
+"""Which of the queued jobs goes next.
+
+A policy gives each job a key when it is queued; the smallest key goes first, equal keys in order of arrival. Keys never
+change afterwards, so that the queue is an ordinary heap.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from multi_dnn_ros.engine.job import Job
+
+
+class Policy(Protocol):
+    """Orders the shared queue."""
+
+    def key(self, job: Job) -> int:
+        """The smaller, the sooner. `job.queued_ns` is set."""
+        ...
+
+
+class Fifo:
+    """Order of arrival, as in the founding paper (Kim, Kim, Kim 2022, section 3.2)."""
+
+    def key(self, job: Job) -> int:
+        return 0
+
+
+class Priority:
+    """Higher priority first, with ageing.
+
+    Each step of priority is worth `aging_ns` of waiting: a job is overtaken only by jobs that arrive less than
+    (difference of priorities) * aging_ns after it, so none waits for ever however many important ones keep coming.
+    """
+
+    def __init__(self, aging_ns: int) -> None:
+        if aging_ns <= 0:
+            raise ValueError(f"aging_ns is {aging_ns}; it must be above 0, or low priorities starve")
+        self.aging_ns = aging_ns
+
+    def key(self, job: Job) -> int:
+        return job.queued_ns - job.inference.priority * self.aging_ns
+
+
+class EarliestDeadlineFirst:
+    """The job whose frame is due first.
+
+    A frame without a deadline competes as if it were due `default_ns` after its arrival. Deadlines are points in time:
+    every waiting frame becomes the earliest one some day, so none starves.
+    """
+
+    def __init__(self, default_ns: int = 1_000_000_000) -> None:
+        self.default_ns = default_ns
+
+    def key(self, job: Job) -> int:
+        due_ns = job.inference.due_ns
+        return job.inference.frame.received_ns + self.default_ns if due_ns is None else due_ns
+
+
+def make_policy(name: str, aging_ns: int) -> Policy:
+    """The policy of that name: fifo, priority or edf."""
+    if name == "fifo":
+        return Fifo()
+    if name == "priority":
+        return Priority(aging_ns)
+    if name == "edf":
+        return EarliestDeadlineFirst()
+    raise ValueError(f"policy is '{name}'; allowed are fifo, priority, edf")

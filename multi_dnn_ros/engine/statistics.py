@@ -1,0 +1,111 @@
+"""Counts since the start, and percentiles over a sliding window, per DNN and camera."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from multi_dnn_ros.engine.task import DropReason, Timing
+
+STAGES = ("end_to_end", "mailbox", "pre", "queue", "compute", "post", "publish")
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Milliseconds; all 0 when there was no sample."""
+
+    count: int = 0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, nanoseconds: Iterable[int]) -> Percentiles:
+        values = np.fromiter(nanoseconds, dtype=np.float64) / 1e6
+        if not len(values):
+            return cls()
+        p50, p95, p99 = np.percentile(values, (50, 95, 99))
+        return cls(len(values), float(p50), float(p95), float(p99), float(values.max()))
+
+
+@dataclass(frozen=True)
+class StreamStatistics:
+    """One DNN on one camera. offered == published + sum of dropped + pending, at every moment.
+
+    stages: end_to_end is from arrival to published; mailbox waiting for the DNN; pre image decoding, upload and
+    preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result; publish the receiver.
+    rate_hz: results a second over the window.
+    """
+
+    offered: int = 0
+    published: int = 0
+    dropped: dict[DropReason, int] = field(default_factory=dict)
+    pending: int = 0
+    deadline_misses: int = 0
+    rate_hz: float = 0.0
+    stages: dict[str, Percentiles] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A snapshot. streams: by (dnn, camera). disabled: DNNs taken out, with the failure that did it."""
+
+    streams: dict[tuple[str, str], StreamStatistics]
+    disabled: dict[str, str]
+
+
+class StreamRecorder:
+    """Collects one stream's figures; its owner's lock guards it.
+
+    window_ns: how far the percentiles and the rate look back. At most `capacity` samples are kept.
+    """
+
+    def __init__(self, window_ns: int, capacity: int = 4096) -> None:
+        self.offered = 0
+        self.published = 0
+        self.dropped: Counter[DropReason] = Counter()
+        self.deadline_misses = 0
+        self._window_ns = window_ns
+        self._samples: deque[tuple[int, Timing]] = deque(maxlen=capacity)
+
+    @property
+    def pending(self) -> int:
+        return self.offered - self.published - self.dropped.total()
+
+    def publish(self, timing: Timing, published_ns: int, deadline_ns: int | None) -> None:
+        self.published += 1
+        if deadline_ns is not None and published_ns - timing.received_ns > deadline_ns:
+            self.deadline_misses += 1
+        self._samples.append((published_ns, timing))
+
+    def snapshot(self, now_ns: int) -> StreamStatistics:
+        recent = [(at, timing) for at, timing in self._samples if now_ns - at <= self._window_ns]
+        columns = {
+            "end_to_end": [at - t.received_ns for at, t in recent],
+            "mailbox": [t.mailbox_ns for _, t in recent],
+            "pre": [t.pre_ns for _, t in recent],
+            "queue": [t.queue_ns for _, t in recent],
+            "compute": [t.compute_ns for _, t in recent],
+            "post": [t.post_ns for _, t in recent],
+            "publish": [at - t.finished_ns for at, t in recent],
+        }
+        return StreamStatistics(
+            offered=self.offered,
+            published=self.published,
+            dropped=dict(self.dropped),
+            pending=self.pending,
+            deadline_misses=self.deadline_misses,
+            rate_hz=_rate(at for at, _ in recent),
+            stages={stage: Percentiles.of(columns[stage]) for stage in STAGES},
+        )
+
+
+def _rate(times_ns: Iterable[int]) -> float:
+    """Events a second between the first and the last of them; 0 under two."""
+    times = list(times_ns)
+    span = times[-1] - times[0] if len(times) > 1 else 0
+    return (len(times) - 1) * 1e9 / span if span > 0 else 0.0

@@ -1,0 +1,116 @@
+"""From parameters to what the engine runs: load each DNN, cut it into jobs, make the jobs ready for the device."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.schema import DnnConfig, NodeConfig
+
+
+class ConfigError(ValueError):
+    """A parameter that cannot be met on this machine; the message names it, its value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Everything that is made when configuring. dnns: by name, for labels and thresholds."""
+
+    device: torch.device
+    workers: int
+    tasks: tuple[DnnTask, ...]
+    dnns: Mapping[str, Dnn]
+
+
+def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
+    """Make the pipeline of `config`; `progress` gets a line a step.
+
+    Sets PyTorch's number of threads on the CPU, for the whole process. Raises ConfigError or models.load.ModelError.
+    """
+    device = choose_device(config.device)
+    workers = config.workers or default_workers(device, len(config.dnns))
+    if device.type == "cpu":
+        torch.set_num_threads(config.cpu_threads or max(1, cpu_count() // workers))
+    backend = Eager()
+    dnns: dict[str, Dnn] = {}
+    tasks: list[DnnTask] = []
+    for number, (name, settings) in enumerate(config.dnns.items(), start=1):
+        begin = time.perf_counter()
+        cameras = _cameras_of(name, settings, config)
+        dnns[name] = load_dnn(name, settings)
+        tasks.append(make_task(dnns[name], settings, cameras, backend, device))
+        progress(
+            f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
+            f"{len(tasks[-1].stages)} jobs after {time.perf_counter() - begin:.1f} s"
+        )
+    return Pipeline(device, workers, tuple(tasks), dnns)
+
+
+def make_task(
+    dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend, device: torch.device
+) -> DnnTask:
+    """Cut one DNN into its jobs and make them ready."""
+    inputs = dnn.example_inputs()
+    stages = backend.prepare(cut(dnn.module, inputs, settings.jobs), inputs, device)
+    return DnnTask(
+        name=dnn.name,
+        cameras=cameras,
+        preprocess=dnn.preprocess,
+        stages=stages,
+        decode=dnn.decoder,
+        priority=settings.priority,
+        deadline_ns=milliseconds(settings.deadline_ms) or None,
+        max_age_ns=milliseconds(settings.max_age_ms) or None,
+    )
+
+
+def milliseconds(value: float) -> int:
+    """To nanoseconds."""
+    return round(value * 1e6)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of parameter `device`; an error that names it where there is no such GPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        index = device.index or 0
+        if index >= count:
+            raise ConfigError(
+                f"parameter device is '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
+                + "".join(f", cuda:{number}" for number in range(count))
+            )
+        return torch.device("cuda", index)
+    return device
+
+
+def default_workers(device: torch.device, dnns: int) -> int:
+    """A worker a core on a CPU, a worker a DNN on a GPU (8 hardware queues), never more than there are DNNs."""
+    return max(1, min(dnns, 8 if device.type == "cuda" else cpu_count()))
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cameras_of(name: str, settings: DnnConfig, config: NodeConfig) -> tuple[str, ...]:
+    for camera in settings.cameras:
+        if camera not in config.cameras:
+            raise ConfigError(
+                f"parameter dnn.{name}.cameras names '{camera}'; "
+                f"allowed are {', '.join(config.cameras)} (parameter cameras)"
+            )
+    return tuple(settings.cameras or config.cameras)
