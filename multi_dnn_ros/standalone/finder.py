@@ -1,0 +1,125 @@
+"""Import hook: makes `rclpy` and the message packages importable on top of the standalone runtime."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+from multi_dnn_ros.standalone import interfaces, messages
+from multi_dnn_ros.standalone.surface import SURFACE
+
+_ORIGIN: Final = "multi_dnn_ros.standalone"
+_lock = threading.Lock()
+
+
+class MissingFeatureError(ImportError):
+    """A part of ROS 2 that the standalone runtime does not have."""
+
+
+def _missing(name: str) -> MissingFeatureError:
+    return MissingFeatureError(
+        f"the standalone runtime of multi_dnn_ros has no {name}; install a real ROS 2 to use it", name=name
+    )
+
+
+class _SurfaceModule(ModuleType):
+    """`rclpy` or one of its submodules: resolves the listed names, refuses every other one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if f"{self.__name__}.{name}" in SURFACE:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        home = SURFACE[self.__name__].get(name)
+        if home is None:
+            raise _missing(f"{self.__name__}.{name}")
+        value = getattr(importlib.import_module(f"{_ORIGIN}.{home}"), name)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted(SURFACE[self.__name__])
+
+
+class _InterfaceModule(ModuleType):
+    """`package.msg` or `package.srv`: makes each class on first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        package, kind = self.__name__.split(".")
+        if name not in interfaces.names(package, kind):
+            # A service's halves are reached by name too, as pickle does.
+            half, _, suffix = name.rpartition("_")
+            if not (kind == "srv" and suffix in ("Request", "Response") and half in interfaces.names(package, kind)):
+                raise _missing(f"{self.__name__}.{name}")
+            return messages.message_class(f"{package}/{kind}/{name}")
+        made = messages.service_class if kind == "srv" else messages.message_class
+        value = made(f"{package}/{kind}/{name}")
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        package, kind = self.__name__.split(".")
+        return interfaces.names(package, kind)
+
+
+class _PackageModule(ModuleType):
+    """An interface package; its `msg` and `srv` are submodules."""
+
+
+class StandaloneFinder(MetaPathFinder, Loader):
+    """Finds `rclpy`, its submodules and every interface package that the registry carries."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return a spec for a name of ours, None for anybody else's.
+
+        Raises:
+            MissingFeatureError: for a submodule of `rclpy` or of an interface package that we do not have.
+        """
+        root, _, rest = fullname.partition(".")
+        if root == "rclpy":
+            if fullname not in SURFACE:
+                raise _missing(fullname)
+            return ModuleSpec(fullname, self, origin=_ORIGIN, is_package=fullname == "rclpy")
+        if root not in interfaces.packages():
+            return None
+        if rest and not (rest in ("msg", "srv") and interfaces.names(root, rest)):
+            raise _missing(fullname)
+        return ModuleSpec(fullname, self, origin=_ORIGIN, is_package=not rest)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the empty module that resolves its names on first use."""
+        if spec.name.split(".")[0] == "rclpy":
+            return _SurfaceModule(spec.name)
+        return _InterfaceModule(spec.name) if "." in spec.name else _PackageModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: names resolve on first use."""
+
+
+def install() -> None:
+    """Make `import rclpy` and `from sensor_msgs.msg import Image` work in a process without ROS 2. Idempotent.
+
+    Raises:
+        RuntimeError: when a real rclpy is importable; then it, and not this runtime, is to be used.
+    """
+    with _lock:
+        if any(isinstance(finder, StandaloneFinder) for finder in sys.meta_path):
+            return
+        real = sys.modules.get("rclpy") or importlib.util.find_spec("rclpy")
+        if real is not None:
+            where = getattr(real, "origin", None) or getattr(real, "__file__", "an unknown place")
+            raise RuntimeError(
+                f"a real rclpy is importable ({where}): use it; the standalone runtime is for machines without ROS 2"
+            )
+        sys.meta_path.append(StandaloneFinder())
