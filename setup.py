@@ -1,0 +1,63 @@
+from glob import glob
+
+from setuptools import find_packages, setup
+
+package_name = "multi_dnn_ros"
+
+setup(
+    name=package_name,
+    version="0.1.0",
+    packages=find_packages(include=["multi_dnn_ros", "multi_dnn_ros.*"]),
+    package_data={package_name: ["weights/*.safetensors"]},
+    data_files=[
+        ("share/ament_index/resource_index/packages", [f"resource/{package_name}"]),
+        (f"share/{package_name}", ["package.xml"]),
+        (f"share/{package_name}/launch", glob("launch/*.launch.py")),
+        (f"share/{package_name}/config", glob("config/*.yaml")),
+    ],
+    python_requires=">=3.10",
+    install_requires=[
+        "cyclonedds>=11,<12; platform_machine == 'x86_64' and python_version < '3.14'",
+        "matplotlib>=3.5",
+        "numpy>=1.21",
+        "onnx>=1.15",
+        "onnx2torch>=1.5.15,<2",
+        "opencv-python-headless>=4.5,<5",
+        "packaging",
+        "psutil>=5.8",
+        "pycocotools>=2.0.7",
+        "pydantic>=2.5,<3",
+        "PyYAML>=5.4",
+        "rosbags>=0.11,<0.12",
+        "safetensors>=0.4",
+        "setuptools",
+        "torch>=2.8",
+        "torchmetrics>=1.4,<2",
+        "torchvision>=0.23",
+        "tqdm>=4.60",
+    ],
+    extras_require={
+        "test": [
+            "hypothesis>=6.80",
+            "mypy>=1.13",
+            "onnxruntime>=1.17",
+            "pytest>=7.4",
+            "pytest-timeout>=2.2",
+            "ruff>=0.9",
+            "types-PyYAML",
+            "types-psutil",
+            "types-tqdm",
+        ]
+    },
+    zip_safe=False,
+    maintainer="multi_dnn_ros maintainers",
+    maintainer_email="maintainers@example.com",
+    description="Several accurate DNNs at once on one small GPU: lanes, objects and pedestrians from camera topics.",
+    license="Apache-2.0",
+    entry_points={
+        "console_scripts": [
+            "multi-dnn = multi_dnn_ros.cli.main:main",
+            "multi_dnn_node = multi_dnn_ros.ros.node:main",
+        ]
+    },
+)

@@ -1,0 +1,117 @@
+"""A fake DNN whose jobs the test lets through one by one, and a clock that stands still."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from multi_dnn_ros.engine import DnnTask, Drop, Engine, Failure, Frame, Result
+from multi_dnn_ros.engine.task import Tensors
+
+WAIT = 20.0  # seconds that no condition may take; none takes more than milliseconds unless something is broken
+
+
+class FakeClock:
+    """Nanoseconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Recorder:
+    """Everything an engine reports, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        self.drops: list[Drop] = []
+        self.failures: list[Failure] = []
+        self._changed = threading.Condition()
+
+    def _add(self, kind: list) -> Callable[[object], None]:
+        def add(item: object) -> None:
+            with self._changed:
+                kind.append(item)
+                self._changed.notify_all()
+
+        return add
+
+    def callbacks(self) -> dict[str, Callable]:
+        return {
+            "on_result": self._add(self.results),
+            "on_drop": self._add(self.drops),
+            "on_failure": self._add(self.failures),
+        }
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, WAIT), "the engine did not get there"
+
+
+class Gate:
+    """Holds every job of a DNN until the test opens it; tells which jobs have arrived."""
+
+    def __init__(self, is_open: bool = False) -> None:
+        self.arrived = threading.Semaphore(0)
+        self._permits = threading.Semaphore(0)
+        self._open = threading.Event()
+        if is_open:
+            self._open.set()
+
+    def __call__(self) -> None:
+        self.arrived.release()
+        if not self._open.is_set():
+            assert self._permits.acquire(timeout=WAIT)
+
+    def let(self, jobs: int = 1) -> None:
+        self._permits.release(jobs)
+
+    def open(self) -> None:
+        self._open.set()
+        self._permits.release(1000)
+
+    def wait_for_job(self) -> None:
+        assert self.arrived.acquire(timeout=WAIT)
+
+
+def frame(camera: str = "front", value: int = 0, **kwargs: object) -> Frame:
+    """A 2x3 image full of `value`."""
+    return Frame(camera, value, lambda: np.full((2, 3, 3), value, np.uint8), **kwargs)
+
+
+def task(
+    name: str = "a",
+    jobs: int = 2,
+    cameras: tuple[str, ...] = ("front",),
+    on_job: Callable[[int], None] = lambda index: None,
+    decode: Callable[[Tensors, tuple[int, int]], object] | None = None,
+    **kwargs: object,
+) -> DnnTask:
+    """A DNN that adds 1 to the image's value in each job; its result is (value, (height, width))."""
+
+    def stage(index: int) -> Callable[[Tensors], Tensors]:
+        def run(carried: Tensors) -> Tensors:
+            on_job(index)
+            return (carried[0] + 1,)
+
+        return run
+
+    return DnnTask(
+        name=name,
+        cameras=cameras,
+        preprocess=lambda image: (image.to(torch.float32).mean().reshape(1),),
+        stages=tuple(stage(index) for index in range(jobs)),
+        decode=decode or (lambda outputs, size: (float(outputs[0]), size)),
+        **kwargs,
+    )
+
+
+def check_accounts(engine: Engine) -> None:
+    """Every offered frame is somewhere, exactly once."""
+    for stream in engine.statistics().streams.values():
+        assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending

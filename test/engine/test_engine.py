@@ -1,0 +1,217 @@
+"""What an engine does with frames: results, drops, failures, order, end."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
+
+from multi_dnn_ros.engine import DropReason, Engine, Frame
+
+
+def test_every_dnn_answers_every_frame_with_its_context(start, recorder):
+    engine = start(task("a", jobs=1), task("b", jobs=3), workers=2)
+    for value in (10, 20):
+        assert engine.submit(frame(value=value, context=f"header {value}"))
+    assert engine.wait_idle(WAIT)
+    answers = {(r.dnn, r.frame.context): r.output for r in recorder.results}
+    assert answers == {
+        ("a", "header 10"): (11.0, (2, 3)),
+        ("a", "header 20"): (21.0, (2, 3)),
+        ("b", "header 10"): (13.0, (2, 3)),
+        ("b", "header 20"): (23.0, (2, 3)),
+    }
+
+
+def test_an_image_is_decoded_once_for_all_dnns(start, recorder):
+    loads = Counter()
+
+    def load() -> np.ndarray:
+        loads["image"] += 1
+        return np.zeros((4, 4, 3), np.uint8)
+
+    engine = start(*(task(name) for name in "abc"), workers=3)
+    engine.offer(Frame("front", 0, load))
+    recorder.wait(lambda: len(recorder.results) == 3)
+    assert loads["image"] == 1
+
+
+def test_the_newest_frame_wins_and_the_older_one_is_counted(start, recorder):
+    gate = Gate()
+    engine = start(task(jobs=1, on_job=lambda index: gate()), workers=1)
+    engine.offer(frame(value=1))
+    gate.wait_for_job()  # 1 is under way; 2 waits, and 3 replaces it
+    engine.offer(frame(value=2))
+    engine.offer(frame(value=3))
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 2)
+    assert [r.frame.stamp_ns for r in recorder.results] == [1, 3]
+    assert [(d.frame.stamp_ns, d.reason) for d in recorder.drops] == [(2, DropReason.OVERWRITTEN)]
+    stream = engine.statistics().streams["a", "front"]
+    assert (stream.offered, stream.published, stream.dropped) == (3, 2, {DropReason.OVERWRITTEN: 1})
+
+
+def test_a_frame_that_waited_too_long_is_dropped(start, recorder):
+    clock, gate = FakeClock(), Gate()
+    engine = start(task(jobs=1, on_job=lambda index: gate(), max_age_ns=100), workers=1, clock=clock)
+    engine.offer(frame(value=1))
+    gate.wait_for_job()
+    engine.offer(frame(value=2))
+    clock.now += 101
+    gate.open()
+    recorder.wait(lambda: recorder.drops)
+    assert recorder.drops[0].reason is DropReason.TOO_OLD
+    engine.update("a", max_age_ns=0)  # 0: never too old
+    engine.offer(frame(value=3))
+    recorder.wait(lambda: len(recorder.results) == 2)
+    check_accounts(engine)
+
+
+def test_cameras_take_turns(start, recorder):
+    gate = Gate()
+    engine = start(task(jobs=1, cameras=("front", "rear", "left"), on_job=lambda index: gate()), workers=1)
+    engine.offer(frame("front", 0))
+    gate.wait_for_job()
+    for value in range(1, 4):  # front is offered first and most often, the others still get their turn
+        engine.offer(frame("front", value))
+    engine.offer(frame("rear", 9))
+    engine.offer(frame("left", 9))
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 4)
+    assert [r.frame.camera for r in recorder.results] == ["front", "rear", "left", "front"]
+
+
+def test_a_bad_image_is_counted_and_the_next_one_is_served(start, recorder):
+    def broken() -> np.ndarray:
+        raise ValueError("half a JPEG")
+
+    engine = start(task("a"), task("b"))
+    assert engine.submit(Frame("front", 1, broken))
+    assert engine.submit(frame(value=2))
+    assert engine.wait_idle(WAIT)
+    assert sorted((d.dnn, d.reason) for d in recorder.drops) == [(n, DropReason.BAD_IMAGE) for n in "ab"]
+    assert all("half a JPEG" in d.message for d in recorder.drops)
+    assert sorted(r.dnn for r in recorder.results) == ["a", "b"]
+    assert not recorder.failures  # the DNN is not to blame
+
+
+@pytest.mark.parametrize("where", ["job", "decode"])
+def test_a_dnn_that_raises_loses_that_frame_only(start, recorder, where):
+    bad = {2}
+    current = []
+
+    def on_job(index: int) -> None:
+        if where == "job" and index == 1 and current[0] in bad:
+            raise RuntimeError("layer broke")
+
+    def decode(outputs, size):
+        if where == "decode" and current[0] in bad:
+            raise RuntimeError("layer broke")
+        return current[0]
+
+    engine = start(task("a", on_job=on_job, decode=decode), task("b"), workers=1)
+    for value in (1, 2, 3):
+        current[:] = [value]
+        assert engine.submit(frame(value=value))
+        assert engine.wait_idle(WAIT)
+    assert [r.output for r in recorder.results if r.dnn == "a"] == [1, 3]
+    assert len([r for r in recorder.results if r.dnn == "b"]) == 3
+    reason = DropReason.DNN_ERROR if where == "job" else DropReason.BAD_OUTPUT
+    assert [(d.dnn, d.reason) for d in recorder.drops] == [("a", reason)]
+    assert "layer broke" in recorder.failures[0].message
+    assert not recorder.failures[0].disabled
+
+
+def test_a_dnn_that_fails_again_and_again_is_taken_out(start, recorder):
+    def on_job(index: int) -> None:
+        raise RuntimeError("no memory")
+
+    engine = start(task("bad", on_job=on_job), task("good"), max_failures=3)
+    for value in range(5):
+        assert engine.submit(frame(value=value))
+        assert engine.wait_idle(WAIT)
+    assert [(f.consecutive, f.disabled) for f in recorder.failures] == [(1, False), (2, False), (3, True)]
+    statistics = engine.statistics()
+    assert "no memory" in statistics.disabled["bad"]
+    assert statistics.streams["bad", "front"].dropped == {DropReason.DNN_ERROR: 3, DropReason.DISABLED: 2}
+    assert statistics.streams["good", "front"].published == 5
+
+
+def test_failures_must_be_in_a_row_to_take_a_dnn_out(start, recorder):
+    current = []
+
+    def on_job(index: int) -> None:
+        if current[0] % 2:
+            raise RuntimeError("every second frame")
+
+    engine = start(task(on_job=on_job), max_failures=2)
+    for value in range(8):
+        current[:] = [value]
+        assert engine.submit(frame(value=value))
+        assert engine.wait_idle(WAIT)
+    assert not engine.statistics().disabled
+    assert len(recorder.results) == 4
+
+
+def test_a_receiver_that_raises_costs_its_frame_only(start, recorder):
+    def on_result(result):
+        if result.frame.stamp_ns == 1:
+            raise OSError("publisher gone")
+        recorder.results.append(result)
+
+    engine = start(task(), on_result=on_result)
+    for value in (1, 2):
+        assert engine.submit(frame(value=value))
+    assert engine.wait_idle(WAIT)
+    assert [d.reason for d in recorder.drops] == [DropReason.PUBLISH_ERROR]
+    assert [r.frame.stamp_ns for r in recorder.results] == [2]
+
+
+def test_a_slow_receiver_holds_up_its_own_dnn_only(start, recorder):
+    slow = threading.Event()
+
+    def on_result(result):
+        if result.dnn == "slow":
+            assert slow.wait(WAIT)
+        recorder.callbacks()["on_result"](result)
+
+    engine = start(task("slow"), task("quick"), workers=1, on_result=on_result)
+    for value in range(3):
+        engine.offer(frame(value=value))
+        recorder.wait(lambda count=value + 1: len([r for r in recorder.results if r.dnn == "quick"]) == count)
+    slow.set()
+    assert engine.wait_idle(WAIT)
+
+
+def test_timing_says_where_the_time_went(start, recorder):
+    clock = FakeClock()
+
+    def on_job(index: int) -> None:
+        clock.now += 5
+
+    engine = start(task(jobs=2, on_job=on_job, deadline_ns=9), workers=1, clock=clock)
+    engine.offer(frame())
+    recorder.wait(lambda: recorder.results)
+    assert engine.wait_idle(WAIT)
+    timing = recorder.results[0].timing
+    assert timing.end_to_end_ns == 10
+    stream = engine.statistics().streams["a", "front"]
+    assert stream.deadline_misses == 1
+    assert stream.stages["end_to_end"].max == pytest.approx(10e-6)
+    assert stream.stages["compute"].count == 1
+
+
+def test_wrong_use_is_an_error_that_names_it(recorder):
+    with pytest.raises(ValueError, match=r"\['a', 'a'\]"):
+        Engine([task("a"), task("a")], on_result=print)
+    with pytest.raises(ValueError, match="'a' has 0 stages"):
+        Engine([task("a", jobs=0)], on_result=print)
+    with pytest.raises(ValueError, match="workers is 0"):
+        Engine([task("a")], on_result=print, workers=0)
+    with pytest.raises(ValueError, match="policy is 'lifo'; allowed are fifo, priority, edf"):
+        Engine([task("a")], on_result=print, policy="lifo")
+    with pytest.raises(ValueError, match="'rear'; served are front"):
+        Engine([task("a")], on_result=print).offer(frame("rear"))

@@ -1,0 +1,135 @@
+"""Which job goes next, proved on the queue itself and through an engine."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from engine_fakes import WAIT, FakeClock, Gate, frame, task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.engine.job import Inference, Job
+from multi_dnn_ros.engine.policies import Policy, Priority, make_policy
+from multi_dnn_ros.engine.queue import JobQueue
+
+AGING = 50
+
+
+def queue_jobs(policy: Policy, arrivals: list[tuple[int, int, int | None]]) -> list[int]:
+    """Queue jobs of (time, priority, deadline), all at hand before the first is taken; returns the order of leaving."""
+    clock = FakeClock()
+    queue = JobQueue(policy, clock)
+    for number, (at, priority, deadline) in enumerate(arrivals):
+        clock.now = at
+        waiting = frame(value=number % 256)
+        waiting.received_ns = at
+        waiting.context = number
+        queue.put(Job(Inference(task(), waiting, priority, deadline, at, done=lambda inference: None), 0))
+    order = [queue.get().inference.frame.context for _ in arrivals]
+    assert len(queue) == 0
+    return order
+
+
+def arrivals(**kwargs: object) -> st.SearchStrategy:
+    one = st.tuples(st.integers(0, 100), st.integers(-3, 3), st.none() | st.integers(0, 500))
+    return st.lists(one, min_size=1, max_size=40).map(lambda jobs: sorted(jobs, key=lambda job: job[0]))
+
+
+@given(arrivals())
+def test_fifo_is_the_order_of_arrival(jobs):
+    assert queue_jobs(make_policy("fifo", AGING), jobs) == list(range(len(jobs)))
+
+
+@given(arrivals())
+def test_edf_is_the_order_of_deadlines(jobs):
+    order = queue_jobs(make_policy("edf", AGING), jobs)
+    due = [jobs[n][0] + (1_000_000_000 if jobs[n][2] is None else jobs[n][2]) for n in order]
+    assert due == sorted(due)
+
+
+@given(arrivals())
+def test_priority_goes_first_but_overtakes_only_within_the_ageing(jobs):
+    order = queue_jobs(Priority(AGING), jobs)
+    position = {number: place for place, number in enumerate(order)}
+    for early, (early_at, early_priority, _) in enumerate(jobs):
+        for late in range(early + 1, len(jobs)):
+            late_at, late_priority, _ = jobs[late]
+            overtakes = position[late] < position[early]
+            assert overtakes == (late_at - early_at < (late_priority - early_priority) * AGING)
+
+
+def test_low_priority_is_served_under_a_flood_of_high_priority():
+    """High-priority jobs arrive faster than they are served, for ever; the low one still leaves in bounded time."""
+    clock = FakeClock()
+    queue = JobQueue(Priority(AGING), clock)
+
+    def put(priority: int) -> None:
+        queue.put(Job(Inference(task(), frame(), priority, None, 0, done=lambda inference: None), 0))
+
+    put(0)
+    begin = clock.now
+    while True:
+        put(5)
+        put(5)
+        if queue.get().inference.priority == 0:
+            break
+        clock.now += 1
+        assert clock.now - begin < 1000, "starved"
+    # 5 steps of priority are worth 250 ns: what came before that goes first, two jobs each ns, one served each ns.
+    assert clock.now - begin == pytest.approx(2 * 5 * AGING, abs=2)
+
+
+def test_ageing_must_be_positive():
+    with pytest.raises(ValueError, match="aging_ns is 0"):
+        Priority(0)
+
+
+class Watched:
+    """A policy that tells how many jobs have been queued so far."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._queued = threading.Semaphore(0)
+
+    def key(self, job: Job) -> int:
+        key = self._policy.key(job)
+        self._queued.release()
+        return key
+
+    def wait_for_job(self) -> None:
+        assert self._queued.acquire(timeout=WAIT)
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [("fifo", ["low", "high", "urgent"]), ("priority", ["high", "urgent", "low"]), ("edf", ["urgent", "low", "high"])],
+)
+def test_an_engine_follows_its_policy(start, recorder, policy, order):
+    gate, clock, ran = Gate(), FakeClock(), []
+    watched = Watched(make_policy(policy, AGING))
+    cameras = {name: (f"{name}_camera",) for name in ("first", "low", "high", "urgent")}
+    engine = start(
+        task("first", jobs=1, cameras=cameras["first"], on_job=lambda index: gate()),
+        task("low", jobs=1, cameras=cameras["low"], on_job=lambda _: ran.append("low"), deadline_ns=500),
+        task("high", jobs=1, cameras=cameras["high"], on_job=lambda _: ran.append("high"), priority=9),
+        task(
+            "urgent",
+            jobs=1,
+            cameras=cameras["urgent"],
+            on_job=lambda _: ran.append("urgent"),
+            priority=1,
+            deadline_ns=5,
+        ),
+        workers=1,
+        policy=watched,
+        clock=clock,
+    )
+    for name in cameras:
+        engine.offer(frame(f"{name}_camera"))
+        watched.wait_for_job()
+        if name == "first":
+            gate.wait_for_job()  # the only worker is busy: what comes now is ordered by the policy
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 4)
+    assert ran == order
