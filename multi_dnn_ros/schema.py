@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 Role = Literal["lane", "object", "pedestrian"]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
 #: Marks a field that may change while the node is running (``json_schema_extra=RUNTIME``); all others are read-only
 #: once the node is configured.
-RUNTIME = {"runtime": True}
+RUNTIME: JsonDict = {"runtime": True}
 
 
 class _Section(BaseModel):
@@ -46,8 +47,8 @@ class DnnConfig(_Section):
     role: Role = Field(description="What its results are: lane, object or pedestrian.")
     model: str = Field(
         min_length=1,
-        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2 or .onnx "
-        "file.",
+        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2 or "
+        ".onnx file.",
     )
     weights: str = Field(
         "default",
@@ -103,7 +104,12 @@ class NodeConfig(_Section):
     autostart: bool = Field(True, description="Configure and activate by itself at start.")
     cameras: dict[Name, CameraConfig] = Field(min_length=1, description="Camera names.")
     dnns: dict[Name, DnnConfig] = Field(min_length=1, description="DNN names; they are part of the output topics.")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: the first GPU, else the CPU.")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="auto: the first GPU, else the CPU.",
+        json_schema_extra={"allowed": "auto, cpu, cuda, cuda:<number>"},
+    )
     workers: int = Field(
         0, ge=0, le=16, description="Worker threads, each with its own CUDA stream; 0: chosen for the device."
     )

@@ -1,0 +1,264 @@
+"""The schema as flat ROS parameters: their names, defaults and limits, and the way between flat and nested.
+
+ROS parameters have no nested structure, so a camera's topic is the parameter ``camera.<camera>.topic`` and the arrays
+``cameras`` and ``dnns`` say which names exist. Nothing here needs ROS.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig, Role
+
+#: What runs when neither a parameter nor a file says otherwise.
+DEFAULT_CAMERAS = ("front",)
+DEFAULT_DNNS: tuple[str, ...] = get_args(Role)
+
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
+_NAME_RULE = "lower-case letters, digits and _, a letter first, 64 at most"
+_SECTIONS: dict[str, type[BaseModel]] = {"camera": CameraConfig, "dnn": DnnConfig}
+_LISTS = {"camera": "cameras", "dnn": "dnns"}
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, str_strip_whitespace=True)
+
+
+class ParameterError(ValueError):
+    """Parameters that cannot be used: a line each, with name, value and what is allowed."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class ParameterField:
+    """One parameter: what the schema says about it.
+
+    kind: bool, int, float, string, string[] or float[]. runtime: may change while the node is configured.
+    allowed: in words, for error messages and the README.
+    """
+
+    kind: str
+    default: Any
+    allowed: str
+    description: str
+    runtime: bool
+    minimum: float | None
+    maximum: float | None
+    adapter: TypeAdapter[Any]
+
+    def checked(self, name: str, value: Any) -> Any:
+        """`value` in the field's own type (an int becomes a float where one is due); ParameterError names `name`."""
+        if self.kind.endswith("[]") and isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+            value = list(value)  # tuples and array.array
+        elif self.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if self.kind == "float[]" and isinstance(value, list):
+            value = [float(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value]
+        try:
+            return self.adapter.validate_python(value)
+        except ValidationError:
+            raise ParameterError([f"parameter {name} is {shown(value)}; allowed: {self.allowed}"]) from None
+
+
+def shown(value: object) -> str:
+    """A value for a message: as in YAML, and never longer than a line."""
+    words = {"True": "true", "False": "false", "None": "not set"}
+    text = words.get(repr(value), repr(value))
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+@lru_cache(maxsize=8)
+def fields_of(model: type[BaseModel]) -> Mapping[str, ParameterField]:
+    """The fields of one section of the schema, by name, in its order."""
+    properties = model.model_json_schema()["properties"]
+    return {
+        name: _field(properties[name], info.annotation, info.metadata)
+        for name, info in model.model_fields.items()
+        if not (model is NodeConfig and name in _LISTS.values())
+    }
+
+
+def parameter_fields(cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, ParameterField]:
+    """Every parameter of a node with these cameras and DNNs, by its ROS name.
+
+    A DNN called lane, object or pedestrian has that role and the built-in model of the role by default.
+    """
+    names = list_field("cameras", DEFAULT_CAMERAS), list_field("dnns", DEFAULT_DNNS)
+    fields = {**fields_of(NodeConfig), "cameras": names[0], "dnns": names[1]}
+    for camera in cameras:
+        fields.update({f"camera.{camera}.{name}": field for name, field in fields_of(CameraConfig).items()})
+    for dnn in dnns:
+        role = dnn if dnn in get_args(Role) else ""
+        model = f"builtin:{role}" if role else ""
+        own = {"role": role, "model": model}
+        for name, field in fields_of(DnnConfig).items():
+            fields[f"dnn.{dnn}.{name}"] = replace(field, default=own[name]) if name in own else field
+    return fields
+
+
+def list_field(name: str, default: tuple[str, ...]) -> ParameterField:
+    """`cameras` or `dnns`: on the ROS side a list of names."""
+    adapter: TypeAdapter[Any] = TypeAdapter(list[str], config=_STRICT)
+    return ParameterField(
+        kind="string[]",
+        default=list(default),
+        allowed=f"at least one name, each once: {_NAME_RULE}",
+        description=NodeConfig.model_fields[name].description or "",
+        runtime=False,
+        minimum=None,
+        maximum=None,
+        adapter=adapter,
+    )
+
+
+def checked_names(name: str, value: Any) -> tuple[str, ...]:
+    """The names in the parameter `cameras` or `dnns`; ParameterError when one is malformed or stands there twice."""
+    names = list_field(name, ()).checked(name, value)
+    problems = [
+        f"parameter {name} has the entry {shown(entry)}; allowed: {_NAME_RULE}"
+        for entry in names
+        if not _NAME.fullmatch(entry)
+    ]
+    problems += [
+        f"parameter {name} has the entry {shown(entry)} twice; every {name[:-1]} needs a name of its own"
+        for entry in dict.fromkeys(entry for entry in names if names.count(entry) > 1)
+    ]
+    if not names:
+        problems = [f"parameter {name} is []; allowed: {list_field(name, ()).allowed}"]
+    if problems:
+        raise ParameterError(problems)
+    return tuple(names)
+
+
+def names_in(flat: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The cameras and the DNNs of a flat configuration; ParameterError."""
+    return (
+        checked_names("cameras", flat.get("cameras", list(DEFAULT_CAMERAS))),
+        checked_names("dnns", flat.get("dnns", list(DEFAULT_DNNS))),
+    )
+
+
+def to_config(flat: Mapping[str, Any]) -> NodeConfig:
+    """Flat parameters, the missing ones at their defaults, as a checked configuration.
+
+    Raises ParameterError with every problem found: an unknown name (and the one that was probably meant), a wrong type,
+    a value out of range.
+    """
+    cameras, dnns = names_in(flat)
+    fields = parameter_fields(cameras, dnns)
+    problems = [unknown_parameter(name, cameras, dnns) for name in flat if name not in fields]
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        try:
+            values[name] = field.checked(name, _given(name, flat, field.default))
+        except ParameterError as error:  # noqa: PERF203 (every problem is reported, not only the first)
+            problems.extend(error.problems)
+    if problems:
+        raise ParameterError(problems)
+    return NodeConfig.model_validate(_nested(values, cameras, dnns), strict=True)
+
+
+def to_flat(config: NodeConfig) -> dict[str, Any]:
+    """The inverse of :func:`to_config`: every parameter with its value, by ROS name."""
+    flat: dict[str, Any] = {name: getattr(config, name) for name in fields_of(NodeConfig)}
+    flat.update(cameras=list(config.cameras), dnns=list(config.dnns))
+    for kind, members in (("camera", config.cameras), ("dnn", config.dnns)):
+        for member, section in members.items():
+            flat.update({f"{kind}.{member}.{name}": value for name, value in section.model_dump().items()})
+    return flat
+
+
+def unknown_parameter(name: str, cameras: Iterable[str], dnns: Iterable[str]) -> str:
+    """The message for a parameter that does not exist: what was probably meant, or what there is."""
+    members = {"camera": tuple(cameras), "dnn": tuple(dnns)}
+    kind, _, rest = name.partition(".")
+    member, _, field = rest.partition(".")
+    fields = fields_of(_SECTIONS[kind]) if kind in _SECTIONS else {}
+    if field in fields and member not in members[kind]:
+        meant = difflib.get_close_matches(member, members[kind], 1)
+        return (
+            f"parameter {name}: there is no {kind} {shown(member)}; parameter {_LISTS[kind]} lists "
+            f"{', '.join(members[kind])}{_did_you_mean(f'{kind}.{m}.{field}' for m in meant)}"
+        )
+    if fields and member in members[kind]:
+        meant = difflib.get_close_matches(field, fields, 1)
+        return (
+            f"parameter {name}: a {kind} has no {shown(field)}{_did_you_mean(f'{kind}.{member}.{f}' for f in meant)}; "
+            f"it has {', '.join(fields)}"
+        )
+    known = list(parameter_fields(members["camera"], members["dnn"]))
+    meant = difflib.get_close_matches(name, known, 1)
+    return f"parameter {name}: no such parameter{_did_you_mean(meant)}"
+
+
+def resembles_ours(name: str, cameras: Iterable[str], dnns: Iterable[str]) -> bool:
+    """Whether an unknown name is meant for this node: others belong to a params file shared by several nodes."""
+    if name.split(".")[0] in (*_SECTIONS, *_LISTS.values()):
+        return True
+    return bool(difflib.get_close_matches(name, list(parameter_fields(cameras, dnns)), 1))
+
+
+def _did_you_mean(names: Iterable[str]) -> str:
+    return "".join(f"; did you mean {name}?" for name in names)
+
+
+def _given(name: str, flat: Mapping[str, Any], default: Any) -> Any:
+    """The value given; a DNN of another name than its role still gets the built-in model of its role."""
+    if name in flat:
+        return flat[name]
+    kind, _, rest = name.partition(".")
+    if kind == "dnn" and rest.endswith(".model"):
+        role = flat.get(f"{name.removesuffix('.model')}.role")
+        return f"builtin:{role}" if role in get_args(Role) else default
+    return default
+
+
+def _nested(values: Mapping[str, Any], cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, Any]:
+    nested: dict[str, Any] = {name: values[name] for name in fields_of(NodeConfig)}
+    for kind, members in (("camera", cameras), ("dnn", dnns)):
+        nested[_LISTS[kind]] = {
+            member: {name: values[f"{kind}.{member}.{name}"] for name in fields_of(_SECTIONS[kind])}
+            for member in members
+        }
+    return nested
+
+
+_KINDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "string"}
+
+
+def _field(schema: Mapping[str, Any], annotation: Any, metadata: Sequence[Any]) -> ParameterField:
+    kind = f"{_KINDS[schema['items']['type']]}[]" if schema["type"] == "array" else _KINDS[schema["type"]]
+    constrained: Any = Annotated[(annotation, *metadata)] if metadata else annotation
+    return ParameterField(
+        kind=kind,
+        default=schema.get("default", [] if kind.endswith("[]") else ""),
+        allowed=_allowed(kind, schema),
+        description=schema["description"],
+        runtime=bool(schema.get("runtime", False)),
+        minimum=schema.get("minimum", schema.get("exclusiveMinimum")),
+        maximum=schema.get("maximum"),
+        adapter=TypeAdapter(constrained, config=_STRICT),
+    )
+
+
+def _allowed(kind: str, schema: Mapping[str, Any]) -> str:
+    if "allowed" in schema:
+        return str(schema["allowed"])
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    if "pattern" in schema:
+        return f"text that matches {schema['pattern']}"
+    if "exclusiveMinimum" in schema:
+        return f"{kind}, more than {schema['exclusiveMinimum']:g}, up to {schema['maximum']:.10g}"
+    if "minimum" in schema:
+        low, high = (f"{schema[key]:.10g}" for key in ("minimum", "maximum"))
+        return f"{kind}, {low} to {high}"
+    words = {"bool": "true, false", "string[]": "list of texts", "float[]": "list of numbers"}
+    return words.get(kind, "text, not empty" if schema.get("minLength") else "text")
