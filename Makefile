@@ -1,0 +1,31 @@
+# Two commands in a fresh clone: `make demo` and `make test`. Each installs what it needs into .venv first.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test lint unit install clean
+
+demo: install ## generated road -> camera process -> node process -> out/demo
+	$(BIN)/multi-dnn demo --output out/demo
+
+test: lint unit ## what CI runs
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: install
+	$(BIN)/python -m pytest
+
+install: $(INSTALLED)
+
+$(INSTALLED): setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) out build install log *.egg-info
