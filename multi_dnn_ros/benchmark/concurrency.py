@@ -1,0 +1,159 @@
+"""The engine against what one would write first: the same DNNs one after another, and a process for each.
+
+Every condition does the whole work of a frame (preprocessing, layers, decoding) on the same images, in one run, in
+random order, repeated.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from multi_dnn_ros.benchmark.report import distribution
+from multi_dnn_ros.engine import Engine, Frame
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.pipeline import build, cpu_count
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.training.scenes import SceneGenerator
+
+Images = list[npt.NDArray[np.uint8]]
+START_TIMEOUT_S = 300.0
+
+ENGINE = "engine"
+SEQUENTIAL = "one thread, one after another"
+PROCESSES = "one process each"
+
+
+def measure_concurrency(config: NodeConfig, frames: int, repeats: int, seed: int) -> dict[str, Any]:
+    """Milliseconds of wall time a frame (all its DNNs) on the CPU, per condition.
+
+    Sequential uses all cores inside each operation. Processes and the engine's workers share the cores: as many threads
+    an operation as cores there are for each, at least one.
+    """
+    config = config.model_copy(update={"device": "cpu"})
+    if len(config.cameras) != 1:
+        raise ValueError(f"parameter cameras has {len(config.cameras)} names; this benchmark takes one")
+    images = _images(frames, seed)
+    conditions: dict[str, Callable[[], float]] = {}
+    pipeline = build(config)
+    workers = pipeline.workers
+    conditions[ENGINE] = lambda: _engine(pipeline.tasks, workers, config, images)
+    conditions[SEQUENTIAL] = lambda: _sequential(pipeline.tasks, images)
+    processes = _Processes(config, frames, seed)
+    conditions[PROCESSES] = processes.run
+    times: dict[str, list[float]] = {name: [] for name in conditions}
+    order = [name for name in conditions for _ in range(repeats)]
+    random.Random(seed).shuffle(order)
+    try:
+        for run in conditions.values():  # warm up
+            run()
+        for name in tqdm(order, desc="benchmark", unit="run"):
+            times[name].append(conditions[name]() / frames * 1e3)
+    finally:
+        processes.close()
+    best = min(float(np.median(times[name])) for name in (SEQUENTIAL, PROCESSES))
+    return {
+        "frames": frames,
+        "repeats": repeats,
+        "seed": seed,
+        "dnns": {name: dnn.model for name, dnn in config.dnns.items()},
+        "workers": workers,
+        "ms_per_frame": {name: distribution(values) for name, values in times.items()},
+        "engine_over_best_other": float(np.median(times[ENGINE])) / best,
+    }
+
+
+def _images(count: int, seed: int) -> Images:
+    generator = SceneGenerator(640, 480, seed)
+    return [generator.scene(index).image for index in range(count)]
+
+
+def _engine(tasks: tuple[DnnTask, ...], workers: int, config: NodeConfig, images: Images) -> float:
+    torch.set_num_threads(config.cpu_threads or max(1, cpu_count() // workers))
+    engine = Engine(tasks, workers=workers, policy=config.policy, on_result=lambda result: None)
+    engine.start()
+    camera = next(iter(config.cameras))
+    try:
+        begin = time.perf_counter()
+        for number, image in enumerate(images):
+            engine.submit(Frame(camera, number, lambda image=image: image))  # type: ignore[misc]
+        if not engine.wait_idle(600.0):
+            raise RuntimeError("the engine did not finish its frames within 600 s")
+        elapsed = time.perf_counter() - begin
+        dropped = {key: stream.dropped for key, stream in engine.statistics().streams.items() if stream.dropped}
+        if dropped:
+            raise RuntimeError(f"the engine dropped frames, its time would flatter: {dropped}")
+        return elapsed
+    finally:
+        engine.stop(2.0)
+
+
+def _sequential(tasks: tuple[DnnTask, ...], images: Images) -> float:
+    torch.set_num_threads(cpu_count())
+    begin = time.perf_counter()
+    with torch.inference_mode():
+        for image in images:
+            for task in tasks:
+                _infer(task, image)
+    return time.perf_counter() - begin
+
+
+def _infer(task: DnnTask, image: npt.NDArray[np.uint8]) -> None:
+    carried = task.preprocess(torch.from_numpy(image))
+    for stage in task.stages:
+        carried = stage(carried)
+    task.decode(carried, (image.shape[0], image.shape[1]))
+
+
+class _Processes:
+    """A process for each DNN, started once; they begin each run together."""
+
+    def __init__(self, config: NodeConfig, frames: int, seed: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._barrier = context.Barrier(len(config.dnns) + 1)
+        self._processes = [
+            context.Process(target=_serve, args=(config, name, frames, seed, self._barrier), daemon=True)
+            for name in config.dnns
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self) -> float:
+        """Seconds until the last process is through."""
+        self._barrier.wait(START_TIMEOUT_S)
+        begin = time.perf_counter()
+        self._barrier.wait(START_TIMEOUT_S)
+        return time.perf_counter() - begin
+
+    def close(self) -> None:
+        self._barrier.abort()
+        for process in self._processes:
+            process.join(10.0)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(config: NodeConfig, name: str, frames: int, seed: int, barrier: Barrier) -> None:
+    own = config.model_copy(update={"dnns": {name: config.dnns[name]}})
+    task = build(own).tasks[0]
+    torch.set_num_threads(max(1, cpu_count() // len(config.dnns)))
+    images = _images(frames, seed)
+    try:
+        with torch.inference_mode():
+            while True:
+                barrier.wait()
+                for image in images:
+                    _infer(task, image)
+                barrier.wait()
+    except threading.BrokenBarrierError:  # close() was called
+        pass

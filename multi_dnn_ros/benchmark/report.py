@@ -1,0 +1,86 @@
+"""What every result says of its origin, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multi_dnn_ros import __version__
+
+#: Packages whose versions decide what was measured.
+PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "cyclonedds", "rosbags")
+
+
+def provenance() -> dict[str, Any]:
+    """Machine, versions and the command of this process."""
+    return {
+        "command": shlex.join(["multi-dnn", *sys.argv[1:]]),
+        "machine": {
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "system": platform.platform(),
+            "gpu": _gpu(),
+        },
+        "versions": {"multi_dnn_ros": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def distribution(samples: Sequence[float]) -> dict[str, float]:
+    """Median, tails and count of a list of measurements, in the unit that they came in."""
+    values = np.asarray(samples, dtype=np.float64)
+    p50, p95, p99 = np.percentile(values, (50, 95, 99))
+    return {"samples": len(values), "min": float(values.min()), "p50": float(p50), "p95": float(p95), "p99": float(p99),
+            "max": float(values.max())}  # fmt: skip
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write beside, then rename: a reader never sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(json.dumps(content, indent=2) + "\n")
+    beside.replace(path)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns line up in a terminal too."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

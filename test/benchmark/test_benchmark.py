@@ -1,0 +1,43 @@
+"""Benchmarks measure what they say; no test asserts on absolute time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from multi_dnn_ros.benchmark.overhead import measure_overhead
+from multi_dnn_ros.benchmark.report import distribution, table
+from multi_dnn_ros.cli.main import main
+
+
+def test_overhead_reports_both_sides_of_the_same_run():
+    figures = measure_overhead(jobs=3, frames=5, repeats=2, dnns=2, workers=2)
+    assert figures["engine_us_per_job"]["samples"] == figures["direct_us_per_job"]["samples"] == 2
+    assert figures["overhead_us_per_job"] == pytest.approx(
+        figures["engine_us_per_job"]["p50"] - figures["direct_us_per_job"]["p50"]
+    )
+
+
+def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsys):
+    output = tmp_path / "figures" / "cpu.json"
+    assert main(["benchmark", "cpu", "--frames", "1", "--repeats", "1", "--output", str(output)]) == 0
+    figures = json.loads(output.read_text())
+    assert set(figures["ms_per_frame"]) == {"engine", "one thread, one after another", "one process each"}
+    assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
+    assert figures["command"].startswith("multi-dnn ")
+    assert figures["versions"]["torch"]
+    assert "one process each" in capsys.readouterr().out
+    assert list(output.parent.iterdir()) == [output]  # nothing half-written beside it
+
+
+def test_wrong_use_names_the_option(capsys):
+    assert main(["benchmark", "overhead", "--repeats", "0"]) == 2
+    assert "--repeats is 0" in capsys.readouterr().err
+
+
+def test_distribution_and_table():
+    assert distribution([3.0, 1.0, 2.0]) == {
+        "samples": 3, "min": 1.0, "p50": 2.0, "p95": pytest.approx(2.9), "p99": pytest.approx(2.98), "max": 3.0
+    }  # fmt: skip
+    assert table(["a", "bb"], [["1", "2"], ["333", "4"]]) == "| a   | bb |\n| --- | -- |\n| 1   | 2  |\n| 333 | 4  |"

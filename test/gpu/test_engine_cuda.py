@@ -1,0 +1,107 @@
+"""The engine on a GPU: same results as on the CPU, a stream a worker, memory given back. The CPU twins are test/engine."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
+from multi_dnn_ros.models.cut import cut
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+SIZE = (96, 128)
+WAIT = 60.0
+
+
+def network(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    layers: list[torch.nn.Module] = []
+    for channels in (3, 32, 32, 32):
+        layers += [torch.nn.Conv2d(channels, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers, torch.nn.Conv2d(32, 4, 1)).eval()
+
+
+def preprocess(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (image.permute(2, 0, 1).unsqueeze(0).float() / 255,)
+
+
+def images(count: int) -> list[np.ndarray]:
+    return list(np.random.default_rng(0).integers(0, 256, (count, *SIZE, 3), dtype=np.uint8))
+
+
+def make_task(name: str, seed: int, device: torch.device, jobs: int = 4) -> DnnTask:
+    example = (torch.zeros(1, 3, *SIZE),)
+    stages = Eager().prepare(cut(network(seed), example, jobs), example, device)
+    return DnnTask(name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy())
+
+
+def test_results_equal_the_cpu_under_load():
+    """Six DNNs on four workers: jobs of a frame change streams all the time, and no tensor is reused too early."""
+    device = torch.device("cuda", 0)
+    results: dict[tuple[str, int], np.ndarray] = {}
+    engine = Engine(
+        [make_task(f"dnn{n}", n, device) for n in range(6)],
+        workers=4,
+        device=device,
+        on_result=lambda r: results.__setitem__((r.dnn, r.frame.stamp_ns), r.output),
+    )
+    engine.start()
+    frames = images(100)
+    for number, image in enumerate(frames):
+        engine.submit(Frame("front", number, lambda image=image: image))
+    assert engine.wait_idle(WAIT)
+    statistics = engine.statistics()
+    assert engine.stop(WAIT) == []
+    assert len(results) == 600
+    with torch.inference_mode():
+        for n in range(6):
+            model = network(n)
+            for number in range(0, 100, 7):
+                expected = model(*preprocess(torch.from_numpy(frames[number]))).numpy()
+                np.testing.assert_allclose(results[f"dnn{n}", number], expected, atol=2e-3)
+    for stream in statistics.streams.values():
+        assert stream.published == 100
+        assert stream.stages["compute"].p50 > 0  # GPU time, from events
+
+
+def test_a_dnn_that_raises_on_the_gpu_loses_its_frame_only():
+    device = torch.device("cuda", 0)
+    good = make_task("good", 0, device)
+
+    def broken(carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (torch.empty(1 << 50, device=device),)  # out of memory
+
+    bad = DnnTask("bad", ("front",), preprocess, (broken,), lambda outputs, size: None)
+    drops, results = [], []
+    engine = Engine([good, bad], device=device, on_result=results.append, on_drop=drops.append, max_failures=2)
+    engine.start()
+    for image in images(3):
+        engine.submit(Frame("front", 0, lambda image=image: image))
+        assert engine.wait_idle(WAIT)
+    assert engine.stop(WAIT) == []
+    assert [r.dnn for r in results] == ["good"] * 3
+    assert [d.reason for d in drops] == [DropReason.DNN_ERROR, DropReason.DNN_ERROR, DropReason.DISABLED]
+
+
+def test_memory_is_given_back():
+    device = torch.device("cuda", 0)
+
+    def once() -> None:
+        engine = Engine([make_task("a", 0, device)], device=device, on_result=lambda r: None)
+        engine.start()
+        for image in images(3):
+            engine.submit(Frame("front", 0, lambda image=image: image))
+        assert engine.wait_idle(WAIT)
+        assert engine.stop(WAIT) == []
+
+    once()
+    gc.collect()
+    before = torch.cuda.memory_allocated(device)
+    for _ in range(3):
+        once()
+    gc.collect()
+    assert torch.cuda.memory_allocated(device) <= before

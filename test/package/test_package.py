@@ -1,0 +1,104 @@
+"""The package's files agree with each other."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import multi_dnn_ros
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: rosdep keys of what setup.py requires; None: no rosdep key exists for it, pip installs it (README, installation).
+ROSDEP = {
+    "matplotlib": "python3-matplotlib",
+    "numpy": "python3-numpy",
+    "opencv-python-headless": "python3-opencv",
+    "packaging": "python3-packaging",
+    "psutil": "python3-psutil",
+    "pydantic": "python3-pydantic",
+    "PyYAML": "python3-yaml",
+    "setuptools": "python3-setuptools",
+    "tqdm": "python3-tqdm",
+    "cyclonedds": None,
+    "onnx": None,
+    "onnx2torch": None,
+    "pycocotools": None,
+    "rosbags": None,
+    "safetensors": None,
+    "torch": None,
+    "torchmetrics": None,
+    "torchvision": None,
+}
+
+
+def test_versions_agree():
+    manifest = ElementTree.parse(ROOT / "package.xml").getroot()
+    setup = (ROOT / "setup.py").read_text()
+    changelog = (ROOT / "CHANGELOG.rst").read_text()
+    version = multi_dnn_ros.__version__
+    assert manifest.findtext("version") == version
+    assert re.search(r'version="([^"]+)"', setup)[1] == version
+    assert re.search(r"^(\d+\.\d+\.\d+) \(", changelog, re.M)[1] == version
+
+
+def test_every_requirement_is_in_the_manifest_under_its_rosdep_key():
+    manifest = ElementTree.parse(ROOT / "package.xml").getroot()
+    declared = {element.text for element in manifest if element.tag in ("depend", "exec_depend")}
+    setup = (ROOT / "setup.py").read_text()
+    block = setup[setup.index("install_requires") : setup.index("extras_require")]
+    required = set(re.findall(r'"([A-Za-z0-9-]+)', block))
+    assert required == set(ROSDEP)
+    assert {key for key in ROSDEP.values() if key} <= declared
+
+
+def test_every_ros_import_is_in_the_manifest():
+    manifest = ElementTree.parse(ROOT / "package.xml").getroot()
+    declared = {element.text for element in manifest if element.tag in ("depend", "exec_depend")}
+    sources = [*(ROOT / "multi_dnn_ros").glob("ros/**/*.py"), *(ROOT / "launch").glob("*.py")]
+    imported = {
+        name
+        for source in sources
+        for name in re.findall(
+            r"^\s*(?:from|import) (rclpy|cv_bridge|\w+_msgs|builtin_interfaces|launch\w*|ament\w*)",
+            source.read_text(),
+            re.M,
+        )
+    }
+    assert imported <= declared
+
+
+def test_the_constraints_stay_inside_the_ranges_of_setup_py():
+    from packaging.requirements import Requirement
+
+    pinned = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.M))
+    for line in re.findall(r'^\s+"([^"]+[<>=][^"]+)",$', (ROOT / "setup.py").read_text(), re.M):
+        requirement = Requirement(line)
+        if requirement.name in pinned:
+            assert requirement.specifier.contains(pinned[requirement.name]), line
+
+
+def test_rooms_import_one_way():
+    """ros -> engine -> backends; the engine knows no ROS and no lane; only ros (and launch) import rclpy."""
+    allowed = {
+        "engine": {"engine"},
+        "backends": {"backends"},
+        "models": {"models", "schema"},
+        "standalone": {"standalone"},
+        "training": {"training", "models", "schema", "engine"},
+    }
+    for room, rooms in allowed.items():
+        for source in (ROOT / "multi_dnn_ros" / room).rglob("*.py"):
+            text = source.read_text()
+            for imported in re.findall(r"^\s*(?:from|import) multi_dnn_ros\.(\w+)", text, re.M):
+                assert imported in rooms, f"{source.relative_to(ROOT)} imports multi_dnn_ros.{imported}"
+            if room != "standalone":
+                assert not re.search(r"^\s*(?:from|import) (rclpy|\w+_msgs)", text, re.M), source
+
+
+def test_syntax_is_3_10_clean():
+    import ast
+
+    for source in (ROOT / "multi_dnn_ros").rglob("*.py"):
+        ast.parse(source.read_text(), feature_version=(3, 10))
