@@ -1,4 +1,4 @@
-"""The engine on a GPU: same results as on the CPU, a stream a worker, memory given back. The CPU twins are test/engine."""
+"""The engine on a GPU: the CPU's results, a stream a worker, memory given back. The CPU twins are in test/engine."""
 
 from __future__ import annotations
 
