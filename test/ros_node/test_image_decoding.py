@@ -1,0 +1,297 @@
+"""Images in: every encoding against an independent formula, and every lie a message can tell."""
+
+from __future__ import annotations
+
+import array
+import zlib
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multi_dnn_ros.engine.frame import FrameError
+from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+
+MAX_PIXELS = 1 << 20
+
+
+def message(encoding, height, width, step, data, big_endian=False):
+    return SimpleNamespace(
+        encoding=encoding,
+        height=height,
+        width=width,
+        step=step,
+        is_bigendian=int(big_endian),
+        data=array.array("B", data),
+    )
+
+
+def padded(rows, padding, rng):
+    """Rows of bytes (n, row_bytes) as a data field: `padding` bytes of rubbish behind each row."""
+    rubbish = rng.integers(0, 256, (len(rows), padding), dtype=np.uint8)
+    return np.concatenate([rows, rubbish], axis=1).tobytes()
+
+
+def to_8_bit(values):
+    return np.floor(values.astype(np.float64) * 255 / 65535 + 0.5).astype(np.uint8)
+
+
+@st.composite
+def shapes(draw, multiple=1, least=1):
+    size = st.integers(max(1, -(-least // multiple)), 12).map(lambda n: n * multiple)
+    return draw(size), draw(size), draw(st.integers(0, 9)), draw(st.integers(0, 2**32 - 1))
+
+
+CHANNELS = {
+    "rgb8": (3, [0, 1, 2]),
+    "bgr8": (3, [2, 1, 0]),
+    "8UC3": (3, [2, 1, 0]),
+    "rgba8": (4, [0, 1, 2]),
+    "bgra8": (4, [2, 1, 0]),
+    "mono8": (1, [0, 0, 0]),
+    "8UC1": (1, [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("encoding", CHANNELS)
+@given(shape=shapes())
+@settings(max_examples=40, deadline=None)
+def test_8_bit_channels_are_put_in_order(encoding, shape):
+    height, width, padding, seed = shape
+    rng = np.random.default_rng(seed)
+    channels, order = CHANNELS[encoding]
+    pixels = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+    data = padded(pixels.reshape(height, -1), padding, rng)
+    image = decode_image(message(encoding, height, width, width * channels + padding, data), MAX_PIXELS)
+    assert image.dtype == np.uint8
+    assert image.flags.c_contiguous
+    assert image.flags.writeable
+    np.testing.assert_array_equal(image, pixels[..., order])
+
+
+@pytest.mark.parametrize(("encoding", "order"), [("mono16", [0, 0, 0]), ("rgb16", [0, 1, 2]), ("bgr16", [2, 1, 0])])
+@pytest.mark.parametrize("big_endian", [False, True])
+@given(shape=shapes())
+@settings(max_examples=25, deadline=None)
+def test_16_bit_values_are_scaled_in_either_byte_order(encoding, order, big_endian, shape):
+    height, width, padding, seed = shape
+    rng = np.random.default_rng(seed)
+    channels = 1 if encoding == "mono16" else 3
+    values = rng.integers(0, 65536, (height, width, channels), dtype=np.uint16)
+    raw = values.astype(">u2" if big_endian else "<u2").view(np.uint8).reshape(height, -1)
+    image = decode_image(
+        message(encoding, height, width, width * channels * 2 + padding, padded(raw, padding, rng), big_endian),
+        MAX_PIXELS,
+    )
+    np.testing.assert_array_equal(image, to_8_bit(values)[..., order])
+
+
+def yuv_to_rgb(y, u, v):
+    """BT.601, limited range (ITU-R BT.601-7, section 2.5), in floating point."""
+    luma, blue, red = 1.164383 * (y - 16.0), u - 128.0, v - 128.0
+    rgb = np.stack([luma + 1.596027 * red, luma - 0.391762 * blue - 0.812968 * red, luma + 2.017232 * blue], axis=-1)
+    return np.clip(rgb, 0, 255)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "order"), [("yuv422", "uyvy"), ("uyvy", "uyvy"), ("yuv422_yuy2", "yuyv"), ("yuyv", "yuyv")]
+)
+@given(shape=shapes(multiple=2))
+@settings(max_examples=25, deadline=None)
+def test_yuv_422(encoding, order, shape):
+    height, width, padding, seed = shape
+    rng = np.random.default_rng(seed)
+    quads = rng.integers(16, 236, (height, width // 2, 4), dtype=np.uint8)
+    image = decode_image(
+        message(encoding, height, width, width * 2 + padding, padded(quads.reshape(height, -1), padding, rng)),
+        MAX_PIXELS,
+    )
+    luma = quads[..., [1, 3]] if order == "uyvy" else quads[..., [0, 2]]
+    chroma = quads[..., [0, 2]] if order == "uyvy" else quads[..., [1, 3]]
+    u, v = (np.repeat(chroma[..., k].astype(float), 2, axis=1) for k in (0, 1))
+    assert np.abs(image - yuv_to_rgb(luma.reshape(height, width).astype(float), u, v)).max() <= 2
+
+
+@pytest.mark.parametrize("encoding", ["nv12", "nv21"])
+@given(shape=shapes(multiple=2))
+@settings(max_examples=25, deadline=None)
+def test_nv12(encoding, shape):
+    height, width, padding, seed = shape
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(16, 236, (height * 3 // 2, width), dtype=np.uint8)
+    image = decode_image(message(encoding, height, width, width + padding, padded(rows, padding, rng)), MAX_PIXELS)
+    pairs = rows[height:].reshape(height // 2, width // 2, 2).astype(float).repeat(2, axis=0).repeat(2, axis=1)
+    u, v = (pairs[..., 0], pairs[..., 1]) if encoding == "nv12" else (pairs[..., 1], pairs[..., 0])
+    assert np.abs(image - yuv_to_rgb(rows[:height].astype(float), u, v)).max() <= 2
+
+
+@pytest.mark.parametrize("order", ["rggb", "bggr", "gbrg", "grbg"])
+@pytest.mark.parametrize("bits", [8, 16])
+@given(shape=shapes(multiple=2, least=4))
+@settings(max_examples=15, deadline=None)
+def test_bayer_pattern_is_the_ros_one(order, bits, shape):
+    """A mosaic of one colour must give that colour back: true of one pattern only."""
+    height, width, padding, seed = shape
+    rng = np.random.default_rng(seed)
+    colour = rng.integers(0, 256, 3, dtype=np.uint8)
+    mosaic = np.zeros((height, width), np.uint8)
+    for k, letter in enumerate(order):
+        mosaic[k // 2 :: 2, k % 2 :: 2] = colour["rgb".index(letter)]
+    values = mosaic if bits == 8 else (mosaic.astype("<u2") * 257).view(np.uint8).reshape(height, -1)
+    step = width * bits // 8 + padding
+    image = decode_image(message(f"bayer_{order}{bits}", height, width, step, padded(values, padding, rng)), MAX_PIXELS)
+    np.testing.assert_array_equal(image, np.broadcast_to(colour, (height, width, 3)))
+
+
+def test_rgb8_without_padding_is_not_copied():
+    frame = message("rgb8", 2, 2, 6, range(12))
+    assert np.shares_memory(decode_image(frame, MAX_PIXELS), np.frombuffer(frame.data, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"encoding": "rgb9"}, ["encoding", "rgb9", "rgb8", "nv12"]),
+        ({"encoding": ""}, ["encoding", "''"]),
+        ({"width": 0}, ["width is 0", "at least 1"]),
+        ({"height": 0}, ["height is 0", "at least 1"]),
+        ({"width": 4294967295, "height": 4294967295}, ["4294967295", "max_pixels"]),
+        ({"step": 11}, ["step is 11", "at least 12"]),
+        ({"step": 0}, ["step is 0", "at least 12"]),
+        ({"step": 13}, ["data has 36 bytes", "exactly 39"]),
+        ({"data": array.array("B", range(35))}, ["data has 35 bytes", "exactly 36"]),
+        ({"data": array.array("B")}, ["data has 0 bytes"]),
+        ({"data": array.array("B", range(37))}, ["data has 37 bytes"]),
+        ({"encoding": "yuv422", "width": 3, "step": 12}, ["width is 3", "multiple of 2"]),
+        ({"encoding": "nv12", "height": 3}, ["height is 3", "multiple of 2"]),
+        ({"encoding": "bayer_rggb8", "width": 2}, ["width is 2", "at least 3"]),
+    ],
+)
+def test_claims_that_do_not_fit_are_named(change, words):
+    frame = message("rgb8", 3, 4, 12, range(36))
+    for field, value in change.items():
+        setattr(frame, field, value)
+    with pytest.raises(FrameError) as error:
+        decode_image(frame, MAX_PIXELS)
+    for word in words:
+        assert word in str(error.value)
+
+
+@given(
+    encoding=st.sampled_from([*CHANNELS, "mono16", "yuv422", "nv12", "bayer_rggb8", "bgr16", "16UC1", ""]),
+    height=st.integers(0, 40) | st.integers(0, 2**32 - 1),
+    width=st.integers(0, 40) | st.integers(0, 2**32 - 1),
+    step=st.integers(0, 200) | st.integers(0, 2**32 - 1),
+    data=st.binary(max_size=400),
+    big_endian=st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_any_message_gives_an_image_or_a_frame_error(encoding, height, width, step, data, big_endian):
+    try:
+        image = decode_image(message(encoding, height, width, step, data, big_endian), 4096)
+    except FrameError:
+        return
+    assert image.shape == (height, width, 3)
+    assert image.dtype == np.uint8
+
+
+# -- compressed
+
+
+def picture(height=48, width=64):
+    y, x = np.mgrid[0:height, 0:width]
+    return np.stack([x * 4 % 256, y * 5 % 256, (x + y) * 2 % 256], axis=-1).astype(np.uint8)
+
+
+def compressed(extension, image, *options):
+    encoded, data = cv2.imencode(extension, image[..., ::-1], list(options))
+    assert encoded
+    return SimpleNamespace(format=extension[1:], data=array.array("B", data.tobytes()))
+
+
+def test_png_is_exact_and_jpeg_close():
+    image = picture()
+    np.testing.assert_array_equal(decode_compressed(compressed(".png", image), MAX_PIXELS), image)
+    decoded = decode_compressed(compressed(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, 95), MAX_PIXELS)
+    assert np.abs(decoded.astype(int) - image).mean() < 4
+
+
+def test_grey_and_progressive_files_decode():
+    grey = picture()[..., 0]
+    for options in ((), (cv2.IMWRITE_JPEG_PROGRESSIVE, 1)):
+        data = cv2.imencode(".jpg", grey, list(options))[1]
+        image = decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", data.tobytes())), MAX_PIXELS)
+        assert image.shape == (48, 64, 3)
+        np.testing.assert_array_equal(image[..., 0], image[..., 2])
+
+
+def test_orientation_tag_does_not_turn_the_pixels():
+    plain = compressed(".jpg", picture())
+    exif = bytes.fromhex("ffe1 0022 457869660000 4d4d002a00000008 0001 0112 0003 00000001 00060000 00000000")
+    tagged = SimpleNamespace(format="jpeg", data=array.array("B", bytes(plain.data[:2]) + exif + bytes(plain.data[2:])))
+    assert decode_compressed(tagged, MAX_PIXELS).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("extension", [".jpg", ".png"])
+def test_a_file_cut_anywhere_is_refused(extension):
+    whole = compressed(extension, picture())
+    for length in [0, 1, 2, 3, 8, 20, 40, *range(60, len(whole.data) - 1, 97), len(whole.data) - 1]:
+        with pytest.raises(FrameError, match="data"):
+            decode_compressed(SimpleNamespace(format="", data=whole.data[:length]), MAX_PIXELS)
+
+
+def test_a_changed_byte_in_a_png_is_found():
+    whole = compressed(".png", picture())
+    whole.data[len(whole.data) // 2] ^= 0x10
+    with pytest.raises(FrameError, match="checksum"):
+        decode_compressed(whole, MAX_PIXELS)
+
+
+def test_size_is_checked_before_anything_is_decoded():
+    jpeg = bytearray(compressed(".jpg", picture()).data)
+    frame = jpeg.index(b"\xff\xc0")
+    jpeg[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"
+    with pytest.raises(FrameError, match=r"65535 x 65535.*max_pixels"):
+        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", jpeg)), MAX_PIXELS)
+    png = bytearray(compressed(".png", picture()).data)
+    png[16:24] = b"\x7f\xff\xff\xff\x7f\xff\xff\xff"
+    png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
+    with pytest.raises(FrameError, match=r"2147483647 x 2147483647.*max_pixels"):
+        decode_compressed(SimpleNamespace(format="png", data=array.array("B", png)), MAX_PIXELS)
+
+
+def test_a_jpeg_of_a_thousand_scans_is_refused():
+    jpeg = bytes(compressed(".jpg", picture()).data)
+    scan = jpeg.index(b"\xff\xda")
+    many = jpeg[:-2] + jpeg[scan : scan + 20] * 1000 + jpeg[-2:]
+    with pytest.raises(FrameError, match="1001 scans"):
+        decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), MAX_PIXELS)
+
+
+def test_another_kind_of_file_is_named():
+    with pytest.raises(FrameError, match=r"47 49 46.*JPEG or PNG"):
+        decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), MAX_PIXELS)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    extension=st.sampled_from([".jpg", ".png"]),
+    edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6),
+    cut=st.integers(0, 4000),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_damage_gives_an_image_or_a_frame_error(seed, extension, edits, cut):
+    data = bytearray(compressed(extension, picture(16, 24)).data)
+    for at, value in edits:
+        data[at % len(data)] = value
+    try:
+        image = decode_compressed(
+            SimpleNamespace(format="x", data=array.array("B", data[: len(data) - cut % 3])), 10_000
+        )
+    except FrameError:
+        return
+    assert image.ndim == 3
+    assert image.shape[2] == 3
