@@ -1,0 +1,52 @@
+"""Light and air: how a surface colour looks at a distance, under the sun, in fog or in the beam of the headlights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.training.rendering.camera import Points
+
+#: Fog hides what keeps less than this share of its contrast: such objects and lane lines are not in the truth.
+VISIBLE_CONTRAST = 0.2
+
+
+@dataclass(frozen=True)
+class Light:
+    """ambient: (3,) factor on every colour. sun: (3,) unit vector in camera coordinates towards the sun (or moon).
+    contrast: 0..1, how much darker the side away from the sun is. fog: (3,) RGB of the air far away.
+    visibility_m: distance at which contrast falls to 1/e. beam: strength of the camera car's headlights, 0 by day.
+    """
+
+    ambient: Points
+    sun: Points
+    contrast: float
+    fog: Points
+    visibility_m: float
+    beam: float
+    shadow: float
+
+    def transmittance(self, distance: npt.ArrayLike) -> Points:
+        """Share of a surface's own light that reaches the camera from `distance` metres."""
+        return np.exp(-np.asarray(distance, dtype=np.float64) / self.visibility_m)
+
+    def lit(self, colours: Points, normals: Points, glow: Points, distance: float, x: float) -> Points:
+        """(M, 3) colours with (M, 3) normals, `distance` ahead and `x` to the right -> (M, 3) as the camera sees them."""
+        facing = 1.0 - self.contrast + self.contrast * np.clip(normals @ self.sun + 0.25, 0.0, 1.0)
+        beam = self.beam * np.exp(-distance / 28.0) * np.exp(-((x / (4.0 + 0.25 * distance)) ** 2))
+        factor = self.ambient[None, :] * facing[:, None] + beam
+        own = colours * (factor * (1.0 - glow[:, None]) + glow[:, None])
+        t = float(self.transmittance(distance))
+        # Lamps pierce fog further than surfaces do.
+        keep = t + (np.sqrt(t) - t) * glow[:, None]
+        return np.clip(own * keep + self.fog * (1.0 - keep), 0.0, 255.0)
+
+    def flat(self, colour: npt.ArrayLike, distance: npt.ArrayLike, x: float = 0.0) -> Points:
+        """Ground of one colour (3,) at (N,) distances -> (N, 3)."""
+        reach = np.atleast_1d(np.asarray(distance, dtype=np.float64))
+        beam = self.beam * np.exp(-reach / 22.0) * np.exp(-((x / (4.0 + 0.25 * reach)) ** 2))
+        own = np.asarray(colour, dtype=np.float64)[None, :] * (self.ambient[None, :] + beam[:, None])
+        t = self.transmittance(reach)[:, None]
+        return np.clip(own * t + self.fog * (1.0 - t), 0.0, 255.0)

@@ -1,0 +1,276 @@
+"""Generated road scenes with exact truth: training data, test data and a camera for the demo.
+
+A scene is drawn by lot from a seed: a road with two to four lanes and curved, dashed, solid and double lines, cars and
+trucks, people on the pavement and on the road, houses and trees, day, dusk or night, clear sky, clouds, rain, fog or snow,
+and a camera with its flaws. The same seed and index give the same pixels wherever numpy and OpenCV are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.training.rendering import traffic
+from multi_dnn_ros.training.rendering.camera import Camera, RoadPath
+from multi_dnn_ros.training.rendering.canvas import SCENERY, Canvas, Silhouette
+from multi_dnn_ros.training.rendering.light import VISIBLE_CONTRAST
+from multi_dnn_ros.training.rendering.road import Decal, draw_decals, draw_ground, draw_markings, lane_truth
+from multi_dnn_ros.training.rendering.sky import draw_backdrop
+from multi_dnn_ros.training.rendering.surroundings import Conditions, light_and_sky, road_section, sensor
+from multi_dnn_ros.training.rendering.vehicles import footprint
+from multi_dnn_ros.training.rendering.weather import expose, glow, rain, snow
+
+LABELS = ("car", "truck", "pedestrian")
+
+#: An object counts when at least this share of it is not hidden by things before it ...
+MIN_VISIBLE = 0.5
+#: ... at least this share of its extent lies inside the image ...
+MIN_INSIDE = 0.3
+#: ... and its box is at least this high, as a share of the image's height (vehicles, pedestrians).
+MIN_HEIGHT = (0.03, 0.03, 0.045)
+
+_GRID = np.concatenate([np.arange(-16.0, 40.0, 1.5), np.geomspace(40.0, 232.0, 40)])
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One image and what is in it.
+
+    image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8, lane line number from the left, 0 none. boxes: (N, 4) float32,
+    x1, y1, x2, y2 in pixels, tight around each object as if nothing stood before it, cut at the image's border.
+    class_ids: (N,) int64, index into LABELS. ignored: (M, 4) float32, boxes of objects in sight that do not count
+    (too small, too hidden or too dim): a detector may find them or not. conditions: style, time and weather.
+    """
+
+    image: npt.NDArray[np.uint8]
+    lane_mask: npt.NDArray[np.uint8]
+    boxes: npt.NDArray[np.float32]
+    class_ids: npt.NDArray[np.int64]
+    ignored: npt.NDArray[np.float32]
+    conditions: Conditions
+
+
+class World:
+    """One stretch of road under one weather; any moment of it can be drawn."""
+
+    def __init__(self, width: int, height: int, key: tuple[int, ...], conditions: Conditions | None = None) -> None:
+        """key: non-negative integers that decide everything. conditions: drawn by lot when None."""
+        self._key = key
+        rng = np.random.default_rng(key)
+        self.conditions = drawn = Conditions.random(rng) if conditions is None else conditions
+        self._section = road_section(rng, drawn)
+        self._light, self._backdrop = light_and_sky(rng, drawn)
+        self._sensor = sensor(rng, drawn, width)
+        low, high = {"highway": (24, 31), "country": (15, 22), "suburb": (8, 13), "city": (7, 12)}[drawn.style]
+        self._speed = float(rng.uniform(low, high))
+        lane = int(rng.integers(len(self._section.own)))
+        self._lateral = self._section.own[lane] + float(rng.normal(0.0, 0.22))
+        bend = {"highway": 1 / 380, "country": 1 / 110, "suburb": 1 / 160, "city": 1 / 400}[drawn.style]
+        waves = rng.uniform((-1.0, 90.0, 0.0), (1.0, 320.0, 2 * np.pi), (3, 3))
+        self._waves = waves * (bend * rng.uniform(0.0, 1.0) ** 0.7, 1.0, 1.0)
+        self._hill = float(rng.uniform(-1 / 4200, 1 / 1900)) if drawn.style != "city" else 0.0
+        self._camera = Camera(
+            width, height, focal=width * float(rng.uniform(0.68, 1.05)), mount_m=float(rng.uniform(1.15, 1.75)),
+            pitch=0.0, yaw=float(rng.normal(0.0, 0.025)), roll=float(rng.normal(0.0, 0.009)),
+        )  # fmt: skip
+        # The horizon lies 40 to 60 per cent down the image, as windscreen cameras are mounted.
+        drop = (float(rng.uniform(0.4, 0.6)) - 0.5) * height
+        self._pitch = float(np.arctan(-drop / self._camera.focal))
+        self._streams = traffic.plan(rng, drawn, self._section, self._speed, lane)
+        self._cast = traffic.Cast(key, drawn)
+
+    def scene(self, seconds: float, frame: int = 0) -> Scene:
+        """The scene at a time; `frame` seeds what differs from frame to frame (noise, rain drops)."""
+        travelled = self._speed * seconds
+        camera = self._moved(seconds)
+        path = RoadPath(
+            _GRID, self._curvature(_GRID + travelled), self._hill, self._lateral + 0.12 * np.sin(0.5 * seconds)
+        )
+        canvas = Canvas.blank(camera, self._light)
+        turned = float(self._waves[:, 0] @ (1 - np.cos(2 * np.pi * travelled / self._waves[:, 1])) * 12.0)
+        draw_backdrop(canvas, self._backdrop, camera.yaw + turned, seconds)
+        draw_ground(canvas, path, self._section, travelled)
+        draw_decals(canvas, path, self._decals(travelled))
+        draw_markings(canvas, path, self._section, travelled)
+        drawn = self._draw_actors(canvas, path, seconds)
+        lane_mask = lane_truth(canvas, path, self._section)
+        rng = np.random.default_rng((*self._key, 7, frame))
+        glow(canvas, {"day": 0.0, "dusk": 0.5, "night": 0.85}[self.conditions.time])
+        if self.conditions.weather == "rain":
+            rain(canvas.image, float(rng.uniform(0.6, 1.0)), rng)
+        elif self.conditions.weather == "snow":
+            snow(canvas.image, float(rng.uniform(0.5, 1.0)), rng)
+        boxes, class_ids, ignored = self._truth(canvas, drawn)
+        return Scene(expose(canvas.image, self._sensor, rng), lane_mask, boxes, class_ids, ignored, self.conditions)
+
+    def _moved(self, seconds: float) -> Camera:
+        """The camera as it nods and sways on its springs."""
+        base = self._camera
+        nod = 0.0022 * np.sin(7.1 * seconds) + 0.0016 * np.sin(11.7 * seconds + 1.0)
+        sway = 0.006 * np.sin(0.5 * seconds + 1.2)
+        return Camera(
+            base.width,
+            base.height,
+            base.focal,
+            base.mount_m,
+            self._pitch + float(nod),
+            base.yaw + float(sway),
+            base.roll,
+        )
+
+    def _curvature(self, s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        total = np.zeros_like(s)
+        for strength, length, phase in self._waves.tolist():
+            total += strength * np.sin(2 * np.pi * s / length + phase)
+        return total
+
+    def _decals(self, travelled: float) -> list[Decal]:
+        """Patches, cracks, seams and zebra crossings that are fixed to the road."""
+        section, decals = self._section, []
+        asphalt = np.asarray(section.strips[-1].colour)
+        spacing = 13.0
+        first = int(np.floor((travelled - 4.0) / spacing))
+        for block in range(first + 6, first - 1, -1):
+            rng = np.random.default_rng((*self._key, 11, block & 0xFFFFFFFF))
+            s = block * spacing - travelled
+            kind = rng.random()
+            tone = tuple((asphalt * rng.uniform(0.62, 1.2)).tolist())
+            d = float(rng.uniform(section.left + 1, section.right - 1))
+            if kind < 0.22:
+                decals.append(Decal(s, d, float(rng.uniform(1, 8)), float(rng.uniform(0.8, 2.6)), tone))
+            elif kind < 0.4:
+                decals.append(Decal(s, d, 13.0, float(rng.uniform(0.05, 0.14)), tuple((asphalt * 0.62).tolist())))
+            elif kind < 0.5:
+                decals.append(Decal(s, 0.5 * (section.left + section.right), 0.12, section.right - section.left, tone))
+            elif kind < 0.58 and self.conditions.style in ("suburb", "city"):
+                white = tuple((asphalt * 0.15 + 0.85 * np.array([226.0, 226.0, 222.0])).tolist())
+                at = section.left + 0.8
+                while at < section.right - 0.3:
+                    decals.append(Decal(s, at, 3.0, 0.5, white))
+                    at += 1.05
+        return decals
+
+    def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, int, float, Silhouette]]:
+        """Draw everything far to near; returns (number, class, distance, silhouette) of what can be in the truth."""
+        placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor]] = []
+        for stream in self._streams:
+            for slot, turn, s in stream.positions(seconds):
+                actor = self._cast.actor(stream, slot, turn, s, seconds)
+                position = path.at(actor.s, actor.d)[0]
+                distance = float(np.hypot(position[0], position[2]))
+                if position[2] > -12.0 and self._light.transmittance(distance) > 0.03:
+                    placed.append((distance, position, actor))
+        placed.sort(key=lambda item: -item[0])
+        self._shadows(canvas, path, placed)
+        drawn: list[tuple[int, int, float, Silhouette]] = []
+        for distance, position, actor in placed:
+            if actor.heading is None:
+                heading = float(np.arctan2(position[0], max(position[2], 0.1)))
+            else:
+                heading = path.heading(actor.s) + actor.heading
+            number = len(drawn) + 1 if actor.class_id is not None and len(drawn) < SCENERY - 1 else SCENERY
+            silhouette = canvas.draw(actor.mesh, position, heading, number)
+            if silhouette is not None and actor.class_id is not None:
+                drawn.append((number, actor.class_id, distance, silhouette))
+        return drawn
+
+    def _shadows(
+        self, canvas: Canvas, path: RoadPath, placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor]]
+    ) -> None:
+        polygons = []
+        slant = self._light.sun[[0, 2]] * -0.35
+        for distance, position, actor in placed:
+            if not actor.casts or distance > 70.0 or actor.class_id is None:
+                continue
+            if actor.class_id == traffic.PEDESTRIAN:
+                corners = np.array([[-0.3, 0, -0.22], [0.3, 0, -0.22], [0.3, 0, 0.22], [-0.3, 0, 0.22]]) + position
+            else:
+                turn = path.heading(actor.s)
+                cos, sin = np.cos(turn), np.sin(turn)
+                around = footprint(actor.mesh) * (1.08, 1.0, 1.04)
+                corners = around @ np.array([[cos, 0, -sin], [0, 1, 0], [sin, 0, cos]]) + position
+            corners[:, [0, 2]] += slant * (1.0 if actor.class_id != traffic.PEDESTRIAN else 0.4)
+            pixels = canvas.ground(corners)
+            if len(pixels) >= 3:
+                polygons.append(pixels)
+        canvas.darken(polygons, self._light.shadow)
+
+    def _truth(
+        self, canvas: Canvas, drawn: list[tuple[int, int, float, Silhouette]]
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        seen = np.bincount(canvas.owner.ravel(), minlength=256)
+        boxes, class_ids, ignored = [], [], []
+        for number, class_id, distance, silhouette in drawn:
+            visible = seen[number] / max(silhouette.pixels, 1)
+            x1, y1, x2, y2 = silhouette.box
+            counts = (
+                visible >= MIN_VISIBLE
+                and silhouette.inside >= MIN_INSIDE
+                and y2 - y1 >= MIN_HEIGHT[class_id] * canvas.camera.height
+                and x2 - x1 >= 0.3 * MIN_HEIGHT[class_id] * canvas.camera.height
+                and float(self._light.transmittance(distance)) >= VISIBLE_CONTRAST
+            )
+            if counts:
+                boxes.append(silhouette.box)
+                class_ids.append(class_id)
+            elif seen[number] > 0:
+                ignored.append(silhouette.box)
+        return (
+            np.array(boxes, dtype=np.float32).reshape(-1, 4),
+            np.array(class_ids, dtype=np.int64),
+            np.array(ignored, dtype=np.float32).reshape(-1, 4),
+        )
+
+
+class Drive:
+    """A drive along generated road: frame after frame of moving traffic, or any frame by its index."""
+
+    def __init__(self, width: int, height: int, seed: int, length: int, hz: float, stretch_s: float) -> None:
+        self._size = (width, height)
+        self._seed = seed
+        self._length = length
+        self._hz = hz
+        self._stretch = max(1, round(stretch_s * hz)) if stretch_s > 0 else length
+        self._worlds: dict[int, World] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def frame(self, index: int) -> Scene:
+        """The frame at `index` / hz seconds; IndexError outside 0 .. length - 1."""
+        if not 0 <= index < self._length:
+            raise IndexError(f"frame {index} of a drive of {self._length} frames")
+        stretch, step = divmod(index, self._stretch)
+        if stretch not in self._worlds:
+            self._worlds = {stretch: World(*self._size, (self._seed, 1, stretch))}
+        return self._worlds[stretch].scene(step / self._hz, index)
+
+
+class SceneGenerator:
+    """Scenes by index, and drives. width, height: pixels, at least 64. seed: non-negative."""
+
+    def __init__(self, width: int, height: int, seed: int) -> None:
+        if not (64 <= width <= 4096 and 64 <= height <= 4096):
+            raise ValueError(f"scene size {width}x{height}: each side must be 64 to 4096 pixels")
+        if seed < 0:
+            raise ValueError(f"scene seed {seed}: must not be negative")
+        self.width = width
+        self.height = height
+        self.seed = seed
+
+    def scene(self, index: int) -> Scene:
+        """Scene number `index` >= 0; every index is another road, light, weather and camera."""
+        if index < 0:
+            raise ValueError(f"scene index {index}: must not be negative")
+        seconds = float(np.random.default_rng((self.seed, 2, index)).uniform(0.0, 60.0))
+        return World(self.width, self.height, (self.seed, 0, index)).scene(seconds, index)
+
+    def drive(self, length: int, hz: float, stretch_s: float = 10.0) -> Drive:
+        """A drive of `length` frames at `hz` frames a second. Every `stretch_s` seconds it goes on along another road
+        under another weather; 0: never.
+        """
+        if length < 1 or not hz > 0:
+            raise ValueError(f"drive of {length} frames at {hz} Hz: both must be positive")
+        return Drive(self.width, self.height, self.seed, length, hz, stretch_s)
