@@ -1,0 +1,9 @@
+"""Reading and writing rosbag2 recordings (MCAP and sqlite3) without a ROS graph, through the rosbags library.
+
+Messages are CDR bytes here; who wants a message object deserializes them with ``rclpy.serialization``.
+"""
+
+from multi_dnn_ros.bags.reader import BagError, BagMessage, BagReader, BagTopic
+from multi_dnn_ros.bags.writer import BagWriter
+
+__all__ = ["BagError", "BagMessage", "BagReader", "BagTopic", "BagWriter"]

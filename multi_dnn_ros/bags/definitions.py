@@ -1,0 +1,78 @@
+"""The text definition and type hash of a message type, which a recording carries for its readers.
+
+Derived from the message class itself, so that it is right for whichever ROS 2 (or standalone runtime) is running and
+for types that the rosbags library does not know (vision_msgs). Constants and comments of the .msg file are not in the
+class; readers need neither, and the type hash (REP 2011) does not cover them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from typing import Any
+
+from rosbags.typesys import get_types_from_msg
+from rosbags.typesys.store import Typestore
+
+import multi_dnn_ros.ros  # noqa: F401  makes the message packages importable
+
+# rclpy names field types as IDL does, .msg files as ROS does.
+_IDL_NAMES = {"boolean": "bool", "octet": "byte", "float": "float32", "double": "float64"}
+_SEQUENCE = re.compile(r"sequence<(?P<element>.+?)(?:, (?P<bound>\d+))?>$")
+_ARRAY = re.compile(r"(?P<element>.+)\[(?P<length>\d+)\]$")
+_BOUNDED_STRING = re.compile(r"string<(?P<bound>\d+)>$")
+
+
+def message_class(msgtype: str) -> Any:
+    """The class of a message type such as ``sensor_msgs/msg/Image``.
+
+    Raises LookupError: there is no such type here.
+    """
+    package, _, name = msgtype.replace("/msg/", "/").partition("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.msg"), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise LookupError(f"message type {msgtype} is not installed") from error
+
+
+@functools.cache
+def definition(msgtype: str) -> tuple[str, str]:
+    """The .msg text with those of its nested types behind it, and the RIHS01 type hash.
+
+    Raises LookupError: there is no such type here.
+    """
+    store = Typestore()
+    pending = [msgtype]
+    texts: dict[str, str] = {}
+    while pending:
+        name = pending.pop()
+        if name not in texts:
+            fields = message_class(name).get_fields_and_field_types()
+            texts[name] = "\n".join(f"{_msg_type(kind)} {field}" for field, kind in fields.items())
+            pending += [nested for kind in fields.values() if (nested := _nested(kind))]
+    for name, text in texts.items():
+        store.register(get_types_from_msg(text, name))
+    return store.generate_msgdef(msgtype, ros_version=2)[0], store.hash_rihs01(msgtype)
+
+
+def _element(kind: str) -> tuple[str, str]:
+    """Element type and .msg suffix of a field type."""
+    if match := _SEQUENCE.match(kind):
+        bound = match["bound"]
+        return match["element"], f"[<={bound}]" if bound else "[]"
+    if match := _ARRAY.match(kind):
+        return match["element"], f"[{match['length']}]"
+    return kind, ""
+
+
+def _msg_type(kind: str) -> str:
+    element, suffix = _element(kind)
+    if match := _BOUNDED_STRING.match(element):
+        element = f"string<={match['bound']}"
+    return _IDL_NAMES.get(element, element) + suffix
+
+
+def _nested(kind: str) -> str | None:
+    package, _, name = _element(kind)[0].partition("/")
+    return f"{package}/msg/{name}" if name else None

@@ -1,0 +1,201 @@
+"""Reading a rosbag2 recording: a folder, or one of its .mcap or .db3 files, whole or cut short."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import apsw
+from rosbags.interfaces import Connection
+from rosbags.rosbag2 import Reader, ReaderError
+
+from multi_dnn_ros.bags.mcap_scan import McapDamage, scan_mcap
+
+STORAGE_SUFFIXES = (".mcap", ".db3")
+
+# What the rosbags reader lets through from a damaged file: its own error, sqlite's, and those of unpacking and slicing
+# bytes that are not there.
+_READ_ERRORS = (ReaderError, apsw.Error, struct.error, OSError, ValueError, TypeError, KeyError, AssertionError)
+
+
+class BagError(ValueError):
+    """A recording cannot be read or written; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class BagTopic:
+    """A topic of a recording. count: messages according to the index, or counted where there is none."""
+
+    name: str
+    msgtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class BagMessage:
+    """One recorded message. stamp_ns: when it was recorded. data: CDR bytes with their 4-byte header."""
+
+    topic: str
+    msgtype: str
+    stamp_ns: int
+    data: bytes
+
+
+class _Storage(Protocol):
+    def topics(self) -> list[BagTopic]: ...
+
+    def messages(self, topics: Collection[str]) -> Iterator[BagMessage]: ...
+
+    def close(self) -> None: ...
+
+
+class BagReader:
+    """A recording open for reading; a context manager.
+
+    path: a rosbag2 folder with or without its ``metadata.yaml`` (a killed recorder writes none), or one .mcap or .db3
+    file. What is damaged is read as far as it is whole; :attr:`damage` then says what was wrong.
+
+    Raises BagError: it does not exist, is no recording, or nothing in it can be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.damage: list[str] = []
+        self._storages: list[_Storage] = self._open()
+        self.topics: dict[str, BagTopic] = {}
+        for topic in (topic for storage in self._storages for topic in storage.topics()):
+            known = self.topics.get(topic.name)
+            if known is not None and known.msgtype != topic.msgtype:
+                self.close()
+                raise BagError(f"{self.path}: topic {topic.name} has two types, {known.msgtype} and {topic.msgtype}")
+            count = topic.count + (known.count if known else 0)
+            self.topics[topic.name] = BagTopic(topic.name, topic.msgtype, count)
+
+    def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
+        """The messages on `topics` (None: on all), in order of recording time.
+
+        A damaged file ends the messages of that file early and is noted in :attr:`damage`; it raises nothing, because
+        what was whole has already been handed out.
+        """
+        wanted = set(self.topics if topics is None else topics)
+        if unknown := wanted - self.topics.keys():
+            raise BagError(f"{self.path} has no topic {', '.join(sorted(unknown))}; it has {_listing(self.topics)}")
+        for storage in self._storages:
+            try:
+                yield from storage.messages(wanted)
+            except McapDamage as error:
+                self._note(f"{self.path}: {error}")
+            except _READ_ERRORS as error:
+                self._note(f"{self.path}: cannot be read further: {error}")
+
+    def close(self) -> None:
+        """Close the files. Safe to call twice."""
+        while self._storages:
+            self._storages.pop().close()
+
+    def __enter__(self) -> BagReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _note(self, damage: str) -> None:
+        if damage not in self.damage:
+            self.damage.append(damage)
+
+    def _open(self) -> list[_Storage]:
+        if not self.path.exists():
+            raise BagError(f"bag {self.path} does not exist")
+        if self.path.is_file():
+            if self.path.suffix not in STORAGE_SUFFIXES:
+                raise BagError(f"bag {self.path}: expected a folder, or a file that ends in .mcap or .db3")
+            return [self._open_file(self.path)]
+        if (self.path / "metadata.yaml").exists():
+            try:
+                return [_Indexed(self.path)]
+            except _READ_ERRORS as error:
+                self._note(f"{self.path}: {error}")
+        files = sorted(file for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES)
+        if not files:
+            raise BagError(f"{self.path} is not a rosbag2 recording: no usable metadata.yaml and no .mcap or .db3 file")
+        storages: list[_Storage] = []
+        for file in files:
+            try:
+                storages.append(self._open_file(file))
+            except BagError as error:
+                self._note(str(error))
+        if not storages:
+            raise BagError(f"{self.path}: no file of it can be read: {'; '.join(self.damage)}")
+        return storages
+
+    def _open_file(self, path: Path) -> _Storage:
+        try:
+            return _Indexed(path)
+        except _READ_ERRORS as error:
+            if path.stat().st_size == 0:
+                raise BagError(f"{path} is empty (0 bytes)") from error
+            if path.suffix != ".mcap":
+                raise BagError(f"{path}: {error}") from error
+            self._note(f"{path}: {error}")
+        scanned = _Scanned(path)
+        if not scanned.topics():
+            raise BagError(f"{path}: not one message can be read: {scanned.damage}")
+        return scanned
+
+
+class _Indexed:
+    """A whole recording or file, through rosbags."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = Reader(path)
+        self._reader.open()
+
+    def topics(self) -> list[BagTopic]:
+        return [BagTopic(x.topic, x.msgtype, x.msgcount) for x in self._reader.connections]
+
+    def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
+        connections: list[Connection] = [x for x in self._reader.connections if x.topic in topics]
+        if not connections:  # rosbags takes an empty list for all of them
+            return
+        for connection, stamp_ns, data in self._reader.messages(connections):
+            yield BagMessage(connection.topic, connection.msgtype, stamp_ns, data)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class _Scanned:
+    """An MCAP file without an index. Read through once to learn its topics, and again for the messages."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.damage = ""
+        counts: Counter[tuple[str, str]] = Counter()
+        try:
+            for message in scan_mcap(path):
+                counts[message.channel.topic, message.channel.msgtype] += 1
+        except McapDamage as error:
+            self.damage = str(error)
+        self._topics = [BagTopic(topic, msgtype, count) for (topic, msgtype), count in counts.items()]
+
+    def topics(self) -> list[BagTopic]:
+        return self._topics
+
+    def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
+        for message in scan_mcap(self._path):
+            if message.channel.topic in topics:
+                yield BagMessage(message.channel.topic, message.channel.msgtype, message.stamp_ns, message.data)
+
+    def close(self) -> None:
+        pass
+
+
+def _listing(topics: dict[str, BagTopic]) -> str:
+    return ", ".join(f"{topic.name} ({topic.msgtype})" for topic in topics.values()) or "no topics"

@@ -1,0 +1,116 @@
+"""RGB pictures as the bytes of a sensor_msgs/Image in each encoding that the node reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+Picture = npt.NDArray[np.uint8]
+
+
+class Encoded(NamedTuple):
+    """What a sensor_msgs/Image carries. step: bytes of a row. data: (bytes,) uint8."""
+
+    height: int
+    width: int
+    encoding: str
+    step: int
+    data: Picture
+
+
+def encode(rgb: Picture, encoding: str) -> Encoded:
+    """A picture, (H, W, 3) uint8 RGB, in a ROS encoding.
+
+    The YUV encodings are BT.601 with limited range, as OpenCV reads them, and need an even width (nv12: and height).
+    Raises ValueError: unknown encoding, or a size that it cannot carry.
+    """
+    if encoding not in ENCODERS:
+        raise ValueError(f"encoding is '{encoding}'; it must be one of {', '.join(ENCODERS)}")
+    height, width = rgb.shape[:2]
+    if encoding in _YUV and (width % 2 or height % 2):
+        raise ValueError(f"encoding {encoding} needs an even width and height, not {width}x{height}")
+    pixels = np.ascontiguousarray(ENCODERS[encoding](rgb))
+    step = width if encoding == "nv12" else pixels.nbytes // height
+    return Encoded(height, width, encoding, step, pixels.view(np.uint8).reshape(-1))
+
+
+def compress(rgb: Picture, image_format: str, quality: int = 90) -> npt.NDArray[np.uint8]:
+    """A picture, (H, W, 3) uint8 RGB, as the bytes of a `jpeg` or `png` file."""
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality] if image_format == "jpeg" else []
+    done, data = cv2.imencode(f".{image_format}", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), options)
+    if not done:
+        raise ValueError(f"a picture of {rgb.shape[1]}x{rgb.shape[0]} cannot be written as {image_format}")
+    return np.asarray(data, np.uint8).reshape(-1)
+
+
+def resize(rgb: Picture, size: tuple[int, int]) -> Picture:
+    """A picture stretched to `size`, (width, height)."""
+    if (rgb.shape[1], rgb.shape[0]) == size:
+        return rgb
+    shrinks = size[0] * size[1] < rgb.shape[0] * rgb.shape[1]
+    return np.asarray(cv2.resize(rgb, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR), np.uint8)
+
+
+def _convert(code: int) -> Callable[[Picture], Picture]:
+    return lambda rgb: np.asarray(cv2.cvtColor(rgb, code), np.uint8)
+
+
+def _mono16(rgb: Picture) -> npt.NDArray[np.uint16]:
+    # 257 = 65535 / 255: white stays white. The message says little-endian.
+    return (cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.uint16) * 257).astype("<u2")
+
+
+def _planes(rgb: Picture) -> tuple[Picture, Picture, Picture]:
+    """Y of (H, W), U and V of (H / 2, W / 2)."""
+    height, width = rgb.shape[:2]
+    planar = np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2YUV_I420), np.uint8).reshape(-1)
+    luma, chroma = planar[: height * width], planar[height * width :].reshape(2, height // 2, width // 2)
+    return luma.reshape(height, width), chroma[0], chroma[1]
+
+
+def _nv12(rgb: Picture) -> Picture:
+    luma, u, v = _planes(rgb)
+    return np.concatenate([luma.reshape(-1), np.stack([u, v], axis=-1).reshape(-1)])
+
+
+def _packed_422(luma_first: bool) -> Callable[[Picture], Picture]:
+    def convert(rgb: Picture) -> Picture:
+        luma, u, v = _planes(rgb)
+        height, width = luma.shape
+        chroma = np.stack([u, v], axis=-1).reshape(height // 2, width)  # U V U V ...
+        chroma = np.repeat(chroma, 2, axis=0)
+        return np.stack([luma, chroma] if luma_first else [chroma, luma], axis=-1).reshape(height, 2 * width)
+
+    return convert
+
+
+def _bayer(pattern: str) -> Callable[[Picture], Picture]:
+    def convert(rgb: Picture) -> Picture:
+        mosaic = np.empty(rgb.shape[:2], np.uint8)
+        for position, color in enumerate(pattern):  # the 2x2 cell from the top left, row by row
+            row, column = divmod(position, 2)
+            mosaic[row::2, column::2] = rgb[row::2, column::2, "rgb".index(color)]
+        return mosaic
+
+    return convert
+
+
+_YUV = ("yuv422", "yuv422_yuy2", "nv12")
+
+#: Every encoding: (H, W, 3) uint8 RGB to the array whose bytes are the message's data.
+ENCODERS: dict[str, Callable[[Picture], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]] = {
+    "rgb8": lambda rgb: rgb,
+    "bgr8": _convert(cv2.COLOR_RGB2BGR),
+    "rgba8": _convert(cv2.COLOR_RGB2RGBA),
+    "bgra8": _convert(cv2.COLOR_RGB2BGRA),
+    "mono8": _convert(cv2.COLOR_RGB2GRAY),
+    "mono16": _mono16,
+    "yuv422": _packed_422(luma_first=False),  # UYVY
+    "yuv422_yuy2": _packed_422(luma_first=True),
+    "nv12": _nv12,
+    **{f"bayer_{pattern}8": _bayer(pattern) for pattern in ("rggb", "bggr", "gbrg", "grbg")},
+}

@@ -1,0 +1,49 @@
+"""Keeping a rate without drift."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Pace:
+    """Waits until frames are due, counted from the first one, so that delays of single frames do not add up.
+
+    A source that cannot keep up is not followed by a burst: when a frame is more than `slack_s` late, it counts in
+    :attr:`late` and the schedule moves with it.
+
+    clock: seconds, monotonic. sleep: pauses for seconds. running: False ends a wait early.
+    """
+
+    _SLICE_S = 0.1  # longest sleep before looking at `running` again
+
+    def __init__(
+        self,
+        slack_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        running: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.late = 0
+        self._slack_s = slack_s
+        self._clock = clock
+        self._sleep = sleep
+        self._running = running
+        self._start_s: float | None = None
+
+    def wait(self, due_s: float) -> bool:
+        """Wait for the frame that is due `due_s` seconds after the first one; False when told to stop."""
+        now = self._clock()
+        if self._start_s is None:
+            self._start_s = now - due_s
+        behind_s = now - (self._start_s + due_s)
+        if behind_s > self._slack_s:
+            self.late += 1
+            self._start_s += behind_s
+        while self._running():
+            remaining_s = self._start_s + due_s - self._clock()
+            if remaining_s <= 0.0:
+                return True
+            self._sleep(min(remaining_s, self._SLICE_S))
+        return False

@@ -1,0 +1,143 @@
+"""Playing a source through a publisher in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from multi_dnn_ros.camera.pace import Pace
+from multi_dnn_ros.camera.sources import Recorded, Shot, Source
+
+DEFAULT_RATE_HZ = 10.0
+
+
+class Publisher(Protocol):
+    """Where pictures go. stamp_ns: of the header; None: a recorded message keeps its own. False: it was unreadable."""
+
+    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool: ...
+
+
+@dataclass
+class Report:
+    """What was played. late: pictures more than a period after they were due. notes: damage of the source."""
+
+    published: int = 0
+    unreadable: int = 0
+    late: int = 0
+    duration_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def rate_hz(self) -> float:
+        """Mean rate between the first and the last picture."""
+        return (self.published - 1) / self.duration_s if self.published > 1 and self.duration_s > 0.0 else 0.0
+
+    def __str__(self) -> str:
+        parts = [f"published {self.published} frames in {self.duration_s:.1f} s ({self.rate_hz:.2f} Hz)"]
+        if self.late:
+            parts.append(f"{self.late} late")
+        if self.unreadable:
+            parts.append(f"{self.unreadable} unreadable messages left out")
+        return ", ".join(parts)
+
+
+class Player:
+    """Plays a source once, or for ever with `loop`; :attr:`report` is up to date at any time, also when interrupted.
+
+    rate_hz: None is the source's own rate (a recording: its own intervals), else 10. start_at: items left out at the
+    beginning. count: items after which to stop. source_stamps: headers carry the source's time, counted from 0
+    (recordings: what they carried), instead of `now_ns`.
+    running: asked between items; False ends the playing.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        publisher: Publisher,
+        *,
+        now_ns: Callable[[], int],
+        rate_hz: float | None = None,
+        start_at: int = 0,
+        count: int | None = None,
+        loop: bool = False,
+        source_stamps: bool = False,
+        running: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.report = Report()
+        self._source = source
+        self._publisher = publisher
+        self._now_ns = now_ns
+        self._rate_hz = rate_hz
+        self._start_at = start_at
+        self._count = count
+        self._loop = loop
+        self._source_stamps = source_stamps
+        self._running = running
+        self._clock = clock
+        self._sleep = sleep
+
+    def play(self) -> Report:
+        """Publish everything; returns :attr:`report`."""
+        first_s: float | None = None
+        pace = Pace(1.0 / self._pace_hz(), clock=self._clock, sleep=self._sleep, running=self._running)
+        for index, (due_s, own_s, item) in enumerate(self._timed()):
+            if index < self._start_at:
+                continue
+            if not (self._source.live or pace.wait(due_s)):
+                break
+            if self._publisher.publish(item, self._stamp_ns(own_s, item)):
+                self.report.published += 1
+            else:
+                self.report.unreadable += 1
+            now_s = self._clock()
+            first_s = now_s if first_s is None else first_s
+            self.report.duration_s = now_s - first_s
+            self.report.late = pace.late
+            if index + 1 == self._start_at + (self._count or 0) or not self._running():
+                break
+        self.report.notes = list(self._source.notes)
+        return self.report
+
+    def _pace_hz(self) -> float:
+        return self._rate_hz or self._source.rate_hz or DEFAULT_RATE_HZ
+
+    def _stamp_ns(self, own_s: float, item: Shot | Recorded) -> int | None:
+        if not self._source_stamps:
+            return self._now_ns()
+        return None if isinstance(item, Recorded) else round(own_s * 1e9)
+
+    def _timed(self) -> Iterator[tuple[float, float, Shot | Recorded]]:
+        """Every item with the second it is due and the second of the source's own time it shows, both from 0."""
+        if self._source.live:
+            yield from ((0.0, 0.0, item) for item in self._thinned())
+            return
+        own_hz = self._source.rate_hz or self._pace_hz()
+        passed = 0  # items of earlier rounds
+        passed_s = 0.0  # recorded time of earlier rounds
+        while True:
+            index, recorded_s, interval_s = -1, 0.0, 0.0
+            for index, item in enumerate(self._source.items()):
+                due_s = (passed + index) / self._pace_hz()
+                if isinstance(item, Recorded) and self._rate_hz is None:
+                    interval_s, recorded_s = item.due_ns * 1e-9 - recorded_s, item.due_ns * 1e-9
+                    due_s = passed_s + recorded_s
+                yield due_s, (passed + index) / own_hz, item
+            if not self._loop or index < 0:
+                return
+            passed += index + 1
+            passed_s += recorded_s + (interval_s or 1.0 / self._pace_hz())
+
+    def _thinned(self) -> Iterator[Shot | Recorded]:
+        """The pictures of a live source, as they come, but no more than the rate that was asked for."""
+        due_s = self._clock()
+        for item in self._source.items():
+            now_s = self._clock()
+            if self._rate_hz is not None:
+                if now_s < due_s - 0.25 / self._rate_hz:  # the device's own jitter is no reason to lose a picture
+                    continue
+                due_s = max(due_s + 1.0 / self._rate_hz, now_s)
+            yield item

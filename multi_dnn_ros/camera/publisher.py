@@ -1,0 +1,150 @@
+"""A camera as a ROS node sees it: pictures, and for generated scenes their truth, on topics."""
+
+from __future__ import annotations
+
+import array
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from builtin_interfaces.msg import Time
+from rclpy.node import Node
+from rclpy.qos import QoSProfile, qos_profile_sensor_data, qos_profile_system_default
+from rclpy.serialization import deserialize_message
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import Header
+from vision_msgs.msg import Detection2DArray
+
+from multi_dnn_ros.camera.encodings import Encoded, compress, encode, resize
+from multi_dnn_ros.camera.sources import Recorded, Shot, SourceError
+from multi_dnn_ros.models.results import Detections
+from multi_dnn_ros.ros.result_messages import detections_message
+from multi_dnn_ros.ros.result_messages import image_message as mono_message
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.training.scenes import Scene
+
+QOS: dict[str, QoSProfile] = {
+    "sensor_data": qos_profile_sensor_data,
+    "system_default": qos_profile_system_default,
+    "default": QoSProfile(depth=10),
+    "reliable": QoSProfile(depth=10),
+}
+_MESSAGES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
+
+
+@dataclass(frozen=True)
+class CameraFormat:
+    """How pictures go out. size: (width, height) or None for the source's own. image_format: of the compressed ones."""
+
+    topic: str
+    frame_id: str
+    compressed: bool = False
+    encoding: str = "rgb8"
+    image_format: str = "jpeg"
+    size: tuple[int, int] | None = None
+    qos: str = "default"
+
+
+class CameraPublisher:
+    """Publishes on `format.topic`, and truth on `<truth_prefix>/detections` and `<truth_prefix>/lane_mask` if asked to.
+
+    Must be made after ``rclpy.init``.
+    """
+
+    def __init__(self, node: Node, camera_format: CameraFormat, truth_prefix: str | None = None) -> None:
+        self.format = camera_format
+        profile = QOS[camera_format.qos]
+        kind = CompressedImage if camera_format.compressed else Image
+        self._images = node.create_publisher(kind, camera_format.topic, profile)
+        self._truth: tuple[Any, Any] | None = None
+        if truth_prefix is not None:
+            self._truth = (
+                node.create_publisher(Detection2DArray, f"{truth_prefix}/detections", profile),
+                node.create_publisher(Image, f"{truth_prefix}/lane_mask", profile),
+            )
+
+    @property
+    def topic(self) -> str:
+        """Resolved topic of the pictures."""
+        return str(self._images.topic_name)
+
+    def wait_for_subscribers(self, count: int, timeout_s: float, running: Callable[[], bool] = lambda: True) -> None:
+        """Wait until `count` subscriptions listen to the pictures, and one to each truth topic if it is published.
+
+        Raises TimeoutError, which names the topic that nobody listens to.
+        """
+        deadline = time.monotonic() + timeout_s
+        wanted = [(self._images, count), *((publisher, 1) for publisher in self._truth or ())]
+        while running():
+            missing = [(publisher, least) for publisher, least in wanted if publisher.get_subscription_count() < least]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                publisher, least = missing[0]
+                raise TimeoutError(
+                    f"{publisher.get_subscription_count()} of {least} subscribers on {publisher.topic_name} "
+                    f"after {timeout_s:g} s"
+                )
+            time.sleep(0.02)
+
+    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool:
+        """Publish a picture and its truth with the same stamp, or a recorded message with a new stamp (None: its own).
+
+        False: the recorded bytes are no such message; nothing is published.
+        """
+        if isinstance(item, Recorded):
+            return self._publish_recorded(item, stamp_ns)
+        header = Header(stamp=_time(stamp_ns or 0), frame_id=self.format.frame_id)
+        pixels = item.image if self.format.size is None else resize(item.image, self.format.size)
+        self._images.publish(image_message(pixels, header, self.format))
+        if self._truth is not None:
+            if item.scene is None:
+                raise SourceError("only generated scenes have a truth to publish")
+            detections, lane_mask = self._truth
+            detections.publish(truth_message(item.scene, header))
+            lane_mask.publish(mono_message(item.scene.lane_mask, "mono8", header))
+        return True
+
+    def _publish_recorded(self, recorded: Recorded, stamp_ns: int | None) -> bool:
+        try:
+            message = deserialize_message(recorded.data, _MESSAGES[recorded.msgtype])
+        except Exception:  # whatever rclpy's C code or ours raises for damaged bytes
+            return False
+        if stamp_ns is not None:
+            message.header.stamp = _time(stamp_ns)
+        if self.format.frame_id:
+            message.header.frame_id = self.format.frame_id
+        self._images.publish(message)
+        return True
+
+
+def image_message(pixels: npt.NDArray[np.uint8], header: Header, camera_format: CameraFormat) -> Any:
+    """An Image or CompressedImage of (H, W, 3) uint8 RGB pixels."""
+    if camera_format.compressed:
+        data = compress(pixels, camera_format.image_format)
+        text = f"rgb8; {camera_format.image_format} compressed bgr8"  # as image_transport's publisher writes it
+        return CompressedImage(header=header, format=text, data=array.array("B", data.tobytes()))
+    return _image(header, encode(pixels, camera_format.encoding))
+
+
+def truth_message(scene: Scene, header: Header) -> Detection2DArray:
+    """The boxes of a generated scene as detections of score 1."""
+    from multi_dnn_ros.training.scenes import LABELS
+
+    scores = np.ones(len(scene.boxes), np.float32)
+    return detections_message(Detections(scene.boxes, scores, scene.class_ids, tuple(LABELS)), header)
+
+
+def _image(header: Header, image: Encoded) -> Image:
+    message = Image(header=header, height=image.height, width=image.width, encoding=image.encoding, step=image.step)
+    # array.array is what rclpy keeps without checking every byte.
+    message.data = array.array("B", image.data.tobytes())
+    return message
+
+
+def _time(nanoseconds: int) -> Time:
+    return Time(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)

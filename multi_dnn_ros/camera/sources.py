@@ -1,0 +1,267 @@
+"""Where pictures come from: a video, a folder of images, a V4L2 device, generated scenes, or a recording."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.bags.reader import STORAGE_SUFFIXES
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.training.scenes import Scene
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
+
+
+class SourceError(ValueError):
+    """A source cannot be opened or read; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture. image: (H, W, 3) uint8 RGB. scene: its exact truth, for generated ones."""
+
+    image: npt.NDArray[np.uint8]
+    scene: Scene | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One image message of a recording. due_ns: recording time after the first. data: CDR bytes of a `msgtype`."""
+
+    msgtype: str
+    due_ns: int
+    data: bytes
+
+
+class Source(Protocol):
+    """A sequence of pictures that can be gone through again and again.
+
+    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: what was
+    wrong with it, known once it has been read through.
+    """
+
+    name: str
+    rate_hz: float | None
+    live: bool
+    notes: list[str]
+
+    def items(self) -> Iterator[Shot | Recorded]: ...
+
+
+class VideoSource:
+    """A video file, through OpenCV."""
+
+    live = False
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self.notes: list[str] = []
+        self._path = path
+        capture = self._open()
+        rate_hz = float(capture.get(cv2.CAP_PROP_FPS))
+        self.rate_hz = rate_hz if 0.0 < rate_hz < 1000.0 else None
+        self._expected = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        readable, _ = capture.read()
+        capture.release()
+        if not readable:
+            raise SourceError(f"video {path} is broken: its first frame cannot be decoded")
+
+    def items(self) -> Iterator[Shot]:
+        capture = self._open()
+        count = 0
+        try:
+            while True:
+                readable, bgr = capture.read()
+                if not readable:
+                    break
+                count += 1
+                yield Shot(_rgb(bgr))
+        finally:
+            capture.release()
+        # Containers overstate by a frame or two; more is a file that was cut short.
+        if count < self._expected - 2:
+            note = f"video {self._path} is cut short: {count} of {self._expected} frames could be decoded"
+            if note not in self.notes:
+                self.notes.append(note)
+
+    def _open(self) -> cv2.VideoCapture:
+        capture = cv2.VideoCapture(str(self._path))
+        if not capture.isOpened():
+            raise SourceError(f"video {self._path} cannot be opened: no video format that OpenCV knows")
+        return capture
+
+
+class ImageSource:
+    """The images of a folder in the order of their names, numbers by value (frame9 before frame10), or one image."""
+
+    live = False
+    rate_hz: float | None = None
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self.notes: list[str] = []
+        files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES]
+        if not files:
+            raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording")
+        self._files = sorted(files, key=lambda file: _natural(file.name))
+
+    def items(self) -> Iterator[Shot]:
+        for file in self._files:
+            # imdecode of the bytes, because imread fails without a reason and on names with odd characters.
+            data = np.frombuffer(file.read_bytes(), np.uint8)
+            bgr = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+            if bgr is None:
+                raise SourceError(f"image {file} cannot be decoded")
+            yield Shot(_rgb(bgr))
+
+
+class DeviceSource:
+    """A V4L2 device such as /dev/video0; the driver chooses the nearest size and rate it has."""
+
+    live = True
+
+    def __init__(self, path: Path, size: tuple[int, int] | None, rate_hz: float | None) -> None:
+        self.name = str(path)
+        self.notes: list[str] = []
+        self._capture = cv2.VideoCapture(str(path), cv2.CAP_V4L2)
+        if size is not None:
+            self._capture.set(cv2.CAP_PROP_FRAME_WIDTH, size[0])
+            self._capture.set(cv2.CAP_PROP_FRAME_HEIGHT, size[1])
+        if rate_hz is not None:
+            self._capture.set(cv2.CAP_PROP_FPS, rate_hz)
+        if not self._capture.isOpened():
+            raise SourceError(f"device {path} cannot be opened as a V4L2 camera (in use, no permission, or no camera)")
+        own_hz = float(self._capture.get(cv2.CAP_PROP_FPS))
+        self.rate_hz: float | None = own_hz if 0.0 < own_hz < 1000.0 else None
+
+    def items(self) -> Iterator[Shot]:
+        try:
+            while True:
+                readable, bgr = self._capture.read()
+                if not readable:
+                    raise SourceError(f"device {self.name} stopped delivering pictures")
+                yield Shot(_rgb(bgr))
+        finally:
+            self._capture.release()
+
+
+class SceneSource:
+    """A generated drive with exact truth; the same `seed`, size and rate give the same pictures.
+
+    length: frames of one drive; a longer run goes through it again.
+    """
+
+    live = False
+
+    def __init__(self, size: tuple[int, int], seed: int, rate_hz: float, length: int) -> None:
+        from multi_dnn_ros.training.scenes import SceneGenerator
+
+        self.name = f"scenes (seed {seed})"
+        self.notes: list[str] = []
+        self.rate_hz: float | None = rate_hz
+        self._length = length
+        self._drive = SceneGenerator(*size, seed).drive(length, rate_hz)
+
+    def items(self) -> Iterator[Shot]:
+        for index in range(self._length):
+            scene = self._drive.frame(index)
+            yield Shot(scene.image, scene)
+
+
+class BagSource:
+    """The image messages on one topic of a recording, unchanged and at their recorded intervals.
+
+    topic: None chooses the only image topic there is.
+    """
+
+    live = False
+    rate_hz: float | None = None
+
+    def __init__(self, path: Path, topic: str | None = None) -> None:
+        self.name = str(path)
+        self.notes: list[str] = []
+        self._path = path
+        with BagReader(path) as bag:
+            self.topic = _image_topic(bag, topic)
+            self.msgtype = bag.topics[self.topic].msgtype
+            self.count = bag.topics[self.topic].count
+        if self.count == 0:
+            raise SourceError(f"bag {path} holds no message on {self.topic}")
+
+    def items(self) -> Iterator[Recorded]:
+        with BagReader(self._path) as bag:
+            first_ns: int | None = None
+            for message in bag.messages([self.topic]):
+                first_ns = message.stamp_ns if first_ns is None else first_ns
+                yield Recorded(message.msgtype, message.stamp_ns - first_ns, message.data)
+            self.notes = bag.damage
+
+
+def open_source(
+    name: str,
+    *,
+    size: tuple[int, int] | None = None,
+    rate_hz: float | None = None,
+    seed: int = 0,
+    count: int | None = None,
+    topic: str | None = None,
+) -> Source:
+    """The source that `name` stands for: `scenes`, a /dev device, a recording, a folder of images, an image or a video.
+
+    size, rate_hz: asked of a device and of generated scenes; files have their own. count: frames wanted, if known.
+    topic: for recordings.
+    Raises SourceError (BagError for a recording): there is no such thing, or it cannot be read.
+    """
+    if name == "scenes":
+        rate = rate_hz or 10.0
+        return SceneSource(size or (640, 480), seed, rate, length=count or round(600 * rate))
+    path = Path(name)
+    if not path.exists():
+        raise SourceError(f"source '{name}' does not exist; give a file, a folder, a /dev/video device, or 'scenes'")
+    if path.is_char_device():
+        return DeviceSource(path, size, rate_hz)
+    if path.suffix in STORAGE_SUFFIXES or (path.is_dir() and _is_bag(path)):
+        return BagSource(path, topic)
+    if path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES:
+        return ImageSource(path)
+    if path.stat().st_size == 0:
+        raise SourceError(f"video {path} is empty (0 bytes)")
+    return VideoSource(path)
+
+
+def _is_bag(folder: Path) -> bool:
+    return (folder / "metadata.yaml").exists() or any(file.suffix in STORAGE_SUFFIXES for file in folder.iterdir())
+
+
+def _image_topic(bag: BagReader, topic: str | None) -> str:
+    images = [name for name, known in bag.topics.items() if known.msgtype in IMAGE_TYPES]
+    if topic is None:
+        if len(images) == 1:
+            return images[0]
+        found = f"{len(images)} image topics ({', '.join(images)}); choose one" if images else "no image topic"
+        raise SourceError(f"bag {bag.path} has {found}")
+    if topic not in bag.topics:
+        raise SourceError(f"bag {bag.path} has no topic {topic}; its image topics are {', '.join(images) or 'none'}")
+    if topic not in images:
+        raise SourceError(
+            f"topic {topic} of bag {bag.path} is {bag.topics[topic].msgtype}, not {' or '.join(IMAGE_TYPES)}"
+        )
+    return topic
+
+
+def _rgb(bgr: Any) -> npt.NDArray[np.uint8]:
+    return np.asarray(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), np.uint8)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

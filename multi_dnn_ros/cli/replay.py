@@ -1,0 +1,143 @@
+"""``multi-dnn replay``: every frame of a recording through the engine, without a ROS graph."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.bags import BagReader, BagWriter
+    from multi_dnn_ros.replay.summary import Summary
+    from multi_dnn_ros.schema import NodeConfig
+
+_DESCRIPTION = """\
+Run every frame of a rosbag2 recording through the DNNs and write the results into a new recording.
+
+The topics are those of the live node (/multi_dnn/front/object/detections, ...), each message with the header and the
+recording time of its frame. Nothing is dropped for being late: the replay takes the time it needs. On the CPU two
+replays of one recording are equal byte for byte. The counts of every DNN and camera are printed and stand in
+summary.json in the new recording's folder.
+
+IN_BAG is a folder, or a .mcap or .db3 file. One that was cut short is read as far as it is whole; the exit code is then
+1, and the new recording holds the results of what was whole.
+"""
+_EXAMPLES = """\
+examples:
+  multi-dnn replay drive/ results/
+  multi-dnn replay drive.mcap results --overlay results.mp4
+  multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
+  multi-dnn replay drive results --with-input --storage sqlite3
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="run every frame of a recording through the DNNs, into a new recording",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("in_bag", type=Path, metavar="IN_BAG", help="rosbag2 folder, .mcap or .db3 file")
+    add("out_bag", type=Path, metavar="OUT_BAG", help="folder of the new recording; must not exist")
+    add("--params-file", type=Path, metavar="YAML", help="the node's parameters (default: config/multi_dnn.yaml)")
+    add(
+        "--topic",
+        type=_assignment,
+        action="append",
+        default=[],
+        metavar="CAMERA:=TOPIC",
+        help="recorded topic of a camera (default: the camera's topic, or the only image topic there is)",
+    )
+    add("--node", default="/multi_dnn", metavar="NAME", help="node name in the output topics (default: /multi_dnn)")
+    add("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, ... (default: the parameter device)")
+    add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
+    add("--with-input", action="store_true", help="copy the camera messages into the new recording")
+    add("--overlay", type=Path, metavar="PATH", help="also draw the results: a .mp4 file, or a folder for pictures")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, report, and return 1 if the input was damaged."""
+    if args.out_bag.exists():
+        raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten")
+    if args.overlay is not None and args.overlay.exists():
+        raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten")
+
+    from multi_dnn_ros.params_file import read_params_file
+    from multi_dnn_ros.resources import config_file
+
+    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
+    if args.device is not None:
+        config = type(config).model_validate({**config.model_dump(), "device": args.device})
+
+    from multi_dnn_ros.bags import BagReader, BagWriter
+    from multi_dnn_ros.replay.recorded_cameras import recorded_topics
+
+    with BagReader(args.in_bag) as bag:
+        topics = recorded_topics(bag, config, dict(args.topic))
+        counts = [bag.topics[topic].count for topic in topics.values()]
+        if not any(counts):
+            raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(topics.values())}")
+        with BagWriter(args.out_bag, args.storage) as writer:
+            summary = _replay(args, config, bag, writer, topics, sum(counts))
+            text = json.dumps(summary.as_json(), indent=2) + "\n"
+            (writer.partial / "summary.json").write_text(text, encoding="utf-8")
+    print(summary)
+    for damage in summary.input_damage:
+        print(f"warning: {damage}", file=sys.stderr)
+    print(f"written to {args.out_bag}")
+    return 1 if summary.input_damage else 0
+
+
+def _replay(
+    args: argparse.Namespace,
+    config: NodeConfig,
+    bag: BagReader,
+    writer: BagWriter,
+    topics: dict[str, str],
+    frames: int,
+) -> Summary:
+    from tqdm import tqdm
+
+    from multi_dnn_ros.pipeline import build
+    from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS, decode_message, result_messages
+    from multi_dnn_ros.replay.replay import Replay
+
+    pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
+    for task in pipeline.tasks:
+        for camera in task.cameras:
+            for name, msgtype in OUTPUT_TOPICS[config.dnns[task.name].role].items():
+                writer.add_topic(f"{args.node}/{camera}/{task.name}/{name}", msgtype)
+    replay = Replay(
+        pipeline.tasks,
+        topics,
+        decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
+        to_messages=result_messages,
+        node=args.node,
+        workers=pipeline.workers,
+        device=pipeline.device,
+        max_failures=config.max_failures,
+    )
+    with tqdm(total=frames, unit="frame", desc="replay") as bar:
+        return replay.run(bag, writer, with_input=args.with_input, progress=bar.update)
+
+
+def _without_deadlines(config: NodeConfig) -> NodeConfig:
+    """A recording waits for the DNNs, so that no frame is ever too old."""
+    dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
+    return config.model_copy(update={"dnns": dnns})
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    camera, separator, topic = text.partition(":=")
+    if not (camera and separator and topic.startswith("/")):
+        raise argparse.ArgumentTypeError(f"'{text}' is not CAMERA:=/TOPIC")
+    return camera, topic

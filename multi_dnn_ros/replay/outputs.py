@@ -1,0 +1,41 @@
+"""The messages of a result, under the topic names of the live node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from std_msgs.msg import Header
+
+from multi_dnn_ros.engine.task import Result
+from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.ros.result_messages import detections_message, lane_mask_message, lane_points_message
+from multi_dnn_ros.schema import Role
+
+#: Topics below `~/<camera>/<dnn>/` and their types, by role.
+OUTPUT_TOPICS: dict[Role, dict[str, str]] = {
+    "lane": {"mask": "sensor_msgs/msg/Image", "points": "sensor_msgs/msg/PointCloud2"},
+    "object": {"detections": "vision_msgs/msg/Detection2DArray"},
+    "pedestrian": {"detections": "vision_msgs/msg/Detection2DArray"},
+}
+
+
+def result_messages(result: Result, header: Header) -> Iterator[tuple[str, Any]]:
+    """Topic below `~/<camera>/<dnn>/` and message, for each message of a result."""
+    if isinstance(result.output, Lanes):
+        yield "mask", lane_mask_message(result.output, header)
+        yield "points", lane_points_message(result.output, header)
+    elif isinstance(result.output, Detections):
+        yield "detections", detections_message(result.output, header)
+    else:
+        raise TypeError(f"DNN '{result.dnn}' returned a {type(result.output).__name__}; expected Detections or Lanes")
+
+
+def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:
+    """An Image or CompressedImage as (H, W, 3) uint8 RGB. Raises FrameError."""
+    if hasattr(message, "format"):
+        return decode_compressed(message, max_pixels)
+    return decode_image(message, max_pixels)

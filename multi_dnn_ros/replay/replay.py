@@ -1,0 +1,170 @@
+"""Frames from a recording into the engine; its results, in order, into another recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from builtin_interfaces.msg import Time
+from rclpy.serialization import deserialize_message, serialize_message
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import Header
+
+from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
+from multi_dnn_ros.engine.engine import Engine
+from multi_dnn_ros.engine.frame import Frame, FrameError
+from multi_dnn_ros.engine.task import DnnTask, Result
+from multi_dnn_ros.replay.frame_order import FrameOrder, FrameOutcome
+from multi_dnn_ros.replay.summary import Summary
+
+_CLASSES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
+
+#: From a camera's name and its image message to (H, W, 3) uint8 RGB; raises FrameError.
+Decode = Callable[[str, Any], npt.NDArray[np.uint8]]
+#: From a result and the header of its frame to the topics below the camera's DNN (`detections`) and their messages.
+ToMessages = Callable[[Result, Header], Iterable[tuple[str, Any]]]
+
+
+class ReplayError(RuntimeError):
+    """The replay cannot go on; the message says why."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a frame carries through the engine: where it comes from."""
+
+    message: BagMessage
+    header: Header
+
+
+class Replay:
+    """Runs recordings through one set of DNNs.
+
+    tasks: the DNNs. topics: recorded topic of each camera. decode, to_messages: between ROS and the engine.
+    node: fully qualified name of the node whose topics are written (`/multi_dnn/front/object/detections`).
+    stall_timeout_s: a DNN that takes longer for a frame ends the replay.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[DnnTask],
+        topics: Mapping[str, str],
+        *,
+        decode: Decode,
+        to_messages: ToMessages,
+        node: str = "/multi_dnn",
+        workers: int = 2,
+        device: torch.device | None = None,
+        max_failures: int = 5,
+        stall_timeout_s: float = 600.0,
+    ) -> None:
+        self._tasks = tuple(tasks)
+        self._camera_of = {topic: camera for camera, topic in topics.items()}
+        if len(self._camera_of) < len(topics):
+            raise ValueError(f"two cameras read one topic: {', '.join(f'{c}:={t}' for c, t in topics.items())}")
+        self._decode = decode
+        self._to_messages = to_messages
+        self._node = node.rstrip("/")
+        self._workers = workers
+        self._device = device
+        self._max_failures = max_failures
+        self._stall_timeout_s = stall_timeout_s
+
+    def run(
+        self,
+        bag: BagReader,
+        writer: BagWriter,
+        *,
+        with_input: bool = False,
+        on_frame: Callable[[FrameOutcome], None] = lambda outcome: None,
+        progress: Callable[[int], object] = lambda frames: None,
+    ) -> Summary:
+        """Replay `bag` into `writer`, which stays open.
+
+        Output messages carry the header and the recording time of their frame, and follow one another by frame, then by
+        DNN in the order of the tasks. with_input: each camera message is copied in front of its outputs.
+        on_frame: called in order with every frame when it is written. progress: called with the number of frames done.
+        """
+        order, summary = FrameOrder(), Summary()
+        engine = Engine(
+            self._tasks,
+            on_result=order.settle,
+            on_drop=order.settle,
+            workers=self._workers,
+            device=self._device,
+            max_failures=self._max_failures,
+        )
+
+        def write_complete(*, all_of_them: bool = False) -> None:
+            for outcome in order.take(all_of_them=all_of_them):
+                self._write(outcome, writer, summary, with_input)
+                on_frame(outcome)
+                progress(1)
+
+        engine.start()
+        try:
+            for message in bag.messages(self._camera_of):
+                frame = self._frame(message)
+                dnns = [task.name for task in self._tasks if frame.camera in task.cameras]
+                order.expect(frame, dnns)
+                for dnn in dnns:
+                    summary.offer(dnn, frame.camera)
+                if not engine.submit(frame, self._stall_timeout_s):
+                    raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
+                write_complete()
+            if not order.wait_complete(self._stall_timeout_s):
+                raise ReplayError(f"the last frames were not through after {self._stall_timeout_s:g} s")
+            write_complete(all_of_them=True)
+        finally:
+            engine.stop(timeout_s=5.0)
+        summary.input_damage = list(bag.damage)
+        return summary
+
+    def _frame(self, message: BagMessage) -> Frame:
+        camera = self._camera_of[message.topic]
+        try:
+            image = deserialize_message(message.data, _CLASSES[message.msgtype])
+        except Exception as error:  # whatever rclpy's C code or ours raises for damaged bytes
+            text = f"not a {message.msgtype}: {error}"
+
+            def load() -> npt.NDArray[np.uint8]:
+                raise FrameError(text)
+
+            header = Header(stamp=_time(message.stamp_ns))
+            return Frame(camera, message.stamp_ns, load, Recording(message, header))
+        stamp = image.header.stamp
+        return Frame(
+            camera,
+            stamp.sec * 1_000_000_000 + stamp.nanosec,
+            lambda: self._decode(camera, image),
+            Recording(message, image.header),
+        )
+
+    def _write(self, outcome: FrameOutcome, writer: BagWriter, summary: Summary, with_input: bool) -> None:
+        recording = outcome.frame.context
+        assert isinstance(recording, Recording)
+        source = recording.message
+        if with_input:
+            writer.add_topic(source.topic, source.msgtype)
+            writer.write(source.topic, source.stamp_ns, source.data)
+        for end in outcome.in_order():
+            if isinstance(end, Result):
+                for name, message in self._to_messages(end, recording.header):
+                    topic = f"{self._node}/{outcome.frame.camera}/{end.dnn}/{name}"
+                    writer.add_topic(topic, msgtype_of(message))
+                    writer.write(topic, source.stamp_ns, serialize_message(message))
+            summary.count(end)
+
+
+def msgtype_of(message: Any) -> str:
+    """The type name of a message object, such as `vision_msgs/msg/Detection2DArray`."""
+    kind = type(message)
+    return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"
+
+
+def _time(nanoseconds: int) -> Time:
+    return Time(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)

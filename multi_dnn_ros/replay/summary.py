@@ -1,0 +1,67 @@
+"""What became of every frame of a replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from multi_dnn_ros.engine.task import Drop, Result
+
+
+@dataclass
+class StreamCount:
+    """One DNN on one camera: offered == published + the sum of dropped. messages: the first drop of each reason."""
+
+    offered: int = 0
+    published: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    messages: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def accounted(self) -> bool:
+        return self.offered == self.published + self.dropped.total()
+
+
+@dataclass
+class Summary:
+    """Counts by (dnn, camera), and what was wrong with the input."""
+
+    streams: dict[tuple[str, str], StreamCount] = field(default_factory=dict)
+    input_damage: list[str] = field(default_factory=list)
+
+    def offer(self, dnn: str, camera: str) -> None:
+        self.streams.setdefault((dnn, camera), StreamCount()).offered += 1
+
+    def count(self, end: Result | Drop) -> None:
+        stream = self.streams[end.dnn, end.frame.camera]
+        if isinstance(end, Result):
+            stream.published += 1
+        else:
+            stream.dropped[end.reason.value] += 1
+            stream.messages.setdefault(end.reason.value, end.message)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a JSON file; the same replay gives the same."""
+        return {
+            "streams": [
+                {
+                    "dnn": dnn,
+                    "camera": camera,
+                    "offered": stream.offered,
+                    "published": stream.published,
+                    "dropped": dict(sorted(stream.dropped.items())),
+                    "first_drops": dict(sorted(stream.messages.items())),
+                }
+                for (dnn, camera), stream in self.streams.items()
+            ],
+            "input_damage": self.input_damage,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{'dnn':<14}{'camera':<12}{'offered':>8}{'published':>10}  dropped"]
+        for (dnn, camera), stream in self.streams.items():
+            drops = ", ".join(f"{reason} {count}" for reason, count in sorted(stream.dropped.items())) or "none"
+            lines.append(f"{dnn:<14}{camera:<12}{stream.offered:>8}{stream.published:>10}  {drops}")
+            lines += [f"  {reason}: {message}" for reason, message in sorted(stream.messages.items())]
+        return "\n".join(lines)
