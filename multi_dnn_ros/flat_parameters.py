@@ -25,6 +25,8 @@ _NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 _NAME_RULE = "lower-case letters, digits and _, a letter first, 64 at most"
 _SECTIONS: dict[str, type[BaseModel]] = {"camera": CameraConfig, "dnn": DnnConfig}
 _LISTS = {"camera": "cameras", "dnn": "dnns"}
+#: Parameters that rclpy itself reads.
+_OF_ROS = ("use_sim_time", "start_type_description_service", "qos_overrides.")
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, str_strip_whitespace=True)
 
 
@@ -153,12 +155,12 @@ def to_config(flat: Mapping[str, Any]) -> NodeConfig:
     """
     cameras, dnns = names_in(flat)
     fields = parameter_fields(cameras, dnns)
-    problems = [unknown_parameter(name, cameras, dnns) for name in flat if name not in fields]
+    problems, _ = unknown_parameters(flat, cameras, dnns)
     values: dict[str, Any] = {}
     for name, field in fields.items():
         try:
             values[name] = field.checked(name, _given(name, flat, field.default))
-        except ParameterError as error:  # noqa: PERF203 (every problem is reported, not only the first)
+        except ParameterError as error:
             problems.extend(error.problems)
     if problems:
         raise ParameterError(problems)
@@ -175,34 +177,46 @@ def to_flat(config: NodeConfig) -> dict[str, Any]:
     return flat
 
 
-def unknown_parameter(name: str, cameras: Iterable[str], dnns: Iterable[str]) -> str:
-    """The message for a parameter that does not exist: what was probably meant, or what there is."""
+def unknown_parameters(
+    flat: Mapping[str, Any], cameras: Sequence[str], dnns: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Messages on the names that are no parameters of a node with these cameras and DNNs: errors, and warnings.
+
+    A name that was probably meant for this node is an error. A name that resembles nothing here is of another node (one
+    file may serve several), and a camera or DNN may be configured and yet not be in use: these are warnings.
+    """
     members = {"camera": tuple(cameras), "dnn": tuple(dnns)}
-    kind, _, rest = name.partition(".")
-    member, _, field = rest.partition(".")
-    fields = fields_of(_SECTIONS[kind]) if kind in _SECTIONS else {}
-    if field in fields and member not in members[kind]:
-        meant = difflib.get_close_matches(member, members[kind], 1)
-        return (
-            f"parameter {name}: there is no {kind} {shown(member)}; parameter {_LISTS[kind]} lists "
-            f"{', '.join(members[kind])}{_did_you_mean(f'{kind}.{m}.{field}' for m in meant)}"
-        )
-    if fields and member in members[kind]:
-        meant = difflib.get_close_matches(field, fields, 1)
-        return (
-            f"parameter {name}: a {kind} has no {shown(field)}{_did_you_mean(f'{kind}.{member}.{f}' for f in meant)}; "
-            f"it has {', '.join(fields)}"
-        )
-    known = list(parameter_fields(members["camera"], members["dnn"]))
-    meant = difflib.get_close_matches(name, known, 1)
-    return f"parameter {name}: no such parameter{_did_you_mean(meant)}"
+    known = parameter_fields(cameras, dnns)
+    errors: list[str] = []
+    warnings: list[str] = []
+    for name, value in flat.items():
+        if name in known or name.startswith(_OF_ROS):
+            continue
+        kind, _, rest = name.partition(".")
+        member, _, field = rest.partition(".")
+        if kind not in members:
+            meant = difflib.get_close_matches(name, known, 1)
+            if meant or kind in _LISTS.values():
+                errors.append(f"parameter {name}: no such parameter{_did_you_mean(meant)}")
+            else:
+                warnings.append(f"parameter {name}: not a parameter of this node, ignored")
+        elif member in members[kind] or field not in fields_of(_SECTIONS[kind]):
+            fields = fields_of(_SECTIONS[kind])
+            meant = [f"{kind}.{member}.{match}" for match in difflib.get_close_matches(field, fields, 1)]
+            errors.append(
+                f"parameter {name}: a {kind} has no {shown(field)}{_did_you_mean(meant)}; it has {', '.join(fields)}"
+            )
+        elif value != _default(name, kind, member):
+            text = f"parameter {name}: {kind} {shown(member)} is not in {_LISTS[kind]} ({', '.join(members[kind])})"
+            untouched = [m for m in members[kind] if not any(given.startswith(f"{kind}.{m}.") for given in flat)]
+            meant = [f"{kind}.{match}.{field}" for match in difflib.get_close_matches(member, untouched, 1, 0.8)]
+            (errors if meant else warnings).append(text + (_did_you_mean(meant) or "; not used"))
+    return errors, warnings
 
 
-def resembles_ours(name: str, cameras: Iterable[str], dnns: Iterable[str]) -> bool:
-    """Whether an unknown name is meant for this node: others belong to a params file shared by several nodes."""
-    if name.split(".")[0] in (*_SECTIONS, *_LISTS.values()):
-        return True
-    return bool(difflib.get_close_matches(name, list(parameter_fields(cameras, dnns)), 1))
+def _default(name: str, kind: str, member: str) -> Any:
+    names = {"camera": ((member,), ()), "dnn": ((), (member,))}[kind]
+    return parameter_fields(*names)[name].default
 
 
 def _did_you_mean(names: Iterable[str]) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from multi_dnn_ros.flat_parameters import ParameterError, names_in, resembles_ours, to_config
+from multi_dnn_ros.flat_parameters import ParameterError, names_in, to_config, unknown_parameters
 from multi_dnn_ros.schema import NodeConfig
+
+log = logging.getLogger(__name__)
 
 _MAX_BYTES = 1 << 20
 _PARAMETERS = "ros__parameters"
@@ -27,11 +30,15 @@ def read_params_file(path: str | Path, node_name: str = "multi_dnn") -> NodeConf
         raise ParameterError([f"{path}: {size} bytes; a parameter file has at most {_MAX_BYTES}"])
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-        return to_config(_without_foreign(_flat_parameters(document, node_name)))
+        flat = _flat_parameters(document, node_name)
+        config = to_config(flat)
     except ParameterError as error:
         raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ParameterError([f"{path}: not a YAML file: {' '.join(str(error).split())}"]) from None
+    for warning in unknown_parameters(flat, *names_in(flat))[1]:
+        log.warning("%s: %s", path, warning)
+    return config
 
 
 class _Loader(yaml.SafeLoader):
@@ -86,10 +93,3 @@ def _flattened(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, A
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _without_foreign(flat: dict[str, Any]) -> dict[str, Any]:
-    """Drops what ROS itself or another node reads (``use_sim_time``), and keeps what looks like a typing error."""
-    cameras, dnns = names_in(flat)
-    known = {"use_sim_time", "start_type_description_service"}
-    return {name: value for name, value in flat.items() if name not in known and resembles_ours(name, cameras, dnns)}

@@ -1,0 +1,86 @@
+"""Results to messages. Every message carries the header of the image that it was made from."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from sensor_msgs.msg import Image, PointCloud2, PointField
+from std_msgs.msg import Header
+from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
+
+from multi_dnn_ros.models.results import Detections, Lanes
+
+#: All fields have one type, so that sensor_msgs_py.point_cloud2.read_points_numpy reads them.
+POINT_FIELDS = ("u", "v", "lane", "score")
+
+
+def detections_message(detections: Detections, header: Header) -> Detection2DArray:
+    """vision_msgs/Detection2DArray, best score first; class_id is the class name, boxes are in pixels of the source."""
+    message = Detection2DArray(header=header)
+    message.detections = [
+        _detection(box, score, _label(detections.labels, class_id), header)
+        for box, score, class_id in zip(
+            detections.boxes.tolist(), detections.scores.tolist(), detections.class_ids.tolist(), strict=True
+        )
+    ]
+    return message
+
+
+def lane_mask_message(lanes: Lanes, header: Header) -> Image:
+    """sensor_msgs/Image mono8: pixel = number of the lane line, 0 = none."""
+    return image_message(lanes.mask, "mono8", header)
+
+
+def lane_points_message(lanes: Lanes, header: Header) -> PointCloud2:
+    """sensor_msgs/PointCloud2 of float32 fields u, v (pixels of the source), lane (number from the left) and score."""
+    rows = [
+        np.column_stack([lane.points, np.tile(np.array([lane.number, lane.score]), (len(lane.points), 1))])
+        for lane in lanes.lanes
+    ]
+    points = np.concatenate(rows).astype("<f4") if rows else np.zeros((0, len(POINT_FIELDS)), "<f4")
+    message = PointCloud2(header=header, height=1, width=len(points), is_bigendian=False, is_dense=True)
+    message.fields = [
+        PointField(name=name, offset=4 * place, datatype=PointField.FLOAT32, count=1)
+        for place, name in enumerate(POINT_FIELDS)
+    ]
+    message.point_step = 4 * len(POINT_FIELDS)
+    message.row_step = message.point_step * len(points)
+    message.data = _bytes(points)
+    return message
+
+
+def image_message(pixels: npt.NDArray[np.uint8], encoding: str, header: Header) -> Image:
+    """(H, W) or (H, W, C) uint8 as sensor_msgs/Image without padding."""
+    height, width = pixels.shape[:2]
+    message = Image(header=header, height=height, width=width, encoding=encoding, is_bigendian=0)
+    message.step = pixels.size // height
+    message.data = _bytes(pixels)
+    return message
+
+
+def _detection(box: Sequence[float], score: float, label: str, header: Header) -> Detection2D:
+    x1, y1, x2, y2 = box
+    detection = Detection2D(header=header)
+    detection.bbox.center.position.x = (x1 + x2) / 2
+    detection.bbox.center.position.y = (y1 + y2) / 2
+    detection.bbox.size_x = x2 - x1
+    detection.bbox.size_y = y2 - y1
+    hypothesis = ObjectHypothesisWithPose()
+    hypothesis.hypothesis.class_id = label
+    hypothesis.hypothesis.score = score
+    detection.results.append(hypothesis)
+    return detection
+
+
+def _label(labels: Sequence[str], class_id: int) -> str:
+    return labels[class_id] if 0 <= class_id < len(labels) else str(class_id)
+
+
+def _bytes(values: npt.NDArray[np.generic]) -> array.array[int]:
+    """As rclpy's uint8[] fields hold it: anything else is checked element by element, in milliseconds an image."""
+    data = array.array("B")
+    data.frombytes(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+    return data
