@@ -26,10 +26,11 @@ LABELS = ("car", "truck", "pedestrian")
 
 #: An object counts when at least this share of it is not hidden by things before it ...
 MIN_VISIBLE = 0.5
-#: ... at least this share of its extent lies inside the image ...
+#: ... at least this share of its extent lies inside the image, or it covers this share of the image ...
 MIN_INSIDE = 0.3
+MIN_PIXELS = 0.015
 #: ... and its box is at least this high, as a share of the image's height (vehicles, pedestrians).
-MIN_HEIGHT = (0.03, 0.03, 0.045)
+MIN_HEIGHT = (0.035, 0.035, 0.045)
 
 _GRID = np.concatenate([np.arange(-16.0, 40.0, 1.5), np.geomspace(40.0, 232.0, 40)])
 
@@ -155,12 +156,15 @@ class World:
     def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, int, float, Silhouette]]:
         """Draw everything far to near; returns (number, class, distance, silhouette) of what can be in the truth."""
         placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor]] = []
+        limit = 3.5 * self._light.visibility_m  # fog hides the rest
         for stream in self._streams:
             for slot, turn, s in stream.positions(seconds):
+                if s > limit:
+                    continue
                 actor = self._cast.actor(stream, slot, turn, s, seconds)
                 position = path.at(actor.s, actor.d)[0]
                 distance = float(np.hypot(position[0], position[2]))
-                if position[2] > -12.0 and self._light.transmittance(distance) > 0.03:
+                if position[2] > -12.0:
                     placed.append((distance, position, actor))
         placed.sort(key=lambda item: -item[0])
         self._shadows(canvas, path, placed)
@@ -207,7 +211,7 @@ class World:
             x1, y1, x2, y2 = silhouette.box
             counts = (
                 visible >= MIN_VISIBLE
-                and silhouette.inside >= MIN_INSIDE
+                and (silhouette.inside >= MIN_INSIDE or silhouette.pixels >= MIN_PIXELS * canvas.owner.size)
                 and y2 - y1 >= MIN_HEIGHT[class_id] * canvas.camera.height
                 and x2 - x1 >= 0.3 * MIN_HEIGHT[class_id] * canvas.camera.height
                 and float(self._light.transmittance(distance)) >= VISIBLE_CONTRAST

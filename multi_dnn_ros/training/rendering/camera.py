@@ -7,6 +7,7 @@ are `s` metres along the centre line from the camera and `d` metres to its right
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ class Camera:
     yaw: float
     roll: float
 
+    @cached_property
     def rotation(self) -> Points:
         """(3, 3) from camera coordinates as above to the optical frame (x right, y up, z along the optical axis)."""
         cp, sp = np.cos(self.pitch), np.sin(self.pitch)
@@ -43,15 +45,16 @@ class Camera:
     def optical(self, points: Points) -> Points:
         """(N, 3) points in metres -> (N, 3) in the optical frame."""
         moved = points - np.array([0.0, self.mount_m, 0.0])
-        rotated: Points = moved @ self.rotation().T
+        rotated: Points = moved @ self.rotation.T
         return rotated
 
     def pixels(self, optical: Points) -> Points:
         """(N, 3) optical points with z >= NEAR_M -> (N, 2) u, v in pixels (u right, v down, pixel centres at .0)."""
         scale = self.focal / optical[:, 2]
-        return np.stack(
-            [self.width / 2 - 0.5 + optical[:, 0] * scale, self.height / 2 - 0.5 - optical[:, 1] * scale], axis=1
-        )
+        pixels = np.empty((len(optical), 2))
+        pixels[:, 0] = self.width / 2 - 0.5 + optical[:, 0] * scale
+        pixels[:, 1] = self.height / 2 - 0.5 - optical[:, 1] * scale
+        return pixels
 
     def horizon(self) -> float:
         """Row of the horizon in the middle of the image, pixels."""
@@ -94,16 +97,12 @@ class RoadPath:
 
     def at(self, s: Points | float, d: Points | float, up: Points | float = 0.0) -> Points:
         """(N, 3) camera coordinates of points `s` along, `d` to the right and `up` above the road."""
-        along, right, above = np.broadcast_arrays(*np.atleast_1d(s, d, up))
-        theta = np.interp(along, self.s, self.theta)
-        return np.stack(
-            [
-                np.interp(along, self.s, self.x) + right * np.cos(theta),
-                np.interp(along, self.s, self.y) + above,
-                np.interp(along, self.s, self.z) - right * np.sin(theta),
-            ],
-            axis=1,
-        )
+        theta = np.interp(s, self.s, self.theta)
+        x = np.interp(s, self.s, self.x) + d * np.cos(theta)
+        z = np.interp(s, self.s, self.z) - d * np.sin(theta)
+        points = np.empty((np.size(x), 3))
+        points[:, 0], points[:, 1], points[:, 2] = x, np.interp(s, self.s, self.y) + up, z
+        return points
 
     def heading(self, s: float) -> float:
         """Direction of the road at `s`, radians, 0 = straight ahead, right positive."""

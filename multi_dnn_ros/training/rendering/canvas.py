@@ -16,6 +16,7 @@ from multi_dnn_ros.training.rendering.mesh import Mesh
 SCENERY = 255
 
 _SHIFT = 4  # fractional bits of OpenCV's polygon coordinates: edges move by 1/16 pixel
+_SPECK = 0.25  # pixels; narrower polygons are not drawn
 _LIMIT = 30_000.0  # pixels; OpenCV's fixed-point coordinates overflow far beyond the image
 
 
@@ -36,14 +37,14 @@ class Silhouette:
 class Canvas:
     """image: (H, W, 3) uint8 RGB. owner: (H, W) uint8, the number of the object drawn last at a pixel, 0 = the ground and
     the sky, SCENERY = a house, a tree, ...
-    lamps: pixel (u, v), radius and colour of lights that glow at night.
+    lamps: pixel (u, v), size, colour and owner of lights that glow at night.
     """
 
     camera: Camera
     light: Light
     image: npt.NDArray[np.uint8]
     owner: npt.NDArray[np.uint8]
-    lamps: list[tuple[float, float, float, Points]] = field(default_factory=list)
+    lamps: list[tuple[float, float, float, Points, int]] = field(default_factory=list)
 
     @classmethod
     def blank(cls, camera: Camera, light: Light) -> Canvas:
@@ -81,74 +82,88 @@ class Canvas:
         cos, sin = np.cos(heading), np.sin(heading)
         turn = np.array([[cos, 0.0, -sin], [0.0, 1.0, 0.0], [sin, 0.0, cos]])
         optical = self.camera.optical(mesh.points @ turn + position)
-        whole = bool((optical[:, 2] >= NEAR_M).all())
-        if not whole and not (optical[:, 2] >= NEAR_M).any():
+        near = optical[:, 2] < NEAR_M
+        if near.all():
             return None
+        starts, counts = mesh.starts, mesh.counts
+        if near.any():
+            parts = [clip_near(part) for part in np.split(optical, starts[1:])]
+            # What is left of a polygon behind the camera is nothing; a speck keeps the numbering.
+            parts = [part if len(part) >= 3 else np.repeat([[0.0, 1e6, 1.0]], 3, axis=0) for part in parts]
+            counts = np.array([len(part) for part in parts], dtype=np.int64)
+            starts = np.cumsum(counts) - counts
+            optical = np.concatenate(parts)
+        pixels = np.clip(self.camera.pixels(optical), -_LIMIT, _LIMIT)
         distance = float(max(np.hypot(position[0], position[2]), 0.5))
         colours = self.light.lit(mesh.colours, mesh.normals @ turn, mesh.glow, distance, float(position[0]))
-        if whole:
-            pixels = np.clip(self.camera.pixels(optical), -_LIMIT, _LIMIT)
-            polygons = np.split(pixels, mesh.starts[1:])
-        else:
-            clipped = [clip_near(part) for part in np.split(optical, mesh.starts[1:])]
-            polygons = [
-                np.clip(self.camera.pixels(part), -_LIMIT, _LIMIT) if len(part) >= 3 else np.zeros((0, 2))
-                for part in clipped
-            ]
-        return self._paint(mesh, polygons, colours, number)
+        return self._paint(mesh, pixels, starts, counts, colours, number)
 
-    def _paint(self, mesh: Mesh, polygons: list[Points], colours: Points, number: int) -> Silhouette | None:
-        visible: list[Points] = []
-        extent = [np.inf, np.inf, -np.inf, -np.inf]
-        for k, polygon in enumerate(polygons):
-            if len(polygon) < 3:
-                continue
-            if mesh.one_sided[k]:
-                (ax, ay), (bx, by), (cx, cy) = polygon[:3].tolist()
-                if (bx - ax) * (cy - ay) - (by - ay) * (cx - ax) >= 0.0:
-                    continue  # seen from behind
-            low, high = polygon.min(axis=0).tolist(), polygon.max(axis=0).tolist()
-            extent = [min(extent[0], low[0]), min(extent[1], low[1]), max(extent[2], high[0]), max(extent[3], high[1])]
-            if high[0] < 0 or high[1] < 0 or low[0] > self.camera.width or low[1] > self.camera.height:
-                continue
-            fill_polygon(self.image, polygon, colours[k].tolist(), convex=len(polygon) <= 6)
-            if mesh.glow[k] > 0.5:
-                u, v = polygon.mean(axis=0).tolist()
-                self.lamps.append((u, v, max(high[0] - low[0], high[1] - low[1]), colours[k]))
-            visible.append(polygon)
-        return self._own(visible, extent, number) if visible else None
+    def _paint(
+        self,
+        mesh: Mesh,
+        pixels: Points,
+        starts: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        colours: Points,
+        number: int,
+    ) -> Silhouette | None:
+        """Fill the polygons that face the camera, lie in the image and are larger than a speck."""
+        low, high = np.minimum.reduceat(pixels, starts), np.maximum.reduceat(pixels, starts)
+        one, two = pixels[starts + 1] - pixels[starts], pixels[starts + 2] - pixels[starts]
+        facing = ~mesh.one_sided | (one[:, 0] * two[:, 1] - one[:, 1] * two[:, 0] < 0.0)
+        facing &= low[:, 1] > -_LIMIT  # not the specks
+        inside = (
+            (high[:, 0] >= 0) & (high[:, 1] >= 0) & (low[:, 0] < self.camera.width) & (low[:, 1] < self.camera.height)
+        )
+        drawn = np.flatnonzero(facing & inside & ((high - low).min(axis=1) > _SPECK)).tolist()
+        if not drawn:
+            return None
+        fixed = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
+        ends, begins, paint = (starts + counts).tolist(), starts.tolist(), colours.tolist()
+        for k in drawn:
+            _fill(self.image, fixed[begins[k] : ends[k]], paint[k], cv2.LINE_AA)
+            if mesh.glow[k] > 0.7:
+                u, v = (0.5 * (low[k] + high[k])).tolist()
+                self.lamps.append((u, v, float((high[k] - low[k]).max()), colours[k], number))
+        if number == SCENERY:
+            for k in drawn:
+                _fill(self.owner, fixed[begins[k] : ends[k]], SCENERY, cv2.LINE_8)
+            return None
+        polygons = [fixed[begins[k] : ends[k]] for k in drawn]
+        return self._own(polygons, low[facing].min(axis=0), high[facing].max(axis=0), number)
 
-    def _own(self, polygons: list[Points], extent: list[float], number: int) -> Silhouette | None:
-        x0, y0 = max(0, int(extent[0]) - 1), max(0, int(extent[1]) - 1)
-        x1 = min(self.camera.width, int(min(extent[2], 1e6)) + 3)
-        y1 = min(self.camera.height, int(min(extent[3], 1e6)) + 3)
+    def _own(self, polygons: list[npt.NDArray[np.int32]], low: Points, high: Points, number: int) -> Silhouette | None:
+        x0, y0 = (max(0, int(edge) - 1) for edge in low.tolist())
+        x1, y1 = min(self.camera.width, int(high[0]) + 3), min(self.camera.height, int(high[1]) + 3)
         if x1 <= x0 or y1 <= y0:
             return None
         mask = np.zeros((y1 - y0, x1 - x0), np.uint8)
+        corner = np.array([x0 << _SHIFT, y0 << _SHIFT], dtype=np.int32)
         for polygon in polygons:
-            fill_polygon(mask, polygon - (x0, y0), 255, convex=len(polygon) <= 6, smooth=False)
+            _fill(mask, polygon - corner, 255, cv2.LINE_8)
         self.owner[y0:y1, x0:x1][mask > 0] = number
-        if number == SCENERY:
-            return None
         left, top, width, height = cv2.boundingRect(mask)
         if width == 0 or height == 0:
             return None
         box = (x0 + left, y0 + top, x0 + left + width, y0 + top + height)
-        area = max((extent[2] - extent[0]) * (extent[3] - extent[1]), 1e-6)
-        return Silhouette(box, int(cv2.countNonZero(mask)), min(1.0, width * height / area))
+        inside = width * height / max(float(np.prod(high - low)), 1e-6)
+        return Silhouette(box, int(cv2.countNonZero(mask)), min(1.0, inside))
 
 
-def fill_polygon(
-    image: npt.NDArray[np.uint8],
-    pixels: Points,
-    colour: list[float] | float,
-    convex: bool = True,
-    smooth: bool = True,
-) -> None:
-    """Fill a polygon (K, 2) given to a fraction of a pixel."""
-    fixed = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
-    kind = cv2.LINE_AA if smooth else cv2.LINE_8
-    if convex:
+def _fill(image: npt.NDArray[np.uint8], fixed: npt.NDArray[np.int32], colour: list[float] | float, kind: int) -> None:
+    """Fill a polygon in fixed-point pixels. Quadrilaterals are convex here; blobs of trees need not be."""
+    if len(fixed) <= 6:
         cv2.fillConvexPoly(image, fixed, colour, kind, _SHIFT)
     else:
         cv2.fillPoly(image, [fixed], colour, kind, _SHIFT)
+
+
+def fill_polygon(
+    image: npt.NDArray[np.uint8], pixels: Points, colour: list[float] | float, convex: bool = True
+) -> None:
+    """Fill a polygon (K, 2) given to a fraction of a pixel, anti-aliased."""
+    fixed = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
+    if convex:
+        cv2.fillConvexPoly(image, fixed, colour, cv2.LINE_AA, _SHIFT)
+    else:
+        cv2.fillPoly(image, [fixed], colour, cv2.LINE_AA, _SHIFT)

@@ -34,14 +34,17 @@ class MeshBuilder:
     """Collects polygons; `build` freezes them."""
 
     def __init__(self) -> None:
-        self._polygons: list[Points] = []
+        self._points: list[Points] = []
+        self._counts: list[int] = []
         self._colours: list[Colour] = []
         self._glow: list[float] = []
         self._one_sided: list[bool] = []
 
     def polygon(self, points: npt.ArrayLike, colour: Colour, glow: float = 0.0, one_sided: bool = False) -> None:
         """points: (K, 3), counter-clockwise seen from its front."""
-        self._polygons.append(np.asarray(points, dtype=np.float64).reshape(-1, 3))
+        corners = np.asarray(points, dtype=np.float64)
+        self._points.append(corners)
+        self._counts.append(len(corners))
         self._colours.append(colour)
         self._glow.append(glow)
         self._one_sided.append(one_sided)
@@ -79,8 +82,17 @@ class MeshBuilder:
         self, face: Points, left: float, low: float, right: float, high: float, colour: Colour, glow: float = 0.0
     ) -> None:
         """A quadrilateral on a face of `prism`; the four limits are fractions of the face, 0..1."""
-        corners = [bilinear(face, u, v) for u, v in ((left, low), (right, low), (right, high), (left, high))]
-        self.polygon(corners, colour, glow, one_sided=True)
+        self.patches(face, np.array([[left, low, right, high]]), [colour], [glow])
+
+    def patches(self, face: Points, limits: Points, colours: Sequence[Colour], glow: Sequence[float]) -> None:
+        """As `patch` for (K, 4) limits at once."""
+        u, v = limits[:, (0, 2, 2, 0)], limits[:, (1, 1, 3, 3)]
+        weights = np.stack([(1 - u) * (1 - v), u * (1 - v), u * v, (1 - u) * v], axis=2)  # bilinear
+        self._points.append((weights @ face).reshape(-1, 3))
+        self._counts += [4] * len(limits)
+        self._colours += colours
+        self._glow += glow
+        self._one_sided += [True] * len(limits)
 
     def disc(self, centre: Sequence[float], radius: float, colour: Colour, *, outward: int, sides: int = 12) -> None:
         """A wheel: a regular polygon in the plane x = const, facing right (`outward` 1) or left (-1)."""
@@ -98,12 +110,13 @@ class MeshBuilder:
         self.polygon(ring, colour, glow)
 
     def build(self) -> Mesh:
-        counts = np.array([len(p) for p in self._polygons], dtype=np.int64)
-        starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
-        points = np.concatenate(self._polygons)
-        a, b, c = points[starts], points[starts + 1], points[starts + 2]
-        normals = np.cross(c - a, b - a)  # the axes are left-handed
-        normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-9)
+        counts = np.array(self._counts, dtype=np.int64)
+        starts = np.cumsum(counts) - counts
+        points = np.concatenate(self._points)
+        one, two = points[starts + 1] - points[starts], points[starts + 2] - points[starts]
+        # two x one, not one x two: the axes are left-handed.
+        normals = two[:, (1, 2, 0)] * one[:, (2, 0, 1)] - two[:, (2, 0, 1)] * one[:, (1, 2, 0)]
+        normals /= np.maximum(np.sqrt((normals**2).sum(axis=1, keepdims=True)), 1e-9)
         return Mesh(
             points,
             starts,
@@ -113,11 +126,3 @@ class MeshBuilder:
             normals,
             np.array(self._one_sided, dtype=np.bool_),
         )
-
-
-def bilinear(face: Points, u: float, v: float) -> Points:
-    """The point of a quadrilateral (4, 3) at fractions `u` to the right and `v` up."""
-    low = face[0] * (1 - u) + face[1] * u
-    high = face[3] * (1 - u) + face[2] * u
-    point: Points = low * (1 - v) + high * v
-    return point

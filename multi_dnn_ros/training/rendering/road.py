@@ -79,7 +79,7 @@ def _grain() -> npt.NDArray[np.uint8]:
     """(256, 256) tileable noise around 128: fine grain on coarser blotches."""
     rng = np.random.default_rng(20260)
     total = np.zeros((_TILE, _TILE), np.float32)
-    for cell, weight in ((1, 0.55), (3, 0.8), (16, 0.6), (48, 0.5)):
+    for cell, weight in ((1, 0.7), (3, 0.8), (12, 0.4), (48, 0.25)):
         noise = rng.standard_normal((_TILE // cell + 1, _TILE // cell + 1)).astype(np.float32)
         noise[-1, :], noise[:, -1] = noise[0, :], noise[:, 0]
         total += weight * cv2.resize(noise, (_TILE, _TILE), interpolation=cv2.INTER_LINEAR)
@@ -161,7 +161,7 @@ def draw_markings(canvas: Canvas, path: RoadPath, section: RoadSection, travelle
         colour = np.asarray(line.colour) * (1.0 - line.wear) + asphalt * line.wear
         sides = (-0.8 * line.width_m, 0.8 * line.width_m) if line.double else (0.0,)
         for start, end in _pieces(line, travelled):
-            shade = canvas.light.flat(colour, max(start, 1.0), line.offset + float(path.x.mean() * 0))[0]
+            shade = canvas.light.flat(colour, max(start, 1.0))[0]
             s = np.linspace(start, end, 3 if end - start < 8 else 7)
             for shift in sides:
                 centre = line.offset + shift

@@ -66,14 +66,15 @@ def house(rng: np.random.Generator, lit: float, tall: bool, snow: bool) -> Mesh:
     deep, top = rng.uniform(6.0, 11.0), storey * floors + 0.4
     faces = m.prism((half, -deep, deep), (half, -deep, deep), 0.0, top, wall)
     dark, warm = _rgb(rng, (66, 76, 88), 14), (250.0, 208.0, 130.0)
+    low = (np.arange(floors) * storey + 1.0) / top
     for side, columns in (("back", 3), ("left", 5), ("right", 5)):
-        for floor in range(floors):
-            low = (floor * storey + 1.0) / top
-            for k in range(columns):
-                glow = lit > 0 and rng.random() < lit
-                left = (k + 0.24) / columns
-                colour = warm if glow else _tone(dark, rng.uniform(0.8, 1.25))
-                m.patch(faces[side], left, low, left + 0.52 / columns, low + 1.35 / top, colour, 0.6 if glow else 0.0)
+        left = (np.arange(columns) + 0.24) / columns
+        x, y = (axis.ravel() for axis in np.meshgrid(left, low))
+        glow = rng.random(len(x)) < lit
+        tones = rng.uniform(0.8, 1.25, len(x)).tolist()
+        colours = [warm if on else _tone(dark, tone) for on, tone in zip(glow.tolist(), tones, strict=True)]
+        limits = np.stack([x, y, x + 0.52 / columns, y + 1.35 / top], axis=1)
+        m.patches(faces[side], limits, colours, (0.6 * glow).tolist())
     if not tall:
         roof = (
             (226.0, 230.0, 234.0)

@@ -71,14 +71,14 @@ def road_section(rng: np.random.Generator, conditions: Conditions) -> RoadSectio
     if style in ("suburb", "city"):
         bay = float(rng.uniform(2.0, 2.3)) if style == "city" and rng.random() < 0.65 else 0.35
         path = float(rng.uniform(2.2, 3.6))
-        strips.append(Strip(left - 0.5 - path, right + bay + 0.15 + path, pavement, 0.5))
+        strips.append(Strip(left - 0.5 - path, right + bay + 0.15 + path, pavement, 0.35))
         strips.append(Strip(left - 0.5, right + bay + 0.15, _jitter(rng, (168, 166, 160), 10), 0.3))
-        strips.append(Strip(left - 0.35, right + bay, asphalt, 0.5))
+        strips.append(Strip(left - 0.35, right + bay, asphalt, 0.3))
     else:
         hard = float(rng.uniform(0.3, 2.6))
         soft = float(rng.uniform(0.3, 2.0))
         strips.append(Strip(left - 0.6 - soft, right + hard + soft, verge, 0.9))
-        strips.append(Strip(left - 0.6, right + hard, asphalt, 0.5))
+        strips.append(Strip(left - 0.6, right + hard, asphalt, 0.3))
     return RoadSection(
         strips=tuple(strips),
         lines=lines,

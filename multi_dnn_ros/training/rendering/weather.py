@@ -48,8 +48,9 @@ def glow(canvas: Canvas, strength: float) -> None:
         return
     height, width = canvas.image.shape[:2]
     small = np.zeros((height // 4, width // 4, 3), np.uint8)
-    for u, v, size, colour in canvas.lamps:
-        if -50 < u < width + 50 and -50 < v < height + 50:
+    for u, v, size, colour, number in canvas.lamps:
+        inside = 0 <= u < width and 0 <= v < height
+        if inside and canvas.owner[int(v), int(u)] == number:  # nothing stands before it
             radius = int(np.clip(size * 0.35 / 4 + 0.7, 1, 14))
             cv2.circle(small, (int(u / 4), int(v / 4)), radius, colour.tolist(), -1)
     wide = cv2.GaussianBlur(small, (0, 0), 5.0)
