@@ -1,0 +1,39 @@
+"""A DNN ready to be cut and run, and the error that says why one is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.schema import Role
+
+
+class ModelError(ValueError):
+    """A DNN cannot be loaded or used; the message names the file or parameter, its value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Dnn:
+    """One DNN with its way in and its way out.
+
+    module: eval mode, on the CPU; forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of tensors.
+    preprocess: (H, W, 3) uint8 RGB image on any device -> ((1, 3, h, w) float32,).
+    decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> Detections or Lanes; `score_threshold`,
+    `iou_threshold` and `max_detections` may be set at any time.
+    labels: class names by index, as in the decoder's results.
+    """
+
+    name: str
+    role: Role
+    module: nn.Module
+    preprocess: Preprocess
+    decoder: Decoder
+    labels: tuple[str, ...]
+
+    def example_inputs(self) -> tuple[torch.Tensor, ...]:
+        """Inputs of the right shape and type, (1, 3, h, w) float32 zeros on the CPU: for tracing and warming up."""
+        return (torch.zeros(1, 3, self.preprocess.height, self.preprocess.width),)

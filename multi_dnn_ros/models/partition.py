@@ -1,0 +1,75 @@
+"""Split a sequence of layers into runs of about equal cost, at the places where little has to be carried over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+#: How much more than the least possible the costliest run may cost when that lets cheaper cuts be chosen.
+SLACK = 0.10
+
+
+def partition(costs: Sequence[float], cut_costs: Sequence[float], runs: int) -> list[int]:
+    """Cut a sequence of layers into `runs` runs.
+
+    costs: of each layer, not negative. cut_costs: of cutting before each layer (the first entry has no meaning).
+    runs: how many; at most one per layer are made. Returns the index of the first layer of every run.
+
+    Method: the least possible bottleneck (cost of the costliest run) by bisection, then, among the partitions whose
+    bottleneck is at most SLACK above it, the one with the least sum of cut costs, by dynamic programming with a sliding
+    window minimum, O(layers * runs).
+    """
+    layers = len(costs)
+    runs = max(1, min(runs, layers))
+    total = [0.0]
+    for cost in costs:
+        total.append(total[-1] + cost)
+    limit = _least_bottleneck(total, runs) * (1.0 + SLACK)
+
+    # best[end]: least sum of cut costs of the layers before `end` in the runs made so far; first[run][end]: where the
+    # last of those runs begins. A run can begin at a window of places that moves up with its end.
+    infinity = float("inf")
+    best = [0.0] + [infinity] * layers
+    first: list[list[int]] = []
+    for run in range(runs):
+        reached = [infinity] * (layers + 1)
+        begins = [0] * (layers + 1)
+        window: deque[tuple[float, int]] = deque()
+        for end in range(1, layers + 1):
+            begin = end - 1
+            value = best[begin] + (cut_costs[begin] if run else 0.0)
+            while window and window[-1][0] >= value:
+                window.pop()
+            window.append((value, begin))
+            while window and end - window[0][1] > 1 and total[end] - total[window[0][1]] > limit:
+                window.popleft()
+            if window:
+                reached[end], begins[end] = window[0]
+        best = reached
+        first.append(begins)
+    starts: list[int] = []
+    end = layers
+    for begins in reversed(first):
+        end = begins[end]
+        starts.append(end)
+    return starts[::-1]
+
+
+def _least_bottleneck(total: Sequence[float], runs: int) -> float:
+    low = max(after - before for before, after in zip(total, total[1:], strict=False))
+    high = total[-1]
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _runs_needed(total, middle) <= runs:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _runs_needed(total: Sequence[float], limit: float) -> int:
+    runs, start = 1, 0
+    for end in range(1, len(total)):
+        if total[end] - total[start] > limit and end - start > 1:
+            runs, start = runs + 1, end - 1
+    return runs
