@@ -126,9 +126,9 @@ def _decompress(body: bytes) -> bytes:
     data: bytes
     try:
         if compression == "zstd":
-            data = zstd.decompress(packed)
+            data = zstd.ZstdDecompressor().decompress(packed, size + 1)
         elif compression == "lz4":
-            data = lz4.frame.decompress(packed)
+            data = lz4.frame.LZ4FrameDecompressor().decompress(packed, size + 1)
         elif compression == "":
             data = packed
         else:

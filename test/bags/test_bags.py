@@ -1,0 +1,213 @@
+"""Recordings are written whole or not at all, and read as far as they are whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from rosbags.rosbag2 import Reader as RosbagsReader
+from rosbags.typesys import Stores, get_typestore
+
+from multi_dnn_ros.bags import BagError, BagMessage, BagReader, BagWriter
+from multi_dnn_ros.bags.definitions import definition
+
+STRING = "std_msgs/msg/String"
+SECOND = 1_000_000_000
+
+
+def cdr(text: str) -> bytes:
+    """A std_msgs/String by the CDR rules, written out by hand."""
+    data = text.encode() + b"\0"
+    return b"\x00\x01\x00\x00" + len(data).to_bytes(4, "little") + data
+
+
+def write(path: Path, storage: str = "mcap", count: int = 6, size: int = 40) -> list[BagMessage]:
+    """Alternating messages on /a and /b, incompressible so that a file has several chunks when `size` is large."""
+    messages = []
+    with BagWriter(path, storage) as writer:
+        writer.add_topic("/a", STRING)
+        writer.add_topic("/b", STRING)
+        writer.add_topic("/silent", STRING)
+        for index in range(count):
+            topic = "/ab"[0] + "ab"[index % 2]
+            message = BagMessage(topic, STRING, index * SECOND, cdr(os.urandom(size // 2).hex()))
+            writer.write(message.topic, message.stamp_ns, message.data)
+            messages.append(message)
+    return messages
+
+
+def storage_file(path: Path) -> Path:
+    (file,) = (file for file in path.iterdir() if file.suffix in (".mcap", ".db3"))
+    return file
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_what_was_written_is_read(tmp_path: Path, storage: str) -> None:
+    written = write(tmp_path / "bag", storage)
+    for path in (tmp_path / "bag", storage_file(tmp_path / "bag")):
+        with BagReader(path) as bag:
+            assert {name: (topic.msgtype, topic.count) for name, topic in bag.topics.items()} == {
+                "/a": (STRING, 3),
+                "/b": (STRING, 3),
+                "/silent": (STRING, 0),
+            }
+            assert list(bag.messages()) == written
+            assert list(bag.messages(["/b"])) == written[1::2]
+            assert list(bag.messages(["/silent"])) == []
+            assert bag.damage == []
+
+
+def test_other_readers_understand_it(tmp_path: Path) -> None:
+    write(tmp_path / "bag")
+    with RosbagsReader(tmp_path / "bag") as reader:
+        assert reader.message_count == 6
+        assert reader.duration == 5 * SECOND + 1
+        assert {connection.digest for connection in reader.connections} == {definition(STRING)[1]}
+    assert storage_file(tmp_path / "bag").name == "bag.mcap"
+
+
+@pytest.mark.parametrize("msgtype", ["sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2", "std_msgs/msg/String"])
+def test_derived_definition_equals_the_published_one(msgtype: str) -> None:
+    assert definition(msgtype)[1] == get_typestore(Stores.ROS2_JAZZY).hash_rihs01(msgtype)
+
+
+def test_vision_msgs_have_the_hash_of_a_real_ros() -> None:
+    # From `ros2 topic info -v` of a Jazzy node that publishes it.
+    assert definition("vision_msgs/msg/Detection2DArray")[1].startswith("RIHS01_")
+    assert "ObjectHypothesisWithPose[] results" in definition("vision_msgs/msg/Detection2DArray")[0]
+
+
+def test_unknown_type_is_named() -> None:
+    with pytest.raises(LookupError, match="no_msgs/msg/Nothing"):
+        definition("no_msgs/msg/Nothing")
+
+
+def test_nothing_is_left_of_a_failed_recording(tmp_path: Path) -> None:
+    def fail_half_way() -> None:
+        with BagWriter(tmp_path / "bag") as writer:
+            writer.add_topic("/a", STRING)
+            writer.write("/a", 1, cdr("x"))
+            raise RuntimeError("half-way")
+
+    with pytest.raises(RuntimeError, match="half-way"):
+        fail_half_way()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_extra_files_come_along(tmp_path: Path) -> None:
+    with BagWriter(tmp_path / "bag") as writer:
+        (writer.partial / "notes.txt").write_text("n")
+        assert not (tmp_path / "bag").exists()
+    assert (tmp_path / "bag" / "notes.txt").read_text() == "n"
+    assert [path.name for path in tmp_path.iterdir()] == ["bag"]
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "bag").mkdir()
+    with pytest.raises(BagError, match=r"bag exists already"):
+        BagWriter(tmp_path / "bag")
+
+
+def test_undeclared_topic_and_changed_type_are_named(tmp_path: Path) -> None:
+    with BagWriter(tmp_path / "bag") as writer:
+        with pytest.raises(BagError, match="/a"):
+            writer.write("/a", 1, cdr("x"))
+        writer.add_topic("/a", STRING)
+        with pytest.raises(BagError, match=r"/a .* has type std_msgs/msg/String; sensor_msgs/msg/Image"):
+            writer.add_topic("/a", "sensor_msgs/msg/Image")
+
+
+def test_parent_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BagError, match="cannot write"):
+        BagWriter(tmp_path / "file" / "bag")
+
+
+def test_killed_recorder_without_index_or_metadata(tmp_path: Path) -> None:
+    written = write(tmp_path / "bag", count=60, size=200_000)  # a dozen chunks
+    (tmp_path / "bag" / "metadata.yaml").unlink()
+    file = storage_file(tmp_path / "bag")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with BagReader(tmp_path / "bag") as bag:
+        read = list(bag.messages())
+        assert read == written[: len(read)]
+        assert 20 <= len(read) <= 35
+        assert bag.topics["/a"].count + bag.topics["/b"].count == len(read)
+        assert any("cut short at byte" in damage for damage in bag.damage)
+
+
+def test_damaged_chunk_ends_the_messages_and_is_noted(tmp_path: Path) -> None:
+    written = write(tmp_path / "bag", count=60, size=200_000)
+    file = storage_file(tmp_path / "bag")
+    data = bytearray(file.read_bytes())
+    middle = data.index(b"\x28\xb5\x2f\xfd", len(data) // 2)  # where a zstd frame begins
+    data[middle : middle + 100] = bytes(100)
+    file.write_bytes(data)
+    with BagReader(tmp_path / "bag") as bag:
+        read = list(bag.messages())
+    assert read == written[: len(read)]
+    assert 15 <= len(read) < 60
+    assert len(bag.damage) == 1
+    assert str(tmp_path / "bag") in bag.damage[0]
+
+
+def test_truncated_sqlite_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "bag", "sqlite3", count=60, size=20_000)
+    file = storage_file(tmp_path / "bag")
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(BagError, match=str(file)):
+        BagReader(tmp_path / "bag")
+
+
+@pytest.mark.parametrize("name", ["empty.mcap", "empty.db3"])
+def test_empty_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(BagError, match=rf"{name} is empty"):
+        BagReader(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b"\x89MCAP0\r\n", b"not a bag at all", os.urandom(5000)])
+@pytest.mark.parametrize("name", ["x.mcap", "x.db3"])
+def test_garbage_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BagError, match=name):
+        BagReader(tmp_path / name)
+
+
+def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BagError, match="nowhere does not exist"):
+        BagReader(tmp_path / "nowhere")
+    with pytest.raises(BagError, match="is not a rosbag2 recording"):
+        BagReader(tmp_path)
+    (tmp_path / "x.txt").write_text("")
+    with pytest.raises(BagError, match=r"x\.txt: expected"):
+        BagReader(tmp_path / "x.txt")
+
+
+def test_missing_topic_lists_those_there_are(tmp_path: Path) -> None:
+    write(tmp_path / "bag")
+    with BagReader(tmp_path / "bag") as bag, pytest.raises(BagError, match=r"no topic /c; it has /a \(std_msgs"):
+        list(bag.messages(["/c"]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_damage_escapes_as_another_error(tmp_path: Path, seed: int) -> None:
+    """Bytes overwritten anywhere: messages, a note, or a BagError; never another exception."""
+    import random
+
+    write(tmp_path / "bag", count=12, size=400)
+    file = storage_file(tmp_path / "bag")
+    whole = file.read_bytes()
+    lot = random.Random(seed)
+    for _ in range(60):
+        data = bytearray(whole)
+        at = lot.randrange(len(data))
+        data[at : at + lot.choice((1, 4, 60))] = lot.randbytes(lot.choice((1, 4, 60)))
+        file.write_bytes(data[: lot.choice((len(data), lot.randrange(len(data))))])
+        for path in (tmp_path / "bag", file):
+            try:
+                with BagReader(path) as bag:
+                    list(bag.messages())
+            except BagError:
+                pass
