@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import array
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from builtin_interfaces.msg import Time
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_profile_sensor_data, qos_profile_system_default
@@ -18,14 +14,10 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.camera.encodings import Encoded, compress, encode, resize
+from multi_dnn_ros.camera.encodings import resize
+from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
 from multi_dnn_ros.camera.sources import Recorded, Shot, SourceError
-from multi_dnn_ros.models.results import Detections
-from multi_dnn_ros.ros.result_messages import detections_message
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.training.scenes import Scene
 
 QOS: dict[str, QoSProfile] = {
     "sensor_data": qos_profile_sensor_data,
@@ -34,19 +26,6 @@ QOS: dict[str, QoSProfile] = {
     "reliable": QoSProfile(depth=10),
 }
 _MESSAGES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
-
-
-@dataclass(frozen=True)
-class CameraFormat:
-    """How pictures go out. size: (width, height) or None for the source's own. image_format: of the compressed ones."""
-
-    topic: str
-    frame_id: str
-    compressed: bool = False
-    encoding: str = "rgb8"
-    image_format: str = "jpeg"
-    size: tuple[int, int] | None = None
-    qos: str = "default"
 
 
 class CameraPublisher:
@@ -120,30 +99,6 @@ class CameraPublisher:
             message.header.frame_id = self.format.frame_id
         self._images.publish(message)
         return True
-
-
-def image_message(pixels: npt.NDArray[np.uint8], header: Header, camera_format: CameraFormat) -> Any:
-    """An Image or CompressedImage of (H, W, 3) uint8 RGB pixels."""
-    if camera_format.compressed:
-        data = compress(pixels, camera_format.image_format)
-        text = f"rgb8; {camera_format.image_format} compressed bgr8"  # as image_transport's publisher writes it
-        return CompressedImage(header=header, format=text, data=array.array("B", data.tobytes()))
-    return _image(header, encode(pixels, camera_format.encoding))
-
-
-def truth_message(scene: Scene, header: Header) -> Detection2DArray:
-    """The boxes of a generated scene as detections of score 1."""
-    from multi_dnn_ros.training.scenes import LABELS
-
-    scores = np.ones(len(scene.boxes), np.float32)
-    return detections_message(Detections(scene.boxes, scores, scene.class_ids, tuple(LABELS)), header)
-
-
-def _image(header: Header, image: Encoded) -> Image:
-    message = Image(header=header, height=image.height, width=image.width, encoding=image.encoding, step=image.step)
-    # array.array is what rclpy keeps without checking every byte.
-    message.data = array.array("B", image.data.tobytes())
-    return message
 
 
 def _time(nanoseconds: int) -> Time:

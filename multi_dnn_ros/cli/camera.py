@@ -10,7 +10,7 @@ from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.camera.publisher import CameraFormat
+    from multi_dnn_ros.camera.messages import CameraFormat
     from multi_dnn_ros.camera.sources import Source
 
 _DESCRIPTION = """\
@@ -142,7 +142,7 @@ def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
 
     Raises UsageError: an option that does not apply to such a source.
     """
-    from multi_dnn_ros.camera.publisher import CameraFormat
+    from multi_dnn_ros.camera.messages import CameraFormat
     from multi_dnn_ros.camera.sources import BagSource, SceneSource
 
     recorded = isinstance(source, BagSource)

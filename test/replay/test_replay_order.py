@@ -1,0 +1,141 @@
+"""Offline replay with DNNs whose results are known: order, stamps, accounts, drops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from replay_fakes import (
+    SECOND,
+    TOPIC,
+    detect,
+    find_lanes,
+    image,
+    make_replay,
+    parsed,
+    read_bag,
+    refuse_bright,
+    task,
+    write_bag,
+)
+
+from multi_dnn_ros.bags import BagReader, BagWriter
+from multi_dnn_ros.replay.summary import Summary
+
+
+def replay(bag: Path, out: Path, tasks: list, *, with_input: bool = False, **kwargs: object) -> Summary:
+    with BagReader(bag) as reader, BagWriter(out) as writer:
+        summary = make_replay(tasks, **kwargs).run(reader, writer, with_input=with_input)
+    assert all(stream.accounted for stream in summary.streams.values())
+    return summary
+
+
+def test_every_frame_in_order_with_its_header_and_time(tmp_path: Path) -> None:
+    """Fast and slow DNNs together: results come out by frame, then by DNN, none lost."""
+    bag = write_bag(tmp_path / "in", [(TOPIC, 100 * SECOND + index, image(index, index)) for index in range(20)])
+    tasks = [task("slow", delay_s=0.004), task("lane", find_lanes), task("fast", jobs=1)]
+    summary = replay(bag, tmp_path / "out", tasks)
+    assert {key: (stream.offered, stream.published) for key, stream in summary.streams.items()} == {
+        (name, "front"): (20, 20) for name in ("slow", "lane", "fast")
+    }
+    messages = read_bag(tmp_path / "out")
+    names = ["slow/detections", "lane/mask", "lane/points", "fast/detections"]
+    assert [message.topic for message in messages] == [f"/multi_dnn/front/{name}" for name in names] * 20
+    for place, message in enumerate(messages):
+        index = place // len(names)
+        assert message.stamp_ns == 100 * SECOND + index
+        header = parsed(message).header
+        assert (header.stamp.sec, header.stamp.nanosec, header.frame_id) == (index, 5, "cam")
+    assert [parsed(m).detections[0].results[0].hypothesis.score for m in messages[::4]] == pytest.approx(
+        [index / 255 for index in range(20)]
+    )
+    assert [parsed(message).data[0] for message in messages[1::4]] == list(range(20))
+
+
+def test_two_replays_are_equal_byte_for_byte(tmp_path: Path) -> None:
+    bag = write_bag(tmp_path / "in", [(TOPIC, index * SECOND, image(3 * index, index)) for index in range(15)])
+    for out in ("one", "two"):
+        replay(bag, tmp_path / out, [task("a", delay_s=0.002), task("lane", find_lanes), task("b")])
+    assert read_bag(tmp_path / "one") == read_bag(tmp_path / "two")
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_corrupt_frames_are_counted_and_the_next_is_served(tmp_path: Path, storage: str) -> None:
+    short = image(40, 2)
+    short.data = short.data[:-1]
+    odd = image(40, 4)
+    odd.encoding = "infrared"
+    frames = [
+        image(10, 0),
+        image(20, 1),
+        short,
+        image(30, 3),
+        odd,
+        ("sensor_msgs/msg/Image", b"\x00\x01"),
+        image(50, 6),
+    ]
+    bag = write_bag(tmp_path / "in", [(TOPIC, index, frame) for index, frame in enumerate(frames)], storage)
+    summary = replay(bag, tmp_path / "out", [task("object"), task("pedestrian", delay_s=0.001)])
+    for dnn in ("object", "pedestrian"):
+        stream = summary.streams[dnn, "front"]
+        assert (stream.offered, stream.published, dict(stream.dropped)) == (7, 4, {"bad_image": 3})
+        assert "data has 71 bytes" in stream.messages["bad_image"]
+    assert [message.stamp_ns for message in read_bag(tmp_path / "out")] == [0, 0, 1, 1, 3, 3, 6, 6]
+
+
+def test_a_dnn_that_fails_loses_its_own_frames_only(tmp_path: Path) -> None:
+    values = [10, 200, 20, 210, 30]
+    bag = write_bag(tmp_path / "in", [(TOPIC, index, image(value, index)) for index, value in enumerate(values)])
+    summary = replay(bag, tmp_path / "out", [task("picky", refuse_bright), task("other")])
+    assert dict(summary.streams["picky", "front"].dropped) == {"bad_output": 2}
+    assert "too bright" in summary.streams["picky", "front"].messages["bad_output"]
+    assert summary.streams["other", "front"].published == 5
+    topics = [(message.stamp_ns, message.topic.split("/")[3]) for message in read_bag(tmp_path / "out")]
+    assert topics == [
+        (0, "picky"),
+        (0, "other"),
+        (1, "other"),
+        (2, "picky"),
+        (2, "other"),
+        (3, "other"),
+        (4, "picky"),
+        (4, "other"),
+    ]
+
+
+def test_a_dnn_that_is_taken_out_has_its_frames_counted(tmp_path: Path) -> None:
+    bag = write_bag(tmp_path / "in", [(TOPIC, index, image(200, index)) for index in range(12)])
+    summary = replay(bag, tmp_path / "out", [task("picky", refuse_bright), task("other")], max_failures=3)
+    dropped = summary.streams["picky", "front"].dropped
+    assert dropped["bad_output"] + dropped["disabled"] == 12
+    assert dropped["bad_output"] >= 3
+    assert summary.streams["other", "front"].published == 12
+
+
+def test_several_cameras_and_copied_input(tmp_path: Path) -> None:
+    left, right = "/left/image_raw", "/camera/right"
+    frames = [(left, 1, image(1, 1)), (right, 2, image(2, 2)), ("/other", 2, image(9, 9)), (left, 3, image(3, 3))]
+    bag = write_bag(tmp_path / "in", frames)
+    tasks = [task("both", detect, ("left", "right")), task("one", detect, ("right",))]
+    replay(bag, tmp_path / "out", tasks, with_input=True, topics={"left": left, "right": right}, node="/robot/dnn")
+    assert [(message.topic, message.stamp_ns) for message in read_bag(tmp_path / "out")] == [
+        (left, 1),
+        ("/robot/dnn/left/both/detections", 1),
+        (right, 2),
+        ("/robot/dnn/right/both/detections", 2),
+        ("/robot/dnn/right/one/detections", 2),
+        (left, 3),
+        ("/robot/dnn/left/both/detections", 3),
+    ]
+
+
+def test_disk_trouble_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bag = write_bag(tmp_path / "in", [(TOPIC, index, image(1, index)) for index in range(5)])
+
+    def full(self: BagWriter, *args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(BagWriter, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        replay(bag, tmp_path / "out", [task("a")])
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
