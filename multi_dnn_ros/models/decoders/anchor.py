@@ -1,0 +1,88 @@
+"""torchvision's one-stage detectors: SSD, SSDlite, RetinaNet, FCOS, decoded by their own code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchvision.models.detection import FCOS, SSD, RetinaNet
+from torchvision.models.detection.image_list import ImageList
+
+from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.models.results import Detections, OutputError
+
+ONE_STAGE = (SSD, RetinaNet, FCOS)
+
+
+class DetectorCore(nn.Module):
+    """The layers of a torchvision one-stage detector: normalized image (1, 3, h, w) -> raw head outputs by name."""
+
+    def __init__(self, detector: nn.Module) -> None:
+        super().__init__()
+        self.backbone = detector.backbone
+        self.head = detector.head
+
+    def features(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The feature maps that the head reads, finest first."""
+        features = self.backbone(image)
+        return [features] if isinstance(features, torch.Tensor) else list(features.values())
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = self.head(self.features(image))
+        return outputs
+
+
+class AnchorDecoder(Decoder):
+    """Decodes what a DetectorCore returns with the detector's own anchors, box coder and NMS.
+
+    detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. It is taken apart: its layers become `core`, what
+    remains of it decodes and holds no weights. The input size is that of `preprocess`, so the anchors are computed once.
+    """
+
+    name = "torchvision"
+
+    def __init__(self, detector: nn.Module, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
+        super().__init__(preprocess, labels, **options)
+        self.core = DetectorCore(detector)
+        size = (preprocess.height, preprocess.width)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            image = torch.empty(1, 3, *size)
+            features = self.core.features(image)
+            outputs = self.core.head(features)
+        self._names = tuple(outputs)
+        self._shapes = tuple(tuple(output.shape) for output in outputs.values())
+        maps = [torch.empty(feature.shape) for feature in features]
+        (self._anchors,) = detector.anchor_generator(ImageList(torch.empty(1, 3, *size), [size]), maps)
+        per_cell = len(self._anchors) // sum(feature.shape[2] * feature.shape[3] for feature in maps)
+        self._level_sizes = [feature.shape[2] * feature.shape[3] * per_cell for feature in maps]
+        self._by_level = not isinstance(detector, SSD)
+        self._detector = detector
+        del detector.backbone, detector.head
+
+    def check(self, outputs: Sequence[torch.Tensor]) -> None:
+        self.expect_outputs(outputs, len(self._names))
+        for name, expected, output in zip(self._names, self._shapes, outputs, strict=True):
+            if tuple(output.shape) != expected:
+                raise OutputError(f"output {name} of shape {tuple(output.shape)}, but this detector's is {expected}")
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
+        detector: Any = self._detector
+        detector.score_thresh = self.score_threshold
+        detector.nms_thresh = self.iou_threshold
+        # Classes that are not wanted must not use up the places of those that are.
+        detector.detections_per_img = len(self._anchors) if self.kept else self.max_detections
+        heads: dict[str, Any] = dict(zip(self._names, outputs, strict=True))
+        anchors: list[Any] = [self._anchors]
+        if self._by_level:
+            heads = {name: list(head.split(self._level_sizes, dim=1)) for name, head in heads.items()}
+            anchors = [list(self._anchors.split(self._level_sizes))]
+        place = self.preprocess.geometry(source_size)
+        image_size = (place.top + place.height, place.left + place.width)
+        (found,) = detector.postprocess_detections(heads, anchors, [image_size])
+        chosen = torch.isin(found["labels"], torch.tensor(self.kept)) if self.kept else slice(None)
+        boxes = place.to_source(found["boxes"][chosen])
+        return self.finish(boxes, found["scores"][chosen], found["labels"][chosen], source_size)

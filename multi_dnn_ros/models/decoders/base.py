@@ -1,0 +1,109 @@
+"""What every decoder has, and the checks and last steps that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torchvision.ops import batched_nms
+
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.models.results import Decoded, Detections, OutputError
+
+#: Most boxes that go into non-maximum suppression; its time grows with their square.
+MAX_CANDIDATES = 4096
+
+
+class Decoder:
+    """Raw outputs of a network on the CPU and the source image's (H, W) -> Detections or Lanes.
+
+    preprocess: how the image became the network's input. labels: class names by index. keep: names of the classes to
+    report, empty: all. score_threshold (0..1), iou_threshold (0..1) and max_detections may be set at any time; a call
+    that is under way may still use the old values. Raises ValueError when `keep` names what is not in `labels`.
+    """
+
+    #: Name in the configuration.
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        preprocess: Preprocess,
+        labels: Sequence[str],
+        *,
+        keep: Sequence[str] = (),
+        score_threshold: float = 0.4,
+        iou_threshold: float = 0.5,
+        max_detections: int = 100,
+    ) -> None:
+        unknown = [label for label in keep if label not in labels]
+        if unknown:
+            raise ValueError(f"keep = {list(keep)}: no class {unknown[0]!r}; allowed: {', '.join(labels)}")
+        self.preprocess = preprocess
+        self.labels = tuple(labels)
+        self.kept = tuple(index for index, label in enumerate(labels) if label in keep)
+        self.score_threshold = score_threshold
+        self.iou_threshold = iou_threshold
+        self.max_detections = max_detections
+
+    def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
+        """Decode one frame. Raises OutputError for a wrong number, shape or class count and for NaN or infinity."""
+        self.check(outputs)
+        for index, output in enumerate(outputs):
+            finite = torch.isfinite(output)
+            if not bool(finite.all()):
+                bad = int(output.numel() - finite.sum())
+                raise OutputError(f"output {index} holds {bad} NaN or infinite values of {output.numel()}")
+        return self.decode([output.float() for output in outputs], source_size)
+
+    def check(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise OutputError unless number and shapes of the outputs are what this decoder reads."""
+        raise NotImplementedError
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
+        """Decode outputs that were checked, float32."""
+        raise NotImplementedError
+
+    def expect_outputs(self, outputs: Sequence[torch.Tensor], count: int) -> None:
+        """Raise OutputError unless there are `count` outputs."""
+        if len(outputs) != count:
+            shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
+            raise OutputError(f"decoder {self.name} reads {count} output(s), but the DNN returns {len(outputs)}: {shapes}")
+
+    def select(self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]) -> Detections:
+        """Candidates (all classes, any order) -> kept classes, over the threshold, after NMS per class, clipped.
+
+        boxes: (N, 4) x1, y1, x2, y2 in input pixels. scores: (N,). class_ids: (N,) int64.
+        """
+        chosen = scores >= self.score_threshold
+        if self.kept:
+            chosen &= torch.isin(class_ids, torch.tensor(self.kept))
+        indices = chosen.nonzero().squeeze(1)
+        if len(indices) > MAX_CANDIDATES:
+            indices = indices[scores[indices].topk(MAX_CANDIDATES).indices]
+        boxes, scores, class_ids = boxes[indices], scores[indices], class_ids[indices]
+        boxes = self.preprocess.geometry(source_size).to_source(boxes)
+        first = batched_nms(boxes, scores, class_ids, self.iou_threshold)
+        return self.finish(boxes[first], scores[first], class_ids[first], source_size)
+
+    def finish(self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]) -> Detections:
+        """Detections in source pixels, best first -> clipped to the image, those outside it left out, the best few."""
+        height, width = source_size
+        clipped = torch.stack(
+            [
+                boxes[:, 0].clamp(0, width),
+                boxes[:, 1].clamp(0, height),
+                boxes[:, 2].clamp(0, width),
+                boxes[:, 3].clamp(0, height),
+            ],
+            dim=1,
+        )
+        inside = ((clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])).nonzero().squeeze(1)
+        inside = inside[: self.max_detections]
+        return Detections(
+            boxes=clipped[inside].numpy().astype(np.float32, copy=False),
+            scores=scores[inside].numpy().astype(np.float32, copy=False),
+            class_ids=class_ids[inside].numpy().astype(np.int64, copy=False),
+            labels=self.labels,
+        )

@@ -1,0 +1,186 @@
+"""Lane lines in a binary mask: its pixels grouped into one line each, dashes linked along the road's perspective.
+
+Every row of the mask is cut into runs of set pixels. Runs that touch one another, one to one, from row to row make a
+piece; where lines meet or part, pieces end. Two pieces are one line when each one's end, extended along its direction,
+hits the other's end within what its length leaves uncertain; the surest pair is joined first, and the joined piece, now
+longer and surer, is compared anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+#: Longest pieces that are looked at; the comparison of all with all stays below a millisecond.
+MAX_PIECES = 48
+# Lengths below are shares of the mask's width.
+_NOISE = 0.6 / 320  # position noise of one run's center, across the line
+_SHORTEST_PIECE = 3.0 / 320
+_SHORTEST_LINE = 14.0 / 320
+_THICKEST_LINE = 20.0 / 320
+_LONGEST_GAP = 0.35
+_WIDEST_MISS = 6.0 / 320
+_LONGEST_GAP_PER_LENGTH = 8.0
+_SHALLOWEST = 14.0  # pixels sideways a row; a line flatter than this is none of the road ahead
+_CURVATURE = 0.35  # how far a line may bend away from its tangent: this times gap squared, per mask width
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of set pixels: row, first column and one past the last column of each; row by row, left to right."""
+
+    row: Integers
+    begin: Integers
+    end: Integers
+
+    @property
+    def center(self) -> Floats:
+        return (self.begin + self.end - 1) / 2.0
+
+
+def find_runs(mask: npt.NDArray[np.bool_]) -> Runs:
+    """mask: (h, w) bool."""
+    height, width = mask.shape
+    padded = np.zeros((height, width + 2), np.int8)
+    padded[:, 1:-1] = mask
+    edges = np.diff(padded, axis=1)
+    row, begin = np.nonzero(edges == 1)
+    _, end = np.nonzero(edges == -1)
+    return Runs(row, begin, end)
+
+
+def group_runs(runs: Runs, width: int) -> list[Integers]:
+    """Group the runs of a mask `width` pixels wide into lane lines.
+
+    Returns the indices into `runs` of each line, longest line first. Runs of no line (specks, blobs, horizontal bars)
+    are in none.
+    """
+    pieces = [_Piece.fit(runs, members) for members in _touching(runs, width)]
+    pieces = [piece for piece in pieces if piece.length >= _SHORTEST_PIECE * width and _is_thin(piece, width)]
+    pieces.sort(key=lambda piece: -piece.length)
+    del pieces[MAX_PIECES:]
+    while len(pieces) > 1:
+        misfit = _misfits(pieces, width)
+        lower, upper = np.unravel_index(int(misfit.argmin()), misfit.shape)
+        if misfit[lower, upper] > 1.0:
+            break
+        joined = _Piece.fit(runs, np.concatenate([pieces[lower].members, pieces[upper].members]))
+        pieces = [piece for index, piece in enumerate(pieces) if index not in (lower, upper)] + [joined]
+    lines = [piece for piece in pieces if piece.length >= _SHORTEST_LINE * width and _is_line(piece)]
+    return [line.members for line in sorted(lines, key=lambda line: -line.length)]
+
+
+def fit_curve(v: Floats, u: Floats, bend: bool) -> Floats:
+    """Robust fit of u = c0 + c1 v + c2 v^2 (c2 = 0 unless `bend`): iteratively reweighted least squares, Huber weights.
+
+    v, u: (K,) coordinates. Returns (3,) c0, c1, c2.
+    """
+    origin, span = float(v.mean()), max(float(np.ptp(v)), 1.0)
+    t = (v - origin) / span
+    powers = np.stack([np.ones_like(t), t, t * t] if bend else [np.ones_like(t), t], axis=1)
+    weights = np.ones_like(t)
+    for _ in range(4):
+        weighted = powers * weights[:, None]
+        normal = weighted.T @ powers
+        normal[np.diag_indices_from(normal)] += 1e-9 * len(t)
+        solution = np.linalg.solve(normal, weighted.T @ u)
+        residuals = np.abs(u - powers @ solution)
+        scale = max(1.4826 * float(np.median(residuals)), 0.25)
+        weights = np.minimum(1.0, 1.5 * scale / np.maximum(residuals, 1e-12))
+    a, b, c = (*solution, 0.0)[:3]
+    b, c = b / span, c / span**2
+    return np.array([a - b * origin + c * origin**2, b - 2 * c * origin, c])
+
+
+def _touching(runs: Runs, width: int) -> list[Integers]:
+    """Chains of runs that touch one another one to one in neighboring rows, 8-connected."""
+    count = len(runs.row)
+    if not count:
+        return []
+    stride = width + 4
+    begins = runs.row * stride + runs.begin
+    ends = runs.row * stride + runs.end  # ascending like begins: the runs of a row do not overlap
+    first_above = np.searchsorted(ends, begins - stride, "left")
+    above = np.searchsorted(begins, ends - stride, "right") - first_above
+    below = np.searchsorted(begins, ends + stride, "right") - np.searchsorted(ends, begins + stride, "left")
+    follows = (above == 1) & (below[np.minimum(first_above, count - 1)] == 1)
+    chain = np.arange(count)
+    for index in np.nonzero(follows)[0].tolist():  # ascending, so the run above has its chain already
+        chain[index] = chain[first_above[index]]
+    order = np.argsort(chain, kind="stable")
+    return np.split(order, np.nonzero(np.diff(chain[order]))[0] + 1)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Part of a line. Slopes are du/dv; the thickness is across the line."""
+
+    members: Integers
+    top: tuple[float, float, float]  # u, v, slope at the upper end
+    bottom: tuple[float, float, float]
+    length: float
+    thickness: float
+    filled_rows: float  # share of the rows between the ends that have a run
+
+    @staticmethod
+    def fit(runs: Runs, members: Integers) -> _Piece:
+        v, u = runs.row[members].astype(np.float64), runs.center[members]
+        high, low = float(v.min()), float(v.max())
+        rows = low - high + 1.0
+        c0, c1, c2 = fit_curve(v, u, bend=rows >= 12) if len(v) > 2 else _chord(v, u)
+        ends = [(c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y) for y in (high, low)]
+        # An end row of a shallow line holds only the rest of a run that is cut by the line's own end.
+        slope = (ends[1][0] - ends[0][0]) / max(rows - 1.0, 1.0)
+        stretch = float(np.hypot(1.0, slope))
+        widths = (runs.end - runs.begin)[members]
+        return _Piece(members, ends[0], ends[1], rows * stretch, float(np.median(widths)) / stretch, len(np.unique(v)) / rows)
+
+
+def _chord(v: Floats, u: Floats) -> tuple[float, float, float]:
+    if len(v) < 2 or v[0] == v[-1]:
+        return float(u.mean()), 0.0, 0.0
+    slope = float((u[-1] - u[0]) / (v[-1] - v[0]))
+    return float(u[0] - slope * v[0]), slope, 0.0
+
+
+def _is_thin(piece: _Piece, width: int) -> bool:
+    return piece.thickness <= _THICKEST_LINE * width
+
+
+def _is_line(piece: _Piece) -> bool:
+    slope = (piece.bottom[0] - piece.top[0]) / max(piece.bottom[1] - piece.top[1], 1.0)
+    return piece.length >= 2.5 * piece.thickness and abs(slope) <= _SHALLOWEST
+
+
+def _misfits(pieces: list[_Piece], width: int) -> Floats:
+    """[lower, upper]: how far two pieces miss each other, 1 being the most that can still be one line."""
+    top = np.array([piece.top for piece in pieces]).T[:, :, None]  # of the lower piece
+    bottom = np.array([piece.bottom for piece in pieces]).T[:, None, :]  # of the upper piece
+    length = np.array([piece.length for piece in pieces])
+    across = top[0] - bottom[0]
+    rows = top[1] - bottom[1]
+    gap = np.hypot(across, rows)
+    miss_of_lower = np.abs(across - rows * top[2]) / np.hypot(1.0, top[2])
+    miss_of_upper = np.abs(across - rows * bottom[2]) / np.hypot(1.0, bottom[2])
+    noise = _NOISE * width
+    bend = _CURVATURE * gap * gap / width
+
+    def allowed(known_length: Floats) -> Floats:
+        # The direction of a piece of n noisy points over a length l is known to about noise * sqrt(12 / n) / l.
+        direction = noise * np.sqrt(12.0 / known_length) / known_length
+        result: Floats = np.minimum(2.5 * (noise + gap * direction) + bend, _WIDEST_MISS * width + 0.0 * gap)
+        return result
+
+    misfit: Floats = np.maximum(miss_of_lower / allowed(length[:, None]), miss_of_upper / allowed(length[None, :]))
+    longest = np.maximum(length[:, None], length[None, :])
+    apart = (rows < -1.0) | (gap > _LONGEST_GAP * width) | (gap > _LONGEST_GAP_PER_LENGTH * longest)
+    # Of two equally good continuations the nearer one.
+    misfit = misfit + 0.2 * gap / (_LONGEST_GAP * width)
+    misfit[apart] = np.inf
+    np.fill_diagonal(misfit, np.inf)
+    return misfit
