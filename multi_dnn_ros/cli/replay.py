@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from multi_dnn_ros.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader, BagWriter
+    from multi_dnn_ros.overlay_files import OverlayFiles
+    from multi_dnn_ros.replay.frame_order import FrameOutcome
     from multi_dnn_ros.replay.summary import Summary
     from multi_dnn_ros.schema import NodeConfig
 
@@ -107,8 +110,9 @@ def _replay(
 ) -> Summary:
     from tqdm import tqdm
 
+    from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.pipeline import build
-    from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS, decode_message, result_messages
+    from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS, decode_message, drawn, result_messages
     from multi_dnn_ros.replay.replay import Replay
 
     pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
@@ -126,8 +130,26 @@ def _replay(
         device=pipeline.device,
         max_failures=config.max_failures,
     )
-    with tqdm(total=frames, unit="frame", desc="replay") as bar:
-        return replay.run(bag, writer, with_input=args.with_input, progress=bar.update)
+    with ExitStack() as stack:
+        bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay"))
+        overlays = _overlays(args.overlay, tuple(topics)) if args.overlay is not None else {}
+        for overlay in overlays.values():
+            stack.enter_context(overlay)
+
+        def draw_frame(outcome: FrameOutcome) -> None:
+            if overlays and any(isinstance(end, Result) for end in outcome.in_order()):
+                overlays[outcome.frame.camera].write(drawn(outcome), outcome.frame.stamp_ns)
+
+        return replay.run(bag, writer, with_input=args.with_input, on_frame=draw_frame, progress=bar.update)
+
+
+def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
+    """One video or folder a camera; with several cameras, the camera's name is part of the file's."""
+    from multi_dnn_ros.overlay_files import OverlayFiles
+
+    if len(cameras) == 1:
+        return {cameras[0]: OverlayFiles(path)}
+    return {camera: OverlayFiles(path.with_name(f"{path.stem}_{camera}{path.suffix}")) for camera in cameras}
 
 
 def _without_deadlines(config: NodeConfig) -> NodeConfig:

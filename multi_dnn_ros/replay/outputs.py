@@ -11,6 +11,8 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.overlay import Layer, draw
+from multi_dnn_ros.replay.frame_order import FrameOutcome
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.ros.result_messages import detections_message, lane_mask_message, lane_points_message
 from multi_dnn_ros.schema import Role
@@ -39,3 +41,9 @@ def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:
     if hasattr(message, "format"):
         return decode_compressed(message, max_pixels)
     return decode_image(message, max_pixels)
+
+
+def drawn(outcome: FrameOutcome) -> npt.NDArray[np.uint8]:
+    """The frame's image with its results on it, (H, W, 3) uint8 RGB."""
+    layers = [Layer(end.dnn, end.output) for end in outcome.in_order() if isinstance(end, Result)]
+    return draw(outcome.frame.image(), layers)
