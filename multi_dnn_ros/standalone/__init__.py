@@ -5,6 +5,7 @@
 is not here raises when it is imported or called, and says so.
 """
 
-from multi_dnn_ros.standalone.finder import MissingFeatureError, install
+from multi_dnn_ros.standalone.finder import install
+from multi_dnn_ros.standalone.missing import MissingFeatureError
 
 __all__ = ["MissingFeatureError", "install"]

@@ -13,20 +13,15 @@ from types import ModuleType
 from typing import Any, Final
 
 from multi_dnn_ros.standalone import interfaces, messages
+from multi_dnn_ros.standalone.missing import MissingFeatureError, missing
 from multi_dnn_ros.standalone.surface import SURFACE
 
 _ORIGIN: Final = "multi_dnn_ros.standalone"
 _lock = threading.Lock()
 
 
-class MissingFeatureError(ImportError):
-    """A part of ROS 2 that the standalone runtime does not have."""
-
-
 def _missing(name: str) -> MissingFeatureError:
-    return MissingFeatureError(
-        f"the standalone runtime of multi_dnn_ros has no {name}; install a real ROS 2 to use it", name=name
-    )
+    return MissingFeatureError(missing(name), name=name)
 
 
 class _SurfaceModule(ModuleType):
@@ -40,7 +35,8 @@ class _SurfaceModule(ModuleType):
         home = SURFACE[self.__name__].get(name)
         if home is None:
             raise _missing(f"{self.__name__}.{name}")
-        value = getattr(importlib.import_module(f"{_ORIGIN}.{home}"), name)
+        module, _, renamed = home.partition(":")  # "module", or "module:name there"
+        value = getattr(importlib.import_module(f"{_ORIGIN}.{module}"), renamed or name)
         setattr(self, name, value)
         return value
 
@@ -90,7 +86,9 @@ class StandaloneFinder(MetaPathFinder, Loader):
         if root == "rclpy":
             if fullname not in SURFACE:
                 raise _missing(fullname)
-            return ModuleSpec(fullname, self, origin=_ORIGIN, is_package=fullname == "rclpy")
+            return ModuleSpec(
+                fullname, self, origin=_ORIGIN, is_package=any(known.startswith(f"{fullname}.") for known in SURFACE)
+            )
         if root not in interfaces.packages():
             return None
         if rest and not (rest in ("msg", "srv") and interfaces.names(root, rest)):

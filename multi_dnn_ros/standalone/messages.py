@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Collection
 from operator import attrgetter
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
@@ -50,6 +50,12 @@ class Message:
     _field_names: ClassVar[tuple[str, ...]] = ()
     _defaults: ClassVar[tuple[tuple[str, str, Callable[[], Any]], ...]] = ()
     _field_types: ClassVar[dict[str, str]] = {}
+
+    if TYPE_CHECKING:  # the fields of a generated class
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, **fields: Any) -> None:
         for name, slot, make_default in self._defaults:
@@ -302,7 +308,7 @@ def _to_array(where: str, code: str, value: Any) -> array.array[Any]:
     if isinstance(value, np.ndarray):
         if value.dtype == np.dtype(code):
             # One copy when the data is contiguous; a strided view has to be gathered first.
-            result.frombytes(memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8)))
+            result.frombytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
             return result
         value = value.reshape(-1).tolist()
     elif isinstance(value, (bytes, bytearray, memoryview)) and code == "B" and memoryview(value).itemsize == 1:

@@ -4,7 +4,87 @@ from __future__ import annotations
 
 from typing import Final
 
+
+def _names(**homes: str) -> dict[str, str]:
+    return {name: home for home, names in homes.items() for name in names.split()}
+
+
+_QOS: Final = _names(
+    qos=(
+        "DurabilityPolicy HistoryPolicy InvalidQoSProfileException LivelinessPolicy QoSPresetProfiles QoSProfile "
+        "ReliabilityPolicy qos_profile_default qos_profile_parameter_events qos_profile_parameters "
+        "qos_profile_sensor_data qos_profile_services_default qos_profile_system_default "
+        "QoSDurabilityPolicy QoSHistoryPolicy QoSLivelinessPolicy QoSReliabilityPolicy"
+    )
+)
+
 SURFACE: Final[dict[str, dict[str, str]]] = {
-    "rclpy": {},
-    "rclpy.serialization": {"deserialize_message": "cdr", "serialize_message": "cdr"},
+    "rclpy": _names(
+        runtime=(
+            "create_node get_global_executor get_rmw_implementation_identifier init ok shutdown spin spin_once "
+            "spin_until_future_complete try_shutdown"
+        ),
+        context="Context get_default_context",
+        parameters="Parameter",
+        futures="Future",
+        signals="SignalHandlerOptions",
+    ),
+    "rclpy.callback_groups": _names(
+        callback_groups="CallbackGroup MutuallyExclusiveCallbackGroup ReentrantCallbackGroup"
+    ),
+    "rclpy.client": _names(services="Client"),
+    "rclpy.clock": _names(clock="Clock ClockType ROSClock"),
+    "rclpy.clock_type": _names(clock="ClockType"),
+    "rclpy.constants": _names(clock="S_TO_NS"),
+    "rclpy.context": _names(context="Context"),
+    "rclpy.duration": _names(clock="Duration"),
+    "rclpy.exceptions": _names(
+        errors=(
+            "InvalidHandle InvalidNamespaceException InvalidNodeNameException InvalidParameterException "
+            "InvalidParameterTypeException InvalidParameterValueException InvalidServiceNameException "
+            "InvalidTopicNameException NameValidationException NotInitializedException "
+            "ParameterAlreadyDeclaredException ParameterException ParameterImmutableException "
+            "ParameterNotDeclaredException ParameterUninitializedException ROSInterruptException"
+        )
+    ),
+    "rclpy.executors": _names(
+        executors=(
+            "Executor ExternalShutdownException MultiThreadedExecutor ShutdownException SingleThreadedExecutor "
+            "TimeoutException"
+        )
+    ),
+    "rclpy.guard_condition": _names(entities="GuardCondition"),
+    "rclpy.impl": {},
+    "rclpy.impl.rcutils_logger": _names(logs="RcutilsLogger"),
+    "rclpy.lifecycle": _names(
+        lifecycle=(
+            "LifecycleNode LifecycleNodeMixin LifecyclePublisher LifecycleState ManagedEntity Node NodeMixin "
+            "SimpleManagedEntity State"
+        ),
+        state_machine="TransitionCallbackReturn",
+    )
+    | {"Publisher": "lifecycle:LifecyclePublisher"},
+    "rclpy.logging": _names(
+        logs="LoggingSeverity get_logger get_logger_effective_level get_logger_level set_logger_level"
+    ),
+    "rclpy.node": _names(node="Node"),
+    "rclpy.parameter": _names(parameters="Parameter parameter_value_to_python")
+    | {"PARAMETER_SEPARATOR_STRING": "parameters:SEPARATOR"},
+    "rclpy.publisher": _names(topics="Publisher"),
+    "rclpy.qos": _QOS,
+    "rclpy.serialization": _names(cdr="deserialize_message serialize_message"),
+    "rclpy.service": _names(services="Service"),
+    "rclpy.signals": _names(
+        signals=(
+            "SignalHandlerOptions get_current_signal_handlers_options install_signal_handlers uninstall_signal_handlers"
+        )
+    ),
+    "rclpy.subscription": _names(topics="Subscription"),
+    "rclpy.task": _names(futures="Future"),
+    "rclpy.time": _names(clock="Time"),
+    "rclpy.timer": _names(entities="Timer"),
+    "rclpy.utilities": _names(
+        runtime="get_rmw_implementation_identifier ok remove_ros_args shutdown try_shutdown",
+        context="get_default_context",
+    ),
 }

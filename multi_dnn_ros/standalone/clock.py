@@ -1,0 +1,272 @@
+"""Time, durations and clocks as rclpy has them; the ROS clock follows /clock when simulated time is on."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from multi_dnn_ros.standalone.messages import message_class
+from multi_dnn_ros.standalone.missing import Surface
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.standalone.context import Context
+
+S_TO_NS: Final = 1_000_000_000
+_INT64_MAX: Final = 2**63 - 1
+
+
+class ClockType(IntEnum):
+    """What a clock counts from and whether it can be simulated."""
+
+    UNINITIALIZED = 0
+    ROS_TIME = 1
+    SYSTEM_TIME = 2
+    STEADY_TIME = 3
+
+
+class Duration(Surface):
+    """A length of time, in nanoseconds, of either sign."""
+
+    def __init__(self, *, seconds: float = 0, nanoseconds: int = 0) -> None:
+        total = int(seconds * S_TO_NS) + int(nanoseconds)
+        if not -_INT64_MAX - 1 <= total <= _INT64_MAX:
+            raise OverflowError(f"a duration must fit 64 bits of nanoseconds, not {total}")
+        self._nanoseconds = total
+
+    @property
+    def nanoseconds(self) -> int:
+        """The duration in nanoseconds."""
+        return self._nanoseconds
+
+    def to_msg(self) -> Any:
+        """Return a builtin_interfaces/Duration."""
+        seconds, nanoseconds = divmod(self._nanoseconds, S_TO_NS)
+        return message_class("builtin_interfaces/msg/Duration")(sec=seconds, nanosec=nanoseconds)
+
+    @classmethod
+    def from_msg(cls, msg: Any) -> Duration:
+        """Return the duration of a builtin_interfaces/Duration."""
+        return cls(seconds=msg.sec, nanoseconds=msg.nanosec)
+
+    def __repr__(self) -> str:
+        return f"Duration(nanoseconds={self._nanoseconds})"
+
+    def __eq__(self, other: object) -> bool:
+        return self._nanoseconds == other.nanoseconds if isinstance(other, Duration) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._nanoseconds)
+
+    def __lt__(self, other: Duration) -> bool:
+        return self._nanoseconds < other.nanoseconds if isinstance(other, Duration) else NotImplemented
+
+    def __le__(self, other: Duration) -> bool:
+        return self._nanoseconds <= other.nanoseconds if isinstance(other, Duration) else NotImplemented
+
+    def __gt__(self, other: Duration) -> bool:
+        return self._nanoseconds > other.nanoseconds if isinstance(other, Duration) else NotImplemented
+
+    def __ge__(self, other: Duration) -> bool:
+        return self._nanoseconds >= other.nanoseconds if isinstance(other, Duration) else NotImplemented
+
+
+class Time(Surface):
+    """A point in time on one type of clock; two points compare and subtract only on the same type."""
+
+    def __init__(
+        self, *, seconds: float = 0, nanoseconds: int = 0, clock_type: ClockType = ClockType.SYSTEM_TIME
+    ) -> None:
+        if not isinstance(clock_type, ClockType):
+            raise TypeError(f"clock_type must be a ClockType, not {clock_type!r}")
+        if seconds < 0 or nanoseconds < 0:
+            raise ValueError(f"a time must not be negative: seconds={seconds}, nanoseconds={nanoseconds}")
+        total = int(seconds * S_TO_NS) + int(nanoseconds)
+        if total > _INT64_MAX:
+            raise OverflowError(f"a time must fit 63 bits of nanoseconds, not {total}")
+        self._nanoseconds = total
+        self._clock_type = clock_type
+
+    @property
+    def nanoseconds(self) -> int:
+        """Nanoseconds since the clock's epoch."""
+        return self._nanoseconds
+
+    @property
+    def clock_type(self) -> ClockType:
+        """The type of clock that this time is on."""
+        return self._clock_type
+
+    def seconds_nanoseconds(self) -> tuple[int, int]:
+        """Return whole seconds and the nanoseconds left over."""
+        return divmod(self._nanoseconds, S_TO_NS)
+
+    def to_msg(self) -> Any:
+        """Return a builtin_interfaces/Time."""
+        seconds, nanoseconds = self.seconds_nanoseconds()
+        return message_class("builtin_interfaces/msg/Time")(sec=seconds, nanosec=nanoseconds)
+
+    @classmethod
+    def from_msg(cls, msg: Any, clock_type: ClockType = ClockType.ROS_TIME) -> Time:
+        """Return the time of a builtin_interfaces/Time."""
+        return cls(seconds=msg.sec, nanoseconds=msg.nanosec, clock_type=clock_type)
+
+    def __repr__(self) -> str:
+        return f"Time(nanoseconds={self._nanoseconds}, clock_type={self._clock_type.name})"
+
+    def __add__(self, other: Duration) -> Time:
+        if not isinstance(other, Duration):
+            return NotImplemented
+        return Time(nanoseconds=self._nanoseconds + other.nanoseconds, clock_type=self._clock_type)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        if isinstance(other, Time):
+            self._same_clock(other, "subtract")
+            return Duration(nanoseconds=self._nanoseconds - other.nanoseconds)
+        if isinstance(other, Duration):
+            return Time(nanoseconds=self._nanoseconds - other.nanoseconds, clock_type=self._clock_type)
+        return NotImplemented
+
+    def _same_clock(self, other: Time, verb: str) -> int:
+        if self._clock_type != other.clock_type:
+            raise TypeError(f"Can't {verb} times with different clock types: {self!r} and {other!r}")
+        return other.nanoseconds
+
+    def __eq__(self, other: object) -> bool:
+        return self._nanoseconds == self._same_clock(other, "compare") if isinstance(other, Time) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self._nanoseconds, self._clock_type))
+
+    def __lt__(self, other: Time) -> bool:
+        return self._nanoseconds < self._same_clock(other, "compare") if isinstance(other, Time) else NotImplemented
+
+    def __le__(self, other: Time) -> bool:
+        return self._nanoseconds <= self._same_clock(other, "compare") if isinstance(other, Time) else NotImplemented
+
+    def __gt__(self, other: Time) -> bool:
+        return self._nanoseconds > self._same_clock(other, "compare") if isinstance(other, Time) else NotImplemented
+
+    def __ge__(self, other: Time) -> bool:
+        return self._nanoseconds >= self._same_clock(other, "compare") if isinstance(other, Time) else NotImplemented
+
+
+class Clock(Surface):
+    """A clock of one type; `Clock(clock_type=ClockType.ROS_TIME)` is a :class:`ROSClock`."""
+
+    def __new__(cls, *, clock_type: ClockType = ClockType.SYSTEM_TIME) -> Clock:
+        """Make the class that belongs to the type."""
+        if not isinstance(clock_type, ClockType) or clock_type == ClockType.UNINITIALIZED:
+            raise TypeError(f"clock_type must be ROS_TIME, SYSTEM_TIME or STEADY_TIME, not {clock_type!r}")
+        return super().__new__(ROSClock if clock_type == ClockType.ROS_TIME else cls)
+
+    def __init__(self, *, clock_type: ClockType = ClockType.SYSTEM_TIME) -> None:
+        self._clock_type = clock_type
+        self._changed = threading.Condition()
+
+    @property
+    def clock_type(self) -> ClockType:
+        """The type of this clock."""
+        return self._clock_type
+
+    def now(self) -> Time:
+        """Return the present time on this clock."""
+        return Time(nanoseconds=self.now_ns(), clock_type=self._clock_type)
+
+    def now_ns(self) -> int:
+        """Return the present time in nanoseconds."""
+        return time.monotonic_ns() if self._clock_type == ClockType.STEADY_TIME else time.time_ns()
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether time moves only when somebody sets it."""
+        return False
+
+    def sleep_for(self, rel_time: Duration, context: Context | None = None) -> bool:
+        """Sleep for a duration on this clock; return False when the context was shut down before."""
+        return self.sleep_until(self.now() + rel_time, context)
+
+    def sleep_until(self, until: Time, context: Context | None = None) -> bool:
+        """Sleep until a time on this clock; return False when the context was shut down before."""
+        from multi_dnn_ros.standalone.context import get_default_context
+
+        context = context or get_default_context()
+        if until.clock_type != self._clock_type:
+            raise ValueError(f"until is on {until.clock_type.name}, this clock is on {self._clock_type.name}")
+
+        def wake() -> None:
+            with self._changed:
+                self._changed.notify_all()
+
+        context.on_shutdown(wake)
+        try:
+            with self._changed:
+                while context.ok():
+                    left = until.nanoseconds - self.now_ns()
+                    if left <= 0:
+                        return True
+                    self._changed.wait(None if self.is_simulated else left / S_TO_NS)
+                return False
+        finally:
+            context.forget_on_shutdown(wake)
+
+
+class ROSClock(Clock):
+    """System time, or the time of /clock while simulated time is on."""
+
+    def __new__(cls, *, clock_type: ClockType = ClockType.ROS_TIME) -> ROSClock:
+        """Make a ROS clock."""
+        return object.__new__(cls)
+
+    def __init__(self, *, clock_type: ClockType = ClockType.ROS_TIME) -> None:
+        super().__init__(clock_type=ClockType.ROS_TIME)
+        self._active = False
+        self._override_ns = 0
+        self._jumps: list[weakref.WeakMethod[Callable[[int], None]]] = []
+
+    @property
+    def ros_time_is_active(self) -> bool:
+        """Whether simulated time is on."""
+        return self._active
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether time moves only when somebody sets it."""
+        return self._active
+
+    def now_ns(self) -> int:
+        """Return the present time in nanoseconds, zero under simulated time before the first /clock message."""
+        return self._override_ns if self._active else time.time_ns()
+
+    def set_ros_time_override(self, time: Time) -> None:
+        """Set simulated time; it counts while simulated time is on."""
+        if not isinstance(time, Time) or time.clock_type != ClockType.ROS_TIME:
+            raise TypeError(f"the override must be a Time on ROS_TIME, not {time!r}")
+        self._move(self._active, time.nanoseconds)
+
+    def set_ros_time_is_active(self, active: bool) -> None:
+        """Turn simulated time on or off."""
+        self._move(active, self._override_ns)
+
+    def _move(self, active: bool, override_ns: int) -> None:
+        with self._changed:
+            before = self.now_ns()
+            self._active, self._override_ns = active, override_ns
+            difference = self.now_ns() - before
+            self._changed.notify_all()
+            self._jumps = [jump for jump in self._jumps if jump() is not None]
+            jumps = list(self._jumps)
+        for jump in jumps:
+            listener = jump()
+            if listener is not None:
+                listener(difference)
+
+    def add_jump_listener(self, listener: Callable[[int], None]) -> None:
+        """Call a bound method with every difference, in nanoseconds, that setting the time makes; held weakly."""
+        with self._changed:
+            self._jumps.append(weakref.WeakMethod(listener))

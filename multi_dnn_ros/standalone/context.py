@@ -1,0 +1,222 @@
+"""The context: one ROS session of a process, with its command line, its DDS participant and its part of the graph."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from multi_dnn_ros.standalone import dds, logs, signals
+from multi_dnn_ros.standalone.arguments import Arguments, parse
+from multi_dnn_ros.standalone.errors import NotInitializedException
+from multi_dnn_ros.standalone.graph import Graph
+from multi_dnn_ros.standalone.missing import Surface, UnsupportedError
+
+_log = logs.get_logger("multi_dnn_ros.standalone")
+_RANGES: Final = ("LOCALHOST", "SUBNET")
+
+
+class Context(Surface):
+    """A ROS session; `init()` opens it and `shutdown()` ends it. It cannot be opened twice."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._initialized = False
+        self._ok = False
+        self._closed = False
+        self._callbacks: list[Callable[[], Any]] = []
+        self._wakers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._nodes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.arguments = Arguments()
+        self._participant: dds.Participant | None = None
+        self._graph: Graph | None = None
+
+    def init(
+        self, args: Sequence[str] | None = None, *, initialize_logging: bool = True, domain_id: int | None = None
+    ) -> None:
+        """Open the session.
+
+        Args:
+            args: the command line, `sys.argv` when left out.
+            initialize_logging: whether the command line's log settings count.
+            domain_id: the ROS domain, from ROS_DOMAIN_ID or 0 when left out.
+
+        Raises:
+            RuntimeError: when it was opened before.
+            ValueError: for a domain or discovery range that is out of range; names it and what is allowed.
+        """
+        with self._lock:
+            if self._initialized:
+                raise RuntimeError("Context.init() must only be called once")
+            self.arguments = parse(list(sys.argv if args is None else args))
+            if initialize_logging:
+                arguments = self.arguments
+                logs.configure(arguments.default_level, arguments.levels, console=arguments.console)
+            domain = _domain_id(domain_id)
+            config, network = _configuration()
+            self._participant = dds.Participant(domain, config, f"enclave={self.arguments.enclave};".encode())
+            self._graph = Graph(self._participant)
+            self._initialized = self._ok = True
+            _contexts.add(self)
+        signals.watch(self)
+        _log.info(f"ROS domain {domain}, network: {network}")
+
+    def ok(self) -> bool:
+        """Return whether the session is open."""
+        return self._ok
+
+    def shutdown(self) -> None:
+        """End the session: destroy its nodes, free all of DDS, wake every wait.
+
+        Raises:
+            RuntimeError: when the session is not open.
+        """
+        if not self._initialized:
+            raise RuntimeError("Context must be initialized before it can be shutdown")
+        if self._closed:
+            raise RuntimeError("Context has been shut down already")
+        self.try_shutdown()
+
+    def try_shutdown(self) -> None:
+        """End the session as :meth:`shutdown` does, unless it has ended."""
+        self.interrupt()
+        for node in list(self._nodes):
+            node.destroy_node()
+        with self._lock:
+            if self._closed or self._participant is None or self._graph is None:
+                return
+            self._closed = True
+        for waker in list(self._wakers):
+            waker.close()
+        self._graph.close()
+        self._participant.close()
+
+    def interrupt(self) -> None:
+        """Make `ok()` false and every wait return; nodes live until they, or the session, are shut down."""
+        with self._lock:
+            if not self._ok:
+                return
+            self._ok = False
+            callbacks, self._callbacks = self._callbacks, []
+        self.wake()
+        for callback in callbacks:
+            callback()
+
+    def on_shutdown(self, callback: Callable[[], Any]) -> None:
+        """Call `callback()` when the session ends, at once when it has ended."""
+        if not callable(callback):
+            raise TypeError(f"callback should be callable, not {callback!r}")
+        with self._lock:
+            if self._ok or not self._initialized:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def forget_on_shutdown(self, callback: Callable[[], Any]) -> None:
+        """Take a callback of :meth:`on_shutdown` back."""
+        with self._lock:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    def get_domain_id(self) -> int:
+        """Return the ROS domain of the session."""
+        return self.participant.domain_id
+
+    def __enter__(self) -> Context:
+        self.init()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.try_shutdown()
+
+    # ------------------------------------------------------------------------------------------- for the runtime only
+
+    @property
+    def participant(self) -> dds.Participant:
+        """The DDS participant."""
+        if self._participant is None:
+            raise NotInitializedException("the context has no participant")
+        return self._participant
+
+    @property
+    def graph(self) -> Graph:
+        """This session's part of the ROS graph."""
+        if self._graph is None:
+            raise NotInitializedException("the context has no graph")
+        return self._graph
+
+    def add_waker(self, waker: Any) -> None:
+        """Call `waker.wake()` when a signal comes and when the session ends; held weakly."""
+        self._wakers.add(waker)
+
+    def wake(self) -> None:
+        """Make every wait of this session return."""
+        for waker in list(self._wakers):
+            waker.wake()
+
+    def add_node(self, node: Any) -> None:
+        """Remember a node, to destroy it when the session ends."""
+        with self._lock:
+            if not self._ok:
+                raise NotInitializedException("cannot create node")
+            self._nodes.add(node)
+
+    def remove_node(self, node: Any) -> None:
+        """Forget a node that was destroyed."""
+        with self._lock:
+            self._nodes.discard(node)
+
+
+_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+_default_context: Context | None = None
+_default_lock = threading.Lock()
+
+
+def get_default_context(*, shutting_down: bool = False) -> Context:
+    """Return the process' default context; with `shutting_down` the next call returns a new one."""
+    global _default_context
+    with _default_lock:
+        context = _default_context or Context()
+        _default_context = None if shutting_down else context
+        return context
+
+
+@atexit.register
+def _close_all() -> None:
+    # Cyclone's threads must end before the interpreter takes the binding apart.
+    for context in list(_contexts):
+        context.try_shutdown()
+
+
+def _domain_id(given: int | None) -> int:
+    text = os.environ.get("ROS_DOMAIN_ID", "").strip()
+    name = "domain_id" if given is not None else "ROS_DOMAIN_ID"
+    try:
+        domain = given if given is not None else int(text or "0")
+    except ValueError:
+        raise ValueError(f"{name} must be an integer from 0 to {dds.MAX_DOMAIN_ID}, not {text!r}") from None
+    if not 0 <= domain <= dds.MAX_DOMAIN_ID:
+        raise ValueError(f"{name} must be an integer from 0 to {dds.MAX_DOMAIN_ID}, not {domain}")
+    return domain
+
+
+def _configuration() -> tuple[str | None, str]:
+    """Return Cyclone's configuration, None when CYCLONEDDS_URI gives it, and which network that is."""
+    uri = os.environ.get("CYCLONEDDS_URI")
+    if uri:
+        return None, f"as CYCLONEDDS_URI says ({uri:.200})"
+    wanted = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper() or "LOCALHOST"
+    if wanted == "OFF":
+        raise UnsupportedError(
+            "the standalone runtime cannot turn discovery off (ROS_AUTOMATIC_DISCOVERY_RANGE=OFF): two processes of "
+            f"one machine could not find each other; choose one of {', '.join(_RANGES)}"
+        )
+    if wanted not in _RANGES:
+        raise ValueError(f"ROS_AUTOMATIC_DISCOVERY_RANGE must be one of {', '.join(_RANGES)}, not {wanted!r}")
+    if wanted == "LOCALHOST":
+        return dds.configuration(subnet=False), "loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it"
+    return dds.configuration(subnet=True), "loopback (lo) and the local network's interface"

@@ -1,0 +1,293 @@
+"""Cyclone DDS as rmw_cyclonedds uses it: domain configuration, participant, and readers and writers of CDR bytes.
+
+Types on the wire carry their true fields, so that any DDS tool sees them, while the bytes pass through untouched:
+native (de)serialization of cyclonedds is far too slow for images.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+from pathlib import Path
+from typing import Any, Final
+
+import cyclonedds.idl.types as idl_types
+from cyclonedds.core import Entity, InstanceState, Policy, Qos, ReadCondition, SampleState, ViewState
+from cyclonedds.domain import Domain, DomainParticipant
+from cyclonedds.idl import IdlStruct
+from cyclonedds.pub import DataWriter, Publisher
+from cyclonedds.sub import DataReader, Subscriber
+from cyclonedds.topic import Topic
+
+from multi_dnn_ros.standalone import interfaces
+from multi_dnn_ros.standalone.interfaces import FieldType
+
+# ROS' default range of domains; a higher one has ports that overlap with the system's ephemeral ones or do not exist.
+MAX_DOMAIN_ID: Final = 232
+SERVICE_HEADER_BYTES: Final = 16
+_ANY: Final = SampleState.Any | ViewState.Any | InstanceState.Any
+_RECEIVE_BUFFER_BYTES: Final = 10_000_000
+_IDL_PRIMITIVES: Final[dict[str, Any]] = {
+    "bool": bool,
+    "byte": idl_types.uint8,
+    "char": idl_types.uint8,
+    "string": str,
+    **{name: getattr(idl_types, name) for name in interfaces.PRIMITIVE_BYTES if name not in ("bool", "byte", "char")},
+}
+
+_lock = threading.RLock()
+_wire_types: dict[str, Any] = {}
+_structs: dict[str, Any] = {}
+_domains: dict[int, tuple[Domain | None, int]] = {}
+
+
+def configuration(*, subnet: bool) -> str:
+    """Return Cyclone's XML configuration: loopback only, or loopback and the interface of the local network.
+
+    Large samples need large datagrams and a large receive buffer; where the kernel does not grant the buffer, fragments
+    have to be small, because one lost fragment costs a whole image (measured, see the project's facts).
+    """
+    try:
+        granted = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    except (OSError, ValueError):
+        granted = 0
+    fragment = 65000 if granted >= 4_000_000 else 8000
+    network = '<NetworkInterface autodetermine="true"/>' if subnet else ""
+    return (
+        '<CycloneDDS><Domain Id="any"><General>'
+        f'<Interfaces><NetworkInterface name="lo" multicast="false"/>{network}</Interfaces>'
+        f"<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>{fragment}B</FragmentSize></General>"
+        "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>32</MaxAutoParticipantIndex>"
+        '<Peers><Peer Address="127.0.0.1"/></Peers></Discovery>'
+        f'<Internal><SocketReceiveBufferSize max="{_RECEIVE_BUFFER_BYTES}B"/></Internal></Domain></CycloneDDS>'
+    )
+
+
+def delete(entity: Entity) -> None:
+    """Free a DDS entity now; Cyclone's binding frees it when Python drops the last reference."""
+    if hasattr(entity, "_ref"):
+        entity.__del__()
+        del entity._ref  # a later __del__ must not hit another entity that got the same handle
+
+
+class Participant:
+    """One participant of a domain with its publisher and subscriber; contexts of one domain share the configuration."""
+
+    def __init__(self, domain_id: int, config: str | None, user_data: bytes) -> None:
+        self.domain_id = domain_id
+        with _lock:
+            domain, users = _domains.get(domain_id, (None, 0))
+            if users == 0 and config is not None:
+                domain = Domain(domain_id, config)
+            _domains[domain_id] = (domain, users + 1)
+        try:
+            self.entity = DomainParticipant(domain_id, qos=Qos(Policy.Userdata(user_data)))
+        except BaseException:
+            self._release_domain()
+            raise
+        self.publisher = Publisher(self.entity)
+        self.subscriber = Subscriber(self.entity)
+
+    def close(self) -> None:
+        """Free the participant and all that was made from it; free the domain with its last participant."""
+        for entity in (self.publisher, self.subscriber, self.entity):
+            delete(entity)
+        self._release_domain()
+
+    def _release_domain(self) -> None:
+        with _lock:
+            domain, users = _domains.pop(self.domain_id)
+            if users > 1:
+                _domains[self.domain_id] = (domain, users - 1)
+            elif domain is not None:
+                delete(domain)
+
+
+class _Sample:
+    """CDR bytes in, CDR bytes out: what Cyclone's binding calls on every sample."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def serialize(self, buffer: Any = None, endianness: Any = None, use_version_2: Any = None) -> Any:
+        return self.data
+
+    @classmethod
+    def deserialize(cls, data: bytes, has_header: bool = True, use_version_2: Any = None) -> _Sample:
+        return cls(data)
+
+    @classmethod
+    def deserialize_key(cls, data: bytes, has_header: bool = True, use_version_2: Any = None) -> _Sample:
+        # Without it the process crashes when a remote writer leaves.
+        return cls(None)
+
+
+class Payload(bytearray):
+    """A buffer for :func:`cdr.serialize` that Cyclone's binding does not copy to pad it."""
+
+    def ljust(self, width: Any, fill: Any = b"\0") -> Payload:
+        """Pad in place."""
+        if len(self) < width:
+            self += bytes(width - len(self))
+        return self
+
+
+def _field(kind: FieldType) -> Any:
+    idl: Any = idl_types  # its generic classes have no type hints
+    base = _struct(kind.base) if kind.is_message else _IDL_PRIMITIVES[kind.base]
+    if kind.string_bound:
+        base = idl.bounded_str[kind.string_bound]
+    if kind.array is not None:
+        return idl.array[base, kind.array]
+    if kind.sequence is not None:
+        return idl.sequence[base, kind.sequence] if kind.sequence else idl.sequence[base]
+    return base
+
+
+def _typename(type_name: str) -> str:
+    package, kind, name = type_name.split("/")
+    return f"{package}.{kind}.dds_.{name}_"
+
+
+def _new_struct(type_name: str, fields: dict[str, Any], methods: dict[str, Any]) -> Any:
+    def body(namespace: dict[str, Any]) -> None:
+        namespace["__annotations__"] = fields
+        namespace.update(methods)
+
+    return types.new_class(type_name.replace("/", "__"), (IdlStruct,), {"typename": _typename(type_name)}, body)
+
+
+def _struct(type_name: str) -> Any:
+    if type_name not in _structs:
+        _structs[type_name] = _new_struct(type_name, _fields(type_name), {})
+    return _structs[type_name]
+
+
+def _fields(type_name: str) -> dict[str, Any]:
+    return {name: _field(kind) for name, kind in interfaces.wire_fields(type_name)}
+
+
+def wire_type(type_name: str) -> Any:
+    """Return the DDS type of a message or of a service's half; the latter begins with the caller's id and number."""
+    with _lock:
+        if type_name not in _wire_types:
+            header = {"guid": idl_types.uint64, "seq": idl_types.int64} if "/srv/" in type_name else {}
+            names = ("__init__", "serialize", "deserialize", "deserialize_key")
+            methods = {name: _Sample.__dict__[name] for name in names}
+            _wire_types[type_name] = _new_struct(type_name, {**header, **_fields(type_name)}, methods)
+        return _wire_types[type_name]
+
+
+def hash_user_data(type_name: str) -> bytes:
+    """Return the user data that tells the type's hash to ROS 2 (REP 2016)."""
+    return f"typehash={interfaces.type_hash(type_name)};".encode()
+
+
+class _Endpoint:
+    entity: Any
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.closed = False
+
+    @property
+    def gid(self) -> bytes:
+        """The endpoint's 16 bytes on the network."""
+        return bytes(self.entity.guid.bytes)
+
+
+class Writer(_Endpoint):
+    """A DDS writer of CDR bytes."""
+
+    def __init__(self, participant: Participant, topic: str, type_name: str, qos: Qos) -> None:
+        super().__init__()
+        self._type = wire_type(type_name)
+        self._topic = Topic(participant.entity, topic, self._type)
+        try:
+            self.entity = DataWriter(participant.publisher, self._topic, qos)
+        except BaseException:
+            delete(self._topic)
+            raise
+
+    def write(self, data: Any) -> None:
+        """Send CDR bytes, in a :class:`Payload` so that they are not copied."""
+        self.entity.write(self._type(data))
+
+    @property
+    def instance_handle(self) -> int:
+        """Cyclone's number for this writer, which identifies a service's caller."""
+        return int(self.entity.get_instance_handle()) & 2**64 - 1
+
+    def matched(self) -> list[int]:
+        """Return the handles of the readers that are connected."""
+        return list(self.entity.get_matched_subscriptions())
+
+    def matched_user_data(self) -> list[bytes]:
+        """Return the user data of the readers that are connected."""
+        return [_user_data(self.entity.get_matched_subscription_data(handle)) for handle in self.matched()]
+
+    def close(self) -> None:
+        """Free the writer."""
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                delete(self.entity)
+                delete(self._topic)
+
+
+class Reader(_Endpoint):
+    """A DDS reader of CDR bytes, with the condition that an executor waits on."""
+
+    def __init__(self, participant: Participant, topic: str, type_name: str, qos: Qos) -> None:
+        super().__init__()
+        self._topic = Topic(participant.entity, topic, wire_type(type_name))
+        try:
+            self.entity = DataReader(participant.subscriber, self._topic, qos)
+        except BaseException:
+            delete(self._topic)
+            raise
+        self.condition = ReadCondition(self.entity, _ANY)
+
+    def take(self) -> tuple[bytes, Any] | None:
+        """Return the oldest sample's bytes and information, None when there is none."""
+        with self.lock:
+            while not self.closed:
+                samples = self.entity.take(1)
+                if not samples:
+                    return None
+                sample = samples[0]
+                if sample.sample_info.valid_data:
+                    return sample.data, sample.sample_info
+        return None
+
+    def has_data(self) -> bool:
+        """Return whether something is there to take."""
+        with self.lock:
+            return not self.closed and bool(self.condition.triggered)
+
+    def matched(self) -> list[int]:
+        """Return the handles of the writers that are connected."""
+        return list(self.entity.get_matched_publications())
+
+    def matched_user_data(self) -> list[bytes]:
+        """Return the user data of the writers that are connected."""
+        return [_user_data(self.entity.get_matched_publication_data(handle)) for handle in self.matched()]
+
+    def user_data_of(self, handle: int) -> bytes:
+        """Return the user data of one writer, empty when it is gone."""
+        return _user_data(self.entity.get_matched_publication_data(handle))
+
+    def close(self) -> None:
+        """Free the reader."""
+        with self.lock:
+            if not self.closed:
+                self.closed = True
+                delete(self.condition)
+                delete(self.entity)
+                delete(self._topic)
+
+
+def _user_data(endpoint: Any) -> bytes:
+    if endpoint is None or Policy.Userdata not in endpoint.qos:
+        return b""
+    return bytes(endpoint.qos[Policy.Userdata].data)

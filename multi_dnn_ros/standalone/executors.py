@@ -1,0 +1,356 @@
+"""Executors: wait for entities to become ready and run their callbacks, in one thread or in several.
+
+An executor waits on one DDS wait set to which the conditions of all its entities are attached; new entities, timers,
+simulated time, signals and shutdown wake it through a guard condition. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
+
+from cyclonedds.core import DDSException, WaitSet
+from cyclonedds.core import GuardCondition as DdsGuardCondition
+
+from multi_dnn_ros.standalone import dds
+from multi_dnn_ros.standalone.context import Context, get_default_context
+from multi_dnn_ros.standalone.entities import Waitable, Work
+from multi_dnn_ros.standalone.futures import Future
+from multi_dnn_ros.standalone.missing import Surface
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.standalone.node import Node
+
+_FOREVER_NS: Final = 2**63 - 1
+
+
+class TimeoutException(Exception):
+    """A wait took longer than allowed."""
+
+
+class ShutdownException(Exception):
+    """The executor was shut down."""
+
+
+class ExternalShutdownException(Exception):
+    """The context was shut down by somebody else, a signal for one."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(args or ("The passed context is no longer ok",)))
+
+
+class _Wait:
+    """A DDS wait set with the guard condition that ends a wait."""
+
+    def __init__(self, context: Context) -> None:
+        self._lock = threading.Lock()  # held while waiting, so that nobody frees the wait set meanwhile
+        self._guard_lock = threading.Lock()
+        self._attached: set[Any] = set()
+        self._closed = False
+        self._guard = DdsGuardCondition(context.participant.entity)
+        self._set = WaitSet(context.participant.entity)
+        self._set.attach(self._guard)
+
+    def wait(self, conditions: set[Any], timeout_ns: int) -> None:
+        """Wait until a condition triggers, somebody calls :meth:`wake`, or the timeout ends."""
+        with self._lock:
+            if self._closed:
+                return
+            for condition in self._attached - conditions:
+                if hasattr(condition, "_ref"):
+                    with contextlib.suppress(DDSException):  # freed by another thread since
+                        self._set.detach(condition)
+                self._set.attached[:] = [entry for entry in self._set.attached if entry[0] is not condition]
+            for condition in conditions - self._attached:
+                try:
+                    self._set.attach(condition)
+                except (DDSException, AttributeError):  # freed by another thread since
+                    conditions = conditions - {condition}
+            self._attached = conditions
+            self._set.wait(timeout_ns)
+            self._guard.take()
+
+    def wake(self) -> None:
+        """End the wait that is under way, or the next one."""
+        with self._guard_lock:
+            if not self._closed:
+                self._guard.set(True)
+
+    def close(self) -> None:
+        """Free the wait set once nobody waits."""
+        self.wake()
+        with self._lock, self._guard_lock:
+            if not self._closed:
+                self._closed = True
+                self._set.attached.clear()  # freeing the set detaches them
+                dds.delete(self._set)
+                dds.delete(self._guard)
+                self._attached = set()
+
+
+class Executor(Surface):
+    """Base of the executors; `spin()` runs callbacks until the context is shut down."""
+
+    def __init__(self, *, context: Context | None = None) -> None:
+        self._context = context or get_default_context()
+        self._wait = _Wait(self._context)
+        self._nodes: list[Node] = []
+        self._lock = threading.RLock()
+        self._ready: deque[Waitable] = deque()
+        self._is_shutdown = False
+        self._context.add_waker(self)
+
+    @property
+    def context(self) -> Context:
+        """The context whose nodes this executor runs."""
+        return self._context
+
+    def wake(self) -> None:
+        """Make a wait return and look again."""
+        self._wait.wake()
+
+    def close(self) -> None:
+        """Free the wait set; called when the context ends."""
+        self._wait.close()
+
+    def add_node(self, node: Node) -> bool:
+        """Run a node's callbacks too; return False when that was so already."""
+        if node.context is not self._context:
+            raise RuntimeError(f"node {node.get_fully_qualified_name()} belongs to another context than the executor")
+        with self._lock:
+            if node in self._nodes:
+                return False
+            self._nodes.append(node)
+        node.executor = self
+        self.wake()
+        return True
+
+    def remove_node(self, node: Node) -> None:
+        """Stop running a node's callbacks."""
+        with self._lock:
+            if node not in self._nodes:
+                return
+            self._nodes.remove(node)
+        if node.executor is self:
+            node.executor = None
+        self.wake()
+
+    def get_nodes(self) -> list[Node]:
+        """Return the nodes whose callbacks this executor runs."""
+        with self._lock:
+            return list(self._nodes)
+
+    def shutdown(self, timeout_sec: float | None = None) -> bool:
+        """End the executor; return whether all callbacks ended within the timeout."""
+        self._is_shutdown = True
+        self.wake()
+        for node in self.get_nodes():
+            self.remove_node(node)
+        self._wait.close()
+        return True
+
+    def spin(self) -> None:
+        """Run callbacks until the context or the executor is shut down.
+
+        Raises:
+            ExternalShutdownException: when the context was shut down, as by a signal.
+        """
+        while self._context.ok() and not self._is_shutdown:
+            self.spin_once()
+
+    def spin_once(self, timeout_sec: float | None = None) -> None:
+        """Run one callback, or none when the timeout ends first; None or a negative timeout waits without end."""
+        raise NotImplementedError
+
+    def spin_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
+        """Run callbacks until the future is done, the timeout ends, or the context is shut down."""
+        future.add_done_callback(lambda _: self.wake())
+        deadline = _deadline(timeout_sec)
+        while self._context.ok() and not self._is_shutdown and not future.done():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left < 0:
+                return
+            self.spin_once_until_future_complete(future, left)
+
+    def spin_once_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
+        """Run one callback, or none when the future is done or the timeout ends first."""
+        self._spin_once(timeout_sec, future.done)
+
+    def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------- waiting
+
+    def _next(
+        self, timeout_sec: float | None, stop: Callable[[], bool], has_room: Callable[[], bool]
+    ) -> tuple[Waitable, Work] | None:
+        """Return the next entity with its work, its group claimed; None after the timeout, or when `stop()`."""
+        deadline = _deadline(timeout_sec)
+        while not stop():
+            if not self._context.ok():
+                raise ExternalShutdownException
+            if self._is_shutdown:
+                raise ShutdownException
+            waitables = [entity for node in self.get_nodes() for entity in node.waitables]
+            found = self._claim(waitables) if has_room() else None
+            if found is not None:
+                return found
+            left_ns = _FOREVER_NS if deadline is None else int((deadline - time.monotonic()) * 1e9)
+            if left_ns <= 0:
+                return None
+            self._wait_for(waitables if has_room() else [], left_ns)
+        return None
+
+    def _wait_for(self, waitables: list[Waitable], timeout_ns: int) -> None:
+        conditions = set()
+        for entity in waitables:
+            if entity.callback_group is not None and not entity.callback_group.can_execute(entity):
+                continue  # its group is busy; the executor is woken when that ends
+            if entity.condition is not None:
+                conditions.add(entity.condition)
+            due_ns = entity.nanoseconds_until_ready()
+            if due_ns is not None:
+                timeout_ns = min(timeout_ns, due_ns)
+        if timeout_ns > 0:
+            self._wait.wait(conditions, timeout_ns)
+
+    def _claim(self, waitables: list[Waitable]) -> tuple[Waitable, Work] | None:
+        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others.
+        with self._lock:
+            found = self._claim_ready(waitables)
+            if found is None:
+                self._ready.extend(entity for entity in waitables if entity.is_ready())
+                found = self._claim_ready(waitables)
+            return found
+
+    def _claim_ready(self, waitables: list[Waitable]) -> tuple[Waitable, Work] | None:
+        while self._ready:
+            entity = self._ready.popleft()
+            work = self._claim_one(entity) if entity in waitables else None
+            if work is not None:
+                return entity, work
+        return None
+
+    @staticmethod
+    def _claim_one(entity: Waitable) -> Work | None:
+        group = entity.callback_group
+        if group is not None and not group.beginning_execution(entity):
+            return None
+        work = None
+        try:
+            work = entity.take()
+        finally:
+            if work is None and group is not None:
+                group.ending_execution(entity)
+        return work
+
+
+class SingleThreadedExecutor(Executor):
+    """Runs callbacks one after another in the thread that spins."""
+
+    def spin_once(self, timeout_sec: float | None = None) -> None:
+        """Run one callback, or none when the timeout ends first."""
+        self._spin_once(timeout_sec, _never)
+
+    def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
+        with contextlib.suppress(ShutdownException):
+            found = self._next(timeout_sec, stop, _always)
+            if found is None:
+                return
+            entity, work = found
+            try:
+                work()
+            finally:
+                if entity.callback_group is not None:
+                    entity.callback_group.ending_execution(entity)
+
+
+class MultiThreadedExecutor(Executor):
+    """Runs callbacks in a pool of threads, as their callback groups allow.
+
+    It takes no message before a thread is free for it, so that what waits is the newest that the subscription's depth
+    keeps, and not an older one in a queue of the pool.
+    """
+
+    def __init__(self, num_threads: int | None = None, *, context: Context | None = None) -> None:
+        super().__init__(context=context)
+        if num_threads is None:
+            num_threads = max(os.cpu_count() or 1, 2)
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="rclpy executor")
+        self._running: set[ThreadFuture[None]] = set()
+        self._failures: deque[BaseException] = deque()
+
+    def spin_once(self, timeout_sec: float | None = None) -> None:
+        """Start one callback, or none when the timeout ends first; an exception of an earlier one is raised here."""
+        self._spin_once(timeout_sec, _never)
+
+    def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
+        with contextlib.suppress(ShutdownException):
+            found = self._next(timeout_sec, lambda: bool(self._failures) or stop(), self._has_room)
+            if found is not None:
+                with self._lock:
+                    future = self._pool.submit(self._run, *found)
+                    self._running.add(future)
+                future.add_done_callback(self._ended)
+        if self._failures:
+            raise self._failures.popleft()
+
+    def _has_room(self) -> bool:
+        return len(self._running) < self._num_threads
+
+    @staticmethod
+    def _run(entity: Waitable, work: Work) -> None:
+        try:
+            work()
+        finally:
+            if entity.callback_group is not None:
+                entity.callback_group.ending_execution(entity)
+
+    def _ended(self, future: ThreadFuture[None]) -> None:
+        with self._lock:
+            self._running.discard(future)
+            error = None if future.cancelled() else future.exception()
+            if error is not None:
+                self._failures.append(error)
+        self.wake()
+
+    def shutdown(self, timeout_sec: float | None = None) -> bool:
+        """End the executor; wait for callbacks under way, and return whether they ended within the timeout."""
+        super().shutdown(timeout_sec)
+        deadline = _deadline(timeout_sec)
+        self._pool.shutdown(wait=False)
+        for future in list(self._running):
+            with contextlib.suppress(BaseException):
+                future.exception(None if deadline is None else max(deadline - time.monotonic(), 0))
+        if self._running and deadline is not None:
+            return False
+        if threading.current_thread() not in self._pool._threads:
+            self._pool.shutdown(wait=True)
+        return True
+
+    def close(self) -> None:
+        """Free the wait set and let the pool's threads end; called when the context ends."""
+        super().close()
+        self._pool.shutdown(wait=False)
+
+
+def _never() -> bool:
+    return False
+
+
+def _always() -> bool:
+    return True
+
+
+def _deadline(timeout_sec: float | None) -> float | None:
+    return None if timeout_sec is None or timeout_sec < 0 else time.monotonic() + timeout_sec

@@ -1,0 +1,177 @@
+"""The ROS graph: which nodes own which endpoints (ros_discovery_info), and what is on the network.
+
+DDS knows participants and endpoints, not nodes. Every ROS 2 process therefore publishes the list of its nodes with
+their endpoints, and the list of nodes that a tool shows is the sum of these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+from cyclonedds.builtin import (
+    BuiltinDataReader,
+    BuiltinTopicDcpsParticipant,
+    BuiltinTopicDcpsPublication,
+    BuiltinTopicDcpsSubscription,
+)
+
+from multi_dnn_ros.standalone import cdr
+from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, delete, hash_user_data
+from multi_dnn_ros.standalone.messages import message_class
+from multi_dnn_ros.standalone.qos import DurabilityPolicy, QoSProfile, to_dds
+
+_INFO: Final = "rmw_dds_common/msg/ParticipantEntitiesInfo"
+_TOPIC: Final = "ros_discovery_info"
+_MAX_SAMPLES: Final = 100_000
+_ALIVE: Final = 16  # DDS_ALIVE_INSTANCE_STATE
+
+
+class NodeEntry:
+    """A node of this process and the network ids of its endpoints."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.readers: list[bytes] = []
+        self.writers: list[bytes] = []
+
+
+class Graph:
+    """This process' part of the ROS graph, published, and the others' parts, read on demand."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self._lock = threading.RLock()
+        self._nodes: list[NodeEntry] = []
+        self._remote: dict[bytes, list[tuple[str, str]]] = {}
+        self._builtin: dict[str, BuiltinDataReader] = {}
+        user_data = hash_user_data(_INFO)
+        own = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        others = QoSProfile(depth=1000, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        self._writer = Writer(participant, _TOPIC, _INFO, to_dds(own, user_data))
+        self._reader = Reader(participant, _TOPIC, _INFO, to_dds(others, user_data))
+
+    def close(self) -> None:
+        """Free the endpoints."""
+        with self._lock:
+            for reader in self._builtin.values():
+                delete(reader)
+            self._builtin.clear()
+            self._writer.close()
+            self._reader.close()
+
+    def add_node(self, entry: NodeEntry) -> None:
+        """Tell the network of a new node."""
+        with self._lock:
+            self._nodes.append(entry)
+            self._announce()
+
+    def remove_node(self, entry: NodeEntry) -> None:
+        """Tell the network that a node is gone."""
+        with self._lock:
+            if entry in self._nodes:
+                self._nodes.remove(entry)
+                self._announce()
+
+    def add_endpoints(self, entry: NodeEntry, *endpoints: Reader | Writer) -> None:
+        """Tell the network of a node's new endpoints."""
+        with self._lock:
+            for endpoint in endpoints:
+                (entry.readers if isinstance(endpoint, Reader) else entry.writers).append(endpoint.gid)
+            self._announce()
+
+    def remove_endpoints(self, entry: NodeEntry, *endpoints: Reader | Writer) -> None:
+        """Tell the network that endpoints of a node are gone; called before they are freed."""
+        with self._lock:
+            for endpoint in endpoints:
+                (entry.readers if isinstance(endpoint, Reader) else entry.writers).remove(endpoint.gid)
+            self._announce()
+
+    def _announce(self) -> None:
+        if self._writer.closed:
+            return
+        gid = message_class("rmw_dds_common/msg/Gid")
+        node_info = message_class("rmw_dds_common/msg/NodeEntitiesInfo")
+        info = message_class(_INFO)(
+            gid=gid(data=bytearray(self._participant.entity.guid.bytes)),
+            node_entities_info_seq=[
+                node_info(
+                    node_namespace=entry.namespace,
+                    node_name=entry.name,
+                    reader_gid_seq=[gid(data=bytearray(value)) for value in entry.readers],
+                    writer_gid_seq=[gid(data=bytearray(value)) for value in entry.writers],
+                )
+                for entry in self._nodes
+            ],
+        )
+        self._writer.write(cdr.serialize(info, into=Payload))
+
+    # ------------------------------------------------------------------------------------------------ what is there
+
+    def _read(self, topic: Any) -> list[Any]:
+        with self._lock:
+            reader = self._builtin.get(topic.data_type.__name__ + str(topic._ref))
+            if reader is None:
+                reader = BuiltinDataReader(self._participant.entity, topic)
+                self._builtin[topic.data_type.__name__ + str(topic._ref)] = reader
+            return [sample for sample in reader.read(_MAX_SAMPLES) if sample.sample_info.instance_state == _ALIVE]
+
+    def node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        """Return name and namespace of every node on the network, this process' own included."""
+        with self._lock:
+            own = bytes(self._participant.entity.guid.bytes)
+            while (taken := self._reader.take()) is not None:
+                info: Any = cdr.deserialize(taken[0], message_class(_INFO))
+                self._remote[info.gid.data.tobytes()[:16]] = [
+                    (node.node_name, node.node_namespace) for node in info.node_entities_info_seq
+                ]
+            alive = {participant.key.bytes for participant in self._read(BuiltinTopicDcpsParticipant)}
+            self._remote = {gid: nodes for gid, nodes in self._remote.items() if gid in alive and gid != own}
+            found = [(entry.name, entry.namespace) for entry in self._nodes]
+            return found + [node for nodes in self._remote.values() for node in nodes]
+
+    def _endpoints(self, topic: Any, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        for endpoint in self._read(topic):
+            prefix, slash, rest = endpoint.topic_name.partition("/")
+            if slash and prefix in prefixes:
+                yield f"/{rest}", _ros_type(endpoint.type_name)
+
+    def topic_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """Return every topic with its types, sorted."""
+        return _collect(
+            pair
+            for topic in (BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription)
+            for pair in self._endpoints(topic, ("rt",))
+        )
+
+    def service_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """Return every service that somebody serves, with its types, sorted."""
+        return _collect(
+            (name.removesuffix("Request"), type_name.removesuffix("_Request"))
+            for name, type_name in self._endpoints(BuiltinTopicDcpsSubscription, ("rq",))
+            if name.endswith("Request")
+        )
+
+    def count_publishers(self, topic: str) -> int:
+        """Return how many publishers an absolute topic name has."""
+        return sum(name == topic for name, _ in self._endpoints(BuiltinTopicDcpsPublication, ("rt",)))
+
+    def count_subscribers(self, topic: str) -> int:
+        """Return how many subscriptions an absolute topic name has."""
+        return sum(name == topic for name, _ in self._endpoints(BuiltinTopicDcpsSubscription, ("rt",)))
+
+
+def _ros_type(dds_type: str) -> str:
+    parts = dds_type.split("::")
+    if len(parts) == 4 and parts[2] == "dds_" and parts[3].endswith("_"):
+        return f"{parts[0]}/{parts[1]}/{parts[3][:-1]}"
+    return dds_type
+
+
+def _collect(pairs: Iterator[tuple[str, str]] | Any) -> list[tuple[str, list[str]]]:
+    found: dict[str, set[str]] = {}
+    for name, type_name in pairs:
+        found.setdefault(name, set()).add(type_name)
+    return [(name, sorted(types)) for name, types in sorted(found.items())]

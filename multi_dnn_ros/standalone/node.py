@@ -1,0 +1,410 @@
+"""The node: makes publishers, subscriptions, services, clients and timers, and holds the parameters."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from multi_dnn_ros.standalone import logs, names
+from multi_dnn_ros.standalone.arguments import ROS_ARGS, Arguments, parse
+from multi_dnn_ros.standalone.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
+from multi_dnn_ros.standalone.clock import Clock, ROSClock
+from multi_dnn_ros.standalone.context import Context, get_default_context
+from multi_dnn_ros.standalone.dds import Reader, Writer
+from multi_dnn_ros.standalone.entities import GuardCondition, Timer, Waitable, period_ns
+from multi_dnn_ros.standalone.errors import NotInitializedException
+from multi_dnn_ros.standalone.graph import NodeEntry
+from multi_dnn_ros.standalone.messages import Message, message_class
+from multi_dnn_ros.standalone.messages import Service as ServiceType
+from multi_dnn_ros.standalone.missing import refuse
+from multi_dnn_ros.standalone.node_parameters import NodeParameters
+from multi_dnn_ros.standalone.parameter_services import ParameterServices
+from multi_dnn_ros.standalone.parameters import Parameter
+from multi_dnn_ros.standalone.qos import (
+    QoSProfile,
+    profile_of,
+    qos_profile_parameter_events,
+    qos_profile_rosout_default,
+    qos_profile_services_default,
+)
+from multi_dnn_ros.standalone.rosout import Rosout
+from multi_dnn_ros.standalone.services import Client, Service
+from multi_dnn_ros.standalone.time_source import TimeSource
+from multi_dnn_ros.standalone.topics import Publisher, Subscription, check_callback, check_message_type
+
+
+class Node(NodeParameters):
+    """A ROS node."""
+
+    def __init__(
+        self,
+        node_name: str,
+        *,
+        context: Context | None = None,
+        cli_args: Sequence[str] | None = None,
+        namespace: str | None = None,
+        use_global_arguments: bool = True,
+        enable_rosout: bool = True,
+        start_parameter_services: bool = True,
+        parameter_overrides: Sequence[Parameter] | None = None,
+        allow_undeclared_parameters: bool = False,
+        automatically_declare_parameters_from_overrides: bool = False,
+        enable_logger_service: bool = False,
+    ) -> None:
+        """Make a node; see rclpy for the arguments.
+
+        Raises:
+            NotInitializedException: before `rclpy.init()`.
+            InvalidNodeNameException, InvalidNamespaceException: name what is wrong.
+        """
+        refuse("Node", enable_logger_service=enable_logger_service or None)
+        self._context = context or get_default_context()
+        if not self._context.ok():
+            raise NotInitializedException("cannot create node")
+        local = parse([ROS_ARGS, *(cli_args or ())])
+        shared = self._context.arguments if use_global_arguments else Arguments()
+        self._remaps = [*local.remaps, *shared.remaps]
+        namespace = namespace or "/"
+        namespace = namespace if namespace.startswith("/") else f"/{namespace}"
+        names.validate_node_name(node_name)
+        names.validate_namespace(namespace)
+        self._name, self._namespace = names.remap_node(self._remaps, node_name, namespace)
+        self._entry = NodeEntry(self._name, self._namespace)
+        self._entities_lock = threading.RLock()
+        self._endpoints: list[Any] = []  # publishers, subscriptions, services, clients
+        self._others: list[Waitable] = []  # timers and guard conditions
+        self._waitables: tuple[Waitable, ...] = ()
+        self._executor: Callable[[], Any] = _no_executor
+        self._destroyed = False
+        self._default_callback_group = MutuallyExclusiveCallbackGroup()
+        self._clock = ROSClock()
+        self._logger = logs.get_logger(self.get_fully_qualified_name()[1:].replace("/", "."))
+        self._context.add_node(self)
+        self._context.graph.add_node(self._entry)
+        try:
+            self._rosout: Rosout | None = None
+            if enable_rosout and shared.rosout and local.rosout:
+                log = message_class("rcl_interfaces/msg/Log")
+                self._rosout = Rosout(
+                    self._logger.name, self._create_publisher(log, "/rosout", qos_profile_rosout_default)
+                )
+            event = message_class("rcl_interfaces/msg/ParameterEvent")
+            events = self._create_publisher(event, "/parameter_events", qos_profile_parameter_events)
+            super().__init__(
+                self._clock, events, self.get_fully_qualified_name(), allow_undeclared=allow_undeclared_parameters
+            )
+            for arguments in (shared, local):
+                self._parameter_overrides.update(arguments.overrides_for(self.get_fully_qualified_name()))
+            self._parameter_overrides.update({entry.name: entry.value for entry in parameter_overrides or ()})
+            if automatically_declare_parameters_from_overrides:
+                self.declare_parameters("", list(self._parameter_overrides.items()), ignore_override=True)
+            self._time_source = TimeSource(self, self._clock)
+            if start_parameter_services:
+                ParameterServices(self)
+        except BaseException:
+            self.destroy_node()
+            raise
+
+    # --------------------------------------------------------------------------------------------------------- names
+
+    def get_name(self) -> str:
+        """Return the node's own name."""
+        return self._name
+
+    def get_namespace(self) -> str:
+        """Return the namespace."""
+        return self._namespace
+
+    def get_fully_qualified_name(self) -> str:
+        """Return namespace and name."""
+        return names.qualified(self._namespace, self._name)
+
+    def resolve_topic_name(self, topic: str, *, only_expand: bool = False) -> str:
+        """Return the absolute name that a topic name stands for, remapped unless `only_expand`."""
+        return names.remap([] if only_expand else self._remaps, topic, self._name, self._namespace)
+
+    def resolve_service_name(self, service: str, *, only_expand: bool = False) -> str:
+        """Return the absolute name that a service name stands for, remapped unless `only_expand`."""
+        return names.remap([] if only_expand else self._remaps, service, self._name, self._namespace, service=True)
+
+    def get_logger(self) -> logs.RcutilsLogger:
+        """Return the node's logger."""
+        return self._logger
+
+    def get_clock(self) -> Clock:
+        """Return the node's ROS clock."""
+        return self._clock
+
+    @property
+    def context(self) -> Context:
+        """The context the node belongs to."""
+        return self._context
+
+    @property
+    def default_callback_group(self) -> CallbackGroup:
+        """The group of entities that are made without one: one callback at a time."""
+        return self._default_callback_group
+
+    # ------------------------------------------------------------------------------------------------------ entities
+
+    def create_publisher(
+        self,
+        msg_type: type[Message],
+        topic: str,
+        qos_profile: QoSProfile | int,
+        *,
+        callback_group: CallbackGroup | None = None,
+        event_callbacks: Any = None,
+        qos_overriding_options: Any = None,
+        publisher_class: type[Publisher] = Publisher,
+    ) -> Publisher:
+        """Make a publisher.
+
+        Raises:
+            TypeError, InvalidTopicNameException, UnsupportedError: name what is wrong.
+        """
+        refuse("create_publisher", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
+        return self._create_publisher(msg_type, topic, qos_profile, publisher_class)
+
+    def _create_publisher(
+        self,
+        msg_type: type[Message],
+        topic: str,
+        qos_profile: QoSProfile | int,
+        publisher_class: type[Publisher] = Publisher,
+    ) -> Publisher:
+        absolute, qos = self.resolve_topic_name(topic), profile_of(qos_profile)
+        publisher = publisher_class(self._context.participant, check_message_type(msg_type), absolute, qos)
+        self._add(publisher, publisher.writer)
+        return publisher
+
+    def create_subscription(
+        self,
+        msg_type: type[Message],
+        topic: str,
+        callback: Callable[..., Any],
+        qos_profile: QoSProfile | int,
+        *,
+        callback_group: CallbackGroup | None = None,
+        event_callbacks: Any = None,
+        qos_overriding_options: Any = None,
+        raw: bool = False,
+    ) -> Subscription:
+        """Make a subscription; `callback(message)` or `callback(message, info)`.
+
+        Raises:
+            TypeError, InvalidTopicNameException, UnsupportedError: name what is wrong.
+        """
+        refuse("create_subscription", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
+        absolute, qos = self.resolve_topic_name(topic), profile_of(qos_profile)
+        group = callback_group or self._default_callback_group
+        participant = self._context.participant
+        subscription = Subscription(participant, check_message_type(msg_type), absolute, callback, group, qos, raw)
+        self._add(subscription, subscription.reader)
+        return subscription
+
+    def create_service(
+        self,
+        srv_type: type[ServiceType],
+        srv_name: str,
+        callback: Callable[[Any, Any], Any],
+        *,
+        qos_profile: QoSProfile = qos_profile_services_default,
+        callback_group: CallbackGroup | None = None,
+    ) -> Service:
+        """Make a service; `callback(request, response)` returns the response."""
+        absolute, group = self.resolve_service_name(srv_name), callback_group or self._default_callback_group
+        service = Service(self._context.participant, srv_type, absolute, callback, group, qos_profile)
+        self._add(service, service.reader, service.writer)
+        return service
+
+    def create_client(
+        self,
+        srv_type: type[ServiceType],
+        srv_name: str,
+        *,
+        qos_profile: QoSProfile = qos_profile_services_default,
+        callback_group: CallbackGroup | None = None,
+    ) -> Client:
+        """Make a client of a service."""
+        absolute, group = self.resolve_service_name(srv_name), callback_group or self._default_callback_group
+        client = Client(self._context.participant, srv_type, absolute, group, qos_profile, self._context)
+        self._add(client, client.reader, client.writer)
+        return client
+
+    def create_timer(
+        self,
+        timer_period_sec: float,
+        callback: Callable[[], Any],
+        callback_group: CallbackGroup | None = None,
+        clock: Clock | None = None,
+        autostart: bool = True,
+    ) -> Timer:
+        """Make a timer on the node's clock, or on another."""
+        check_callback(callback)
+        group, period = callback_group or self._default_callback_group, period_ns(timer_period_sec)
+        timer = Timer(callback, group, period, clock or self._clock, autostart=autostart)
+        self._add(timer)
+        return timer
+
+    def create_guard_condition(
+        self, callback: Callable[[], Any], callback_group: CallbackGroup | None = None
+    ) -> GuardCondition:
+        """Make a guard condition."""
+        check_callback(callback)
+        guard = GuardCondition(callback, callback_group or self._default_callback_group)
+        self._add(guard)
+        return guard
+
+    def _add(self, entity: Any, *endpoints: Reader | Writer) -> None:
+        with self._entities_lock:
+            if endpoints:
+                self._context.graph.add_endpoints(self._entry, *endpoints)
+                self._endpoints.append(entity)
+            else:
+                self._others.append(entity)
+            if isinstance(entity, Waitable):
+                entity._wake = self._wake_executor
+                self._waitables = (*self._waitables, entity)
+        self._wake_executor()
+
+    def _remove(self, entity: Any) -> bool:
+        with self._entities_lock:
+            known = self._endpoints if entity in self._endpoints else self._others
+            if entity not in known:
+                return False
+            known.remove(entity)
+            self._waitables = tuple(kept for kept in self._waitables if kept is not entity)
+            if known is self._endpoints:
+                endpoints = [getattr(entity, name) for name in ("reader", "writer") if name in vars(entity)]
+                self._context.graph.remove_endpoints(self._entry, *endpoints)
+        entity.destroy()
+        self._wake_executor()
+        return True
+
+    def destroy_publisher(self, publisher: Publisher) -> bool:
+        """Free a publisher; return whether it was this node's."""
+        return self._remove(publisher)
+
+    def destroy_subscription(self, subscription: Subscription) -> bool:
+        """Free a subscription; return whether it was this node's."""
+        return self._remove(subscription)
+
+    def destroy_service(self, service: Service) -> bool:
+        """Free a service; return whether it was this node's."""
+        return self._remove(service)
+
+    def destroy_client(self, client: Client) -> bool:
+        """Free a client; return whether it was this node's."""
+        return self._remove(client)
+
+    def destroy_timer(self, timer: Timer) -> bool:
+        """End a timer; return whether it was this node's."""
+        return self._remove(timer)
+
+    def destroy_guard_condition(self, guard: GuardCondition) -> bool:
+        """End a guard condition; return whether it was this node's."""
+        return self._remove(guard)
+
+    def destroy_node(self) -> None:
+        """Free all that the node made, and leave its executor and the graph. Idempotent."""
+        with self._entities_lock:
+            if self._destroyed:
+                return
+            self._destroyed = True
+        self.executor = None
+        if self._rosout is not None:
+            self._rosout.close()
+        for entity in [*self._others, *self._endpoints]:
+            self._remove(entity)
+        self._context.graph.remove_node(self._entry)
+        self._context.remove_node(self)
+
+    @property
+    def waitables(self) -> tuple[Waitable, ...]:
+        """Everything of this node that an executor runs."""
+        return self._waitables
+
+    def _of(self, kind: type) -> Iterator[Any]:
+        with self._entities_lock:
+            return iter([entity for entity in (*self._endpoints, *self._others) if isinstance(entity, kind)])
+
+    @property
+    def publishers(self) -> Iterator[Publisher]:
+        """The node's publishers."""
+        return self._of(Publisher)
+
+    @property
+    def subscriptions(self) -> Iterator[Subscription]:
+        """The node's subscriptions."""
+        return self._of(Subscription)
+
+    @property
+    def services(self) -> Iterator[Service]:
+        """The node's services."""
+        return self._of(Service)
+
+    @property
+    def clients(self) -> Iterator[Client]:
+        """The node's clients."""
+        return self._of(Client)
+
+    @property
+    def timers(self) -> Iterator[Timer]:
+        """The node's timers."""
+        return self._of(Timer)
+
+    # ------------------------------------------------------------------------------------------------------ executor
+
+    @property
+    def executor(self) -> Any:
+        """The executor that runs this node, None when there is none."""
+        return self._executor()
+
+    @executor.setter
+    def executor(self, executor: Any) -> None:
+        current = self.executor
+        if current is executor:
+            return
+        self._executor = _no_executor if executor is None else weakref.ref(executor)
+        if current is not None:
+            current.remove_node(self)
+        if executor is not None:
+            executor.add_node(self)
+
+    def _wake_executor(self) -> None:
+        executor = self.executor
+        if executor is not None:
+            executor.wake()
+
+    # --------------------------------------------------------------------------------------------------------- graph
+
+    def count_publishers(self, topic_name: str) -> int:
+        """Return how many publishers a topic has on the network."""
+        return self._context.graph.count_publishers(self.resolve_topic_name(topic_name))
+
+    def count_subscribers(self, topic_name: str) -> int:
+        """Return how many subscriptions a topic has on the network."""
+        return self._context.graph.count_subscribers(self.resolve_topic_name(topic_name))
+
+    def get_topic_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """Return every topic on the network with its types."""
+        return self._context.graph.topic_names_and_types()
+
+    def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """Return every service on the network with its types."""
+        return self._context.graph.service_names_and_types()
+
+    def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        """Return name and namespace of every node on the network."""
+        return self._context.graph.node_names_and_namespaces()
+
+    def get_node_names(self) -> list[str]:
+        """Return the name of every node on the network."""
+        return [name for name, _ in self.get_node_names_and_namespaces()]
+
+
+def _no_executor() -> None:
+    """Stand in for a weak reference while the node has no executor."""

@@ -1,0 +1,306 @@
+"""The parameters of a node: declaring, getting, setting, describing, and who is asked and told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from multi_dnn_ros.standalone import errors, parameters
+from multi_dnn_ros.standalone.clock import Clock
+from multi_dnn_ros.standalone.messages import message_class
+from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.parameters import SEPARATOR, Parameter, ParameterTypes
+from multi_dnn_ros.standalone.topics import Publisher
+
+Change: TypeAlias = Callable[[list[Parameter]], Any]
+
+
+def _descriptor() -> Any:
+    return message_class("rcl_interfaces/msg/ParameterDescriptor")()
+
+
+def _result(reason: str = "") -> Any:
+    return message_class("rcl_interfaces/msg/SetParametersResult")(successful=not reason, reason=reason)
+
+
+class NodeParameters(Surface):
+    """The part of a node that holds its parameters."""
+
+    def __init__(self, clock: Clock, events: Publisher, node_name: str, *, allow_undeclared: bool) -> None:
+        self._parameter_lock = threading.RLock()
+        self._parameters: dict[str, Parameter] = {}
+        self._descriptors: dict[str, Any] = {}
+        self._parameter_overrides: dict[str, Any] = {}
+        self._allow_undeclared_parameters = allow_undeclared
+        self._parameter_clock = clock
+        self._parameter_events = events
+        self._parameter_node_name = node_name
+        self._before_set: list[Change] = []
+        self._on_set: list[Change] = []
+        self._after_set: list[Change] = []
+
+    # ----------------------------------------------------------------------------------------------------- declaring
+
+    def declare_parameter(
+        self, name: str, value: Any = None, descriptor: Any = None, ignore_override: bool = False
+    ) -> Parameter:
+        """Declare a parameter and return it with its value: the command line's, or the one given here.
+
+        Args:
+            name: the full name.
+            value: the default, which also states the type; or a `Parameter.Type` alone.
+            descriptor: a rcl_interfaces/ParameterDescriptor.
+            ignore_override: whether the command line's value is left out of account.
+
+        Raises:
+            ParameterAlreadyDeclaredException, InvalidParameterException, InvalidParameterTypeException,
+            InvalidParameterValueException, ValueError: each names the parameter.
+        """
+        return self.declare_parameters("", [(name, value, descriptor or _descriptor())], ignore_override)[0]
+
+    def declare_parameters(
+        self, namespace: str, parameters: Sequence[tuple[Any, ...]], ignore_override: bool = False
+    ) -> list[Parameter]:
+        """Declare several parameters, each a tuple (name, value, descriptor); see :meth:`declare_parameter`."""
+        with self._parameter_lock:
+            prepared = [self._prepare(namespace, entry, ignore_override) for entry in parameters]
+            declared = [parameter.name for parameter, _ in prepared if parameter.name in self._parameters]
+            if declared:
+                raise errors.ParameterAlreadyDeclaredException(declared)
+            for parameter, descriptor in prepared:
+                result = self._set([parameter], {parameter.name: descriptor})
+                if not result.successful:
+                    if result.reason.startswith("Wrong parameter type"):
+                        raise errors.InvalidParameterTypeException(parameter, ParameterTypes(descriptor.type).name)
+                    raise errors.InvalidParameterValueException(parameter.name, parameter.value, result.reason)
+            return [self._parameters[parameter.name] for parameter, _ in prepared]
+
+    def _prepare(self, namespace: str, entry: tuple[Any, ...], ignore_override: bool) -> tuple[Parameter, Any]:
+        if not 1 <= len(entry) <= 3:
+            raise TypeError(f"a parameter is declared with (name, value, descriptor), not {entry!r:.80}")
+        name: Any = entry[0]
+        value: Any = entry[1] if len(entry) > 1 else None
+        descriptor: Any = entry[2] if len(entry) > 2 and entry[2] is not None else _descriptor()
+        if not isinstance(name, str) or not name:
+            raise errors.InvalidParameterException(name)
+        name = f"{namespace}.{name}" if namespace else name
+        if not isinstance(descriptor, message_class("rcl_interfaces/msg/ParameterDescriptor")):
+            raise TypeError(
+                f"parameter {name}: the third element must be a ParameterDescriptor, not {descriptor!r:.80}"
+            )
+        if isinstance(value, ParameterTypes):
+            if value is ParameterTypes.NOT_SET:
+                raise ValueError(f"parameter {name} cannot be declared with the type NOT_SET")
+            if descriptor.dynamic_typing:
+                raise ValueError(f"parameter {name} has a type, so its descriptor must not state dynamic_typing")
+            descriptor.type, value = value.value, None
+        elif not descriptor.dynamic_typing:
+            descriptor.type = ParameterTypes.from_parameter_value(value).value
+            if descriptor.type == ParameterTypes.NOT_SET.value:
+                raise ValueError(
+                    f"parameter {name} is declared without value and type; give one, or set dynamic_typing"
+                )
+        if not ignore_override and name in self._parameter_overrides:
+            value = self._parameter_overrides[name]
+        array_type = not descriptor.dynamic_typing and descriptor.type >= ParameterTypes.BYTE_ARRAY.value
+        if array_type and isinstance(value, (list, tuple)) and not value:
+            # An empty list of a file has no type of its own, so it takes the declared one.
+            return Parameter(name, ParameterTypes(descriptor.type), []), descriptor
+        return Parameter(name, value=value), descriptor
+
+    def undeclare_parameter(self, name: str) -> None:
+        """Forget a parameter.
+
+        Raises:
+            ParameterNotDeclaredException, ParameterImmutableException: name it.
+        """
+        with self._parameter_lock:
+            if name not in self._parameters:
+                raise errors.ParameterNotDeclaredException(name)
+            if self._descriptors[name].read_only:
+                raise errors.ParameterImmutableException(name)
+            del self._parameters[name], self._descriptors[name]
+
+    # ------------------------------------------------------------------------------------------------------- getting
+
+    def has_parameter(self, name: str) -> bool:
+        """Return whether a parameter is declared."""
+        return name in self._parameters
+
+    def get_parameter(self, name: str) -> Parameter:
+        """Return a parameter.
+
+        Raises:
+            ParameterNotDeclaredException, ParameterUninitializedException: name it.
+        """
+        with self._parameter_lock:
+            parameter = self._parameters.get(name)
+            if parameter is None:
+                if self._allow_undeclared_parameters:
+                    return Parameter(name)
+                raise errors.ParameterNotDeclaredException(name)
+            if parameter.type_ is ParameterTypes.NOT_SET and not self._descriptors[name].dynamic_typing:
+                raise errors.ParameterUninitializedException(name)
+            return parameter
+
+    def get_parameters(self, names: Sequence[str]) -> list[Parameter]:
+        """Return several parameters."""
+        return [self.get_parameter(name) for name in names]
+
+    def get_parameter_or(self, name: str, alternative_value: Parameter | None = None) -> Parameter:
+        """Return a parameter, or the alternative when it is not declared."""
+        alternative = Parameter(name) if alternative_value is None else alternative_value
+        return self._parameters.get(name, alternative)
+
+    def get_parameters_by_prefix(self, prefix: str) -> dict[str, Parameter]:
+        """Return the parameters below a prefix, by the rest of their names."""
+        prefix = f"{prefix}{SEPARATOR}" if prefix else ""
+        with self._parameter_lock:
+            found = self._parameters.items()
+            return {name[len(prefix) :]: parameter for name, parameter in found if name.startswith(prefix)}
+
+    def get_parameter_type(self, name: str) -> ParameterTypes:
+        """Return a parameter's type."""
+        return self.get_parameter_or(name).type_ if self.has_parameter(name) else self.get_parameter(name).type_
+
+    def get_parameter_types(self, names: Sequence[str]) -> list[ParameterTypes]:
+        """Return several parameters' types."""
+        return [self.get_parameter_type(name) for name in names]
+
+    def describe_parameter(self, name: str) -> Any:
+        """Return a parameter's descriptor."""
+        with self._parameter_lock:
+            if name in self._descriptors:
+                return self._descriptors[name]
+            if self._allow_undeclared_parameters:
+                return _descriptor()
+            raise errors.ParameterNotDeclaredException(name)
+
+    def describe_parameters(self, names: Sequence[str]) -> list[Any]:
+        """Return several parameters' descriptors."""
+        return [self.describe_parameter(name) for name in names]
+
+    def list_parameters(self, prefixes: Sequence[str], depth: int) -> Any:
+        """Return a rcl_interfaces/ListParametersResult: the names below the prefixes, at most `depth` deep (0: all)."""
+        result: Any = message_class("rcl_interfaces/msg/ListParametersResult")()
+        with self._parameter_lock:
+            for name in self._parameters:
+                if not _listed(name, prefixes, depth):
+                    continue
+                result.names.append(name)
+                prefix = name.rpartition(SEPARATOR)[0]
+                if prefix and prefix not in result.prefixes:
+                    result.prefixes.append(prefix)
+        return result
+
+    # ------------------------------------------------------------------------------------------------------- setting
+
+    def set_parameters(self, parameter_list: Sequence[Parameter]) -> list[Any]:
+        """Set parameters one by one; return a rcl_interfaces/SetParametersResult for each."""
+        return [self.set_parameters_atomically([parameter]) for parameter in parameter_list]
+
+    def set_parameters_atomically(self, parameter_list: Sequence[Parameter]) -> Any:
+        """Set all of the parameters, or none; return a rcl_interfaces/SetParametersResult.
+
+        Raises:
+            ParameterNotDeclaredException: names those that are not declared.
+        """
+        wanted = list(parameter_list)
+        with self._parameter_lock:
+            self._check_declared(wanted)
+            if self._before_set:
+                wanted = [parameter for callback in self._before_set for parameter in callback(wanted)]
+                if not wanted:
+                    return _result("parameter list cannot be empty, this might be due to pre_set_parameters_callback")
+                self._check_declared(wanted)
+            return self._set(wanted, None)
+
+    def _check_declared(self, wanted: Sequence[Parameter]) -> None:
+        if not all(isinstance(parameter, Parameter) for parameter in wanted):
+            raise TypeError(f"parameters must be instances of Parameter, not {wanted!r:.80}")
+        unknown = [parameter.name for parameter in wanted if parameter.name not in self._parameters]
+        if unknown and not self._allow_undeclared_parameters:
+            raise errors.ParameterNotDeclaredException(unknown)
+
+    def _set(self, wanted: list[Parameter], descriptors: dict[str, Any] | None) -> Any:
+        """Check, ask and set; `descriptors` belong to a declaration, for which read-only does not count."""
+        declaring = descriptors is not None
+        known = self._descriptors if descriptors is None else descriptors
+        for parameter in wanted:
+            if parameter.name in known:
+                descriptor = known[parameter.name]
+                descriptor.name = parameter.name
+                declared = self.has_parameter(parameter.name)
+                reason = parameters.refusal(parameter, descriptor, declared=declared, check_read_only=not declaring)
+                if reason:
+                    return _result(reason)
+        for callback in self._on_set:
+            result: Any = callback(wanted)
+            if not isinstance(result, message_class("rcl_interfaces/msg/SetParametersResult")):
+                raise TypeError(f"an on_set_parameters callback must return a SetParametersResult, not {result!r:.80}")
+            if not result.successful:
+                return result
+        self._parameter_events.publish(self._store(wanted, descriptors))
+        for callback in self._after_set:
+            callback(wanted)
+        return _result()
+
+    def _store(self, wanted: list[Parameter], descriptors: dict[str, Any] | None) -> Any:
+        stamp = self._parameter_clock.now().to_msg()
+        event: Any = message_class("rcl_interfaces/msg/ParameterEvent")(stamp=stamp, node=self._parameter_node_name)
+        for parameter in wanted:
+            name, message = parameter.name, parameter.to_parameter_msg()
+            if descriptors is None and parameter.type_ is ParameterTypes.NOT_SET:
+                event.deleted_parameters.append(message)
+                self._parameters.pop(name, None)
+                self._descriptors.pop(name, None)
+                continue
+            if descriptors is not None:
+                self._descriptors[name] = descriptors[name]
+            elif name not in self._descriptors:
+                self._descriptors[name] = _descriptor()
+                self._descriptors[name].dynamic_typing = True
+            is_new = self.get_parameter_or(name).type_ is ParameterTypes.NOT_SET
+            (event.new_parameters if is_new else event.changed_parameters).append(message)
+            self._parameters[name] = parameter
+        return event
+
+    # ----------------------------------------------------------------------------------------------------- callbacks
+
+    def add_pre_set_parameters_callback(self, callback: Change) -> None:
+        """Let `callback(parameters)` return the parameters to set instead."""
+        self._before_set.insert(0, callback)
+
+    def add_on_set_parameters_callback(self, callback: Change) -> None:
+        """Let `callback(parameters)` allow or refuse a change; it returns a SetParametersResult."""
+        self._on_set.insert(0, callback)
+
+    def add_post_set_parameters_callback(self, callback: Change) -> None:
+        """Call `callback(parameters)` after a change."""
+        self._after_set.insert(0, callback)
+
+    def remove_pre_set_parameters_callback(self, callback: Change) -> None:
+        """Take a callback back."""
+        self._before_set.remove(callback)
+
+    def remove_on_set_parameters_callback(self, callback: Change) -> None:
+        """Take a callback back."""
+        self._on_set.remove(callback)
+
+    def remove_post_set_parameters_callback(self, callback: Change) -> None:
+        """Take a callback back."""
+        self._after_set.remove(callback)
+
+
+def _listed(name: str, prefixes: Sequence[str], depth: int) -> bool:
+    if not prefixes:
+        return not depth or name.count(SEPARATOR) < depth
+    for prefix in prefixes:
+        if name == prefix:
+            return True
+        if name.startswith(f"{prefix}{SEPARATOR}"):
+            rest = name[len(prefix) + 1 :]
+            if not depth or rest.count(SEPARATOR) < depth:
+                return True
+    return False

@@ -1,0 +1,175 @@
+"""Parameters as values: rclpy's `Parameter`, its types, and what a descriptor allows."""
+
+from __future__ import annotations
+
+import array
+import math
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+
+from multi_dnn_ros.standalone.messages import message_class
+from multi_dnn_ros.standalone.missing import Surface
+
+SEPARATOR: Final = "."
+_ELEMENTS: Final[dict[int, type]] = {5: bytes, 6: bool, 7: int, 8: float, 9: str}
+_SCALARS: Final[dict[type, int]] = {bool: 1, int: 2, float: 3, str: 4}
+_FIELDS: Final = (
+    *("", "bool_value", "integer_value", "double_value", "string_value", "byte_array_value", "bool_array_value"),
+    *("integer_array_value", "double_array_value", "string_array_value"),
+)
+
+
+class ParameterTypes(Enum):
+    """The types that a parameter can have, with the numbers of rcl_interfaces/ParameterType."""
+
+    NOT_SET = 0
+    BOOL = 1
+    INTEGER = 2
+    DOUBLE = 3
+    STRING = 4
+    BYTE_ARRAY = 5
+    BOOL_ARRAY = 6
+    INTEGER_ARRAY = 7
+    DOUBLE_ARRAY = 8
+    STRING_ARRAY = 9
+
+    @classmethod
+    def from_parameter_value(cls, value: Any) -> ParameterTypes:
+        """Return the type of a Python value; an empty list is a byte array, as in rclpy.
+
+        Raises:
+            TypeError: when the value is not a parameter value; names it.
+        """
+        if value is None:
+            return cls.NOT_SET
+        if type(value) in _SCALARS:
+            return cls(_SCALARS[type(value)])
+        if isinstance(value, (list, tuple, array.array)):
+            for number, element in _ELEMENTS.items():
+                if all(type(item) is element for item in value):
+                    return cls(number)
+        raise TypeError(
+            "a parameter must be a bool, int, float or string, or a list of bytes, bools, ints, floats or strings, "
+            f"not {value!r:.80}"
+        )
+
+    def check(self, value: Any) -> bool:
+        """Return whether a value is of this type."""
+        if value is None:
+            return self is ParameterTypes.NOT_SET
+        if self.value in _ELEMENTS:
+            element = _ELEMENTS[self.value]
+            return isinstance(value, (list, tuple, array.array)) and all(type(item) is element for item in value)
+        return _SCALARS.get(type(value)) == self.value
+
+
+class Parameter(Surface):
+    """A parameter's name, type and value."""
+
+    Type = ParameterTypes
+
+    def __init__(self, name: str, type_: ParameterTypes | None = None, value: Any = None) -> None:
+        if type_ is None:
+            type_ = ParameterTypes.from_parameter_value(value)
+        if not isinstance(type_, ParameterTypes):
+            raise TypeError(f"type must be an instance of Parameter.Type, not {type_!r}")
+        if not type_.check(value):
+            raise ValueError(f"type {type_.name} and value {value!r:.80} of parameter {name!r} do not agree")
+        self._name = name
+        self._type = type_
+        self._value = value
+
+    @property
+    def name(self) -> str:
+        """The full name."""
+        return self._name
+
+    @property
+    def type_(self) -> ParameterTypes:
+        """The type of the value."""
+        return self._type
+
+    @property
+    def value(self) -> Any:
+        """The value, None when not set."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Parameter(name={self._name!r}, type_={self._type.name}, value={self._value!r})"
+
+    def get_parameter_value(self) -> Any:
+        """Return a rcl_interfaces/ParameterValue."""
+        message: Any = message_class("rcl_interfaces/msg/ParameterValue")(type=self._type.value)
+        if self._type is not ParameterTypes.NOT_SET:
+            value = self._value
+            setattr(message, _FIELDS[self._type.value], list(value) if self._type.value in _ELEMENTS else value)
+        return message
+
+    def to_parameter_msg(self) -> Any:
+        """Return a rcl_interfaces/Parameter."""
+        return message_class("rcl_interfaces/msg/Parameter")(name=self._name, value=self.get_parameter_value())
+
+    @classmethod
+    def from_parameter_msg(cls, param_msg: Any) -> Parameter:
+        """Return the parameter of a rcl_interfaces/Parameter.
+
+        Raises:
+            ValueError: when the message states a type that does not exist.
+        """
+        return cls(param_msg.name, ParameterTypes(param_msg.value.type), parameter_value_to_python(param_msg.value))
+
+
+def parameter_value_to_python(parameter_value: Any) -> Any:
+    """Return the Python value of a rcl_interfaces/ParameterValue.
+
+    Raises:
+        ValueError: when the message states a type that does not exist.
+    """
+    number = parameter_value.type
+    if not 0 <= number < len(_FIELDS):
+        raise ValueError(f"parameter type must be between 0 and {len(_FIELDS) - 1}, not {number}")
+    if number == 0:
+        return None
+    value = getattr(parameter_value, _FIELDS[number])
+    return list(value) if number in _ELEMENTS else value
+
+
+def refusal(parameter: Parameter, descriptor: Any, *, declared: bool, check_read_only: bool) -> str:
+    """Return why a descriptor does not allow a value, "" when it does; sets a dynamic descriptor's type."""
+    kind = parameter.type_
+    if check_read_only and descriptor.read_only:
+        return f"Trying to set a read-only parameter: {parameter.name}."
+    if descriptor.dynamic_typing:
+        descriptor.type = kind.value
+    elif declared and kind is ParameterTypes.NOT_SET:
+        return "Static parameter cannot be undeclared"
+    elif kind is not ParameterTypes.NOT_SET and kind.value != descriptor.type:
+        return f"Wrong parameter type, expected '{ParameterTypes(descriptor.type)}' got '{kind}'"
+    ranges: list[Any] = []
+    if kind is ParameterTypes.INTEGER:
+        ranges = descriptor.integer_range
+    elif kind is ParameterTypes.DOUBLE:
+        ranges = descriptor.floating_point_range
+    return _outside(parameter, ranges[0]) if ranges else ""
+
+
+def _outside(parameter: Parameter, limits: Any) -> str:
+    value, low, high, step = parameter.value, limits.from_value, limits.to_value, limits.step
+    if isinstance(value, int):
+        inside = low <= value <= high
+        on_step = not step or value == high or (value - low) % step == 0
+    else:
+        # The ends may be missed by a rounding error, as in rclpy.
+        inside = not math.isnan(value) and (low <= value <= high or bool(np.isclose([low, high], value).any()))
+        steps = (value - low) / step if step and math.isfinite(value) else 0.0
+        on_step = bool(np.isclose(value, high)) or math.isclose(steps, round(steps), abs_tol=1e-6)
+    if not inside:
+        return f"Parameter {parameter.name} out of range. Min: {low}, Max: {high}, value: {value}"
+    if not on_step:
+        return (
+            f"The parameter value for {parameter.name} is not a valid step. "
+            f"Min: {low}, max: {high}, value: {value}, step: {step}"
+        )
+    return ""

@@ -1,0 +1,287 @@
+"""Services and clients on the wire mapping of rmw_cyclonedds.
+
+A request travels on `rq/<name>Request` and its response on `rr/<name>Reply`; each begins with the number of the
+client's writer and the number of the call, so that a client finds its own responses among those of others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from multi_dnn_ros.standalone import cdr, logs
+from multi_dnn_ros.standalone.callback_groups import CallbackGroup
+from multi_dnn_ros.standalone.dds import SERVICE_HEADER_BYTES, Participant, Payload, Reader, Writer, hash_user_data
+from multi_dnn_ros.standalone.entities import Waitable, Work
+from multi_dnn_ros.standalone.errors import InvalidHandle
+from multi_dnn_ros.standalone.futures import Future
+from multi_dnn_ros.standalone.messages import Message
+from multi_dnn_ros.standalone.messages import Service as ServiceType
+from multi_dnn_ros.standalone.qos import QoSProfile, to_dds
+from multi_dnn_ros.standalone.topics import check_callback
+
+_MATCH_TIMEOUT_S: Final = 0.1
+_MATCH_STEP_S: Final = 0.01
+_log = logs.get_logger("multi_dnn_ros.standalone")
+
+
+def check_service_type(srv_type: Any) -> type[ServiceType]:
+    """Return the class when it is one of the runtime's service classes.
+
+    Raises:
+        TypeError: names what was given instead.
+    """
+    if not (isinstance(srv_type, type) and issubclass(srv_type, ServiceType)):
+        raise TypeError(f"a service class such as std_srvs.srv.SetBool is expected, not {srv_type!r}")
+    return srv_type
+
+
+def _identity(role: str) -> bytes:
+    # Any unique 16 bytes do; rmw_cyclonedds writes them as hexadecimal numbers joined with dots.
+    return f"{role}=".encode() + ".".join(f"{byte:x}" for byte in uuid.uuid4().bytes).encode() + b";"
+
+
+def _entry(user_data: bytes, key: bytes) -> bytes | None:
+    for entry in user_data.split(b";"):
+        name, separator, value = entry.partition(b"=")
+        if separator and name == key:
+            return value
+    return None
+
+
+def _header(data: bytes) -> tuple[int, int]:
+    order = "<" if data[1:2] == b"\x01" else ">"
+    try:
+        guid, sequence = struct.unpack_from(f"{order}Qq", data, cdr.HEADER_BYTES)
+    except struct.error as error:
+        raise cdr.CdrError(f"service header cut short: {error}") from error
+    return guid, sequence
+
+
+class _ServiceEndpoints(Waitable):
+    """A writer and a reader that belong together."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        srv_type: type[ServiceType],
+        srv_name: str,
+        callback_group: CallbackGroup,
+        qos: QoSProfile,
+        serves: bool,
+    ) -> None:
+        super().__init__(callback_group)
+        self.srv_type = srv_type
+        self.srv_name = srv_name
+        self.qos_profile = qos
+        identity = _identity("serviceid" if serves else "clientid")
+        request, response = srv_type.Request.type_name, srv_type.Response.type_name
+        requests, replies = f"rq{srv_name}Request", f"rr{srv_name}Reply"
+        outgoing, incoming = (
+            ((replies, response), (requests, request))
+            if serves
+            else (
+                (requests, request),
+                (replies, response),
+            )
+        )
+        self.writer = Writer(participant, *outgoing, to_dds(qos, identity + hash_user_data(outgoing[1])))
+        try:
+            self.reader = Reader(participant, *incoming, to_dds(qos, identity + hash_user_data(incoming[1])))
+        except BaseException:
+            self.writer.close()
+            raise
+
+    @property
+    def condition(self) -> Any:
+        """The condition that there are requests or responses."""
+        return self.reader.condition
+
+    def is_ready(self) -> bool:
+        """Return whether there is a request or a response."""
+        return self.reader.has_data()
+
+    def _send(self, message: Message, guid: int, sequence: int) -> None:
+        data = cdr.serialize(message, struct.pack("<Qq", guid, sequence), Payload)
+        with self.writer.lock:
+            if self.writer.closed:
+                raise InvalidHandle(f"the service or client of {self.srv_name} was destroyed")
+            self.writer.write(data)
+
+    def destroy(self) -> None:
+        """Free the DDS reader and writer."""
+        self.reader.close()
+        self.writer.close()
+
+
+class Service(_ServiceEndpoints):
+    """Answers requests: calls `callback(request, response)` and sends the response that it returns."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        srv_type: type[ServiceType],
+        srv_name: str,
+        callback: Callable[[Any, Any], Any],
+        callback_group: CallbackGroup,
+        qos: QoSProfile,
+    ) -> None:
+        check_callback(callback)
+        super().__init__(participant, check_service_type(srv_type), srv_name, callback_group, qos, serves=True)
+        self.callback = callback
+
+    @property
+    def service_name(self) -> str:
+        """The absolute name of the service."""
+        return self.srv_name
+
+    def take(self) -> Work | None:
+        """Take the oldest request; one that cannot be read is dropped, with an error in the log."""
+        taken = self.reader.take()
+        if taken is None:
+            return None
+        data, info = taken
+        try:
+            guid, sequence = _header(data)
+            request = cdr.deserialize(data, self.srv_type.Request, SERVICE_HEADER_BYTES)
+        except cdr.CdrError as error:
+            _log.error(f"request to {self.srv_name} dropped: {error}", throttle_duration_sec=1.0)
+            return None
+        return lambda: self._answer(request, guid, sequence, info.publication_handle)
+
+    def _answer(self, request: Message, guid: int, sequence: int, caller: int) -> None:
+        response = self.callback(request, self.srv_type.Response())
+        if not isinstance(response, self.srv_type.Response):
+            raise TypeError(f"service {self.srv_name}: the callback must return the response, not {response!r:.80}")
+        self._await_caller(caller)
+        self._send(response, guid, sequence)
+
+    def _await_caller(self, caller: int) -> None:
+        """Wait until the caller's response reader is connected, for a response sent before that is lost."""
+        with self.reader.lock:
+            if self.reader.closed:
+                return
+            client = _entry(self.reader.user_data_of(caller), b"clientid")
+        deadline = time.monotonic() + _MATCH_TIMEOUT_S
+        while client is not None and time.monotonic() < deadline:
+            with self.writer.lock:
+                if self.writer.closed or client in {
+                    _entry(user_data, b"clientid") for user_data in self.writer.matched_user_data()
+                }:
+                    return
+            time.sleep(_MATCH_STEP_S)
+
+
+class Client(_ServiceEndpoints):
+    """Calls a service."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        srv_type: type[ServiceType],
+        srv_name: str,
+        callback_group: CallbackGroup,
+        qos: QoSProfile,
+        context: Any,
+    ) -> None:
+        super().__init__(participant, check_service_type(srv_type), srv_name, callback_group, qos, serves=False)
+        self._context = context
+        self._guid = self.writer.instance_handle
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._pending: dict[int, Future] = {}
+
+    @property
+    def service_name(self) -> str:
+        """The absolute name of the service."""
+        return self.srv_name
+
+    def service_is_ready(self) -> bool:
+        """Return whether a server is there whose request reader and response writer are both connected."""
+        with self.writer.lock:
+            if self.writer.closed:
+                raise InvalidHandle(f"the client of {self.srv_name} was destroyed")
+            readers = [_entry(user_data, b"serviceid") for user_data in self.writer.matched_user_data()]
+            writers = [_entry(user_data, b"serviceid") for user_data in self.reader.matched_user_data()]
+        servers = {reader for reader in readers if reader is not None}
+        return bool(servers & set(writers)) if servers else bool(readers and writers)
+
+    def wait_for_service(self, timeout_sec: float | None = None) -> bool:
+        """Wait for a server; return whether there is one. Without end when `timeout_sec` is None or negative."""
+        deadline = None if timeout_sec is None or timeout_sec < 0 else time.monotonic() + timeout_sec
+        while self._context.ok():
+            if self.service_is_ready():
+                return True
+            left = _MATCH_STEP_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _MATCH_STEP_S))
+        return False
+
+    def call_async(self, request: Message) -> Future:
+        """Send a request; the future gets the response when an executor takes it."""
+        if not isinstance(request, self.srv_type.Request):
+            raise TypeError(f"service {self.srv_name} takes {self.srv_type.Request.type_name}, not {type(request)}")
+        future = Future()
+        with self._lock:
+            sequence = next(self._numbers)
+            self._pending[sequence] = future
+        try:
+            self._send(request, self._guid, sequence)
+        except BaseException:
+            self.remove_pending_request(future)
+            raise
+        future.add_done_callback(self.remove_pending_request)
+        return future
+
+    def call(self, request: Message, timeout_sec: float | None = None) -> Any:
+        """Send a request and wait for the response, which an executor in another thread has to take.
+
+        Raises:
+            TimeoutError: when `timeout_sec` passed first.
+        """
+        arrived = threading.Event()
+        future = self.call_async(request)
+        future.add_done_callback(lambda _: arrived.set())
+        if not arrived.wait(timeout_sec):
+            self.remove_pending_request(future)
+            raise TimeoutError(f"no response from service {self.srv_name} within {timeout_sec} s")
+        return future.result()
+
+    def remove_pending_request(self, future: Future) -> None:
+        """Forget a call; a late response to it is dropped."""
+        with self._lock:
+            for sequence, pending in list(self._pending.items()):
+                if pending is future:
+                    del self._pending[sequence]
+
+    def take(self) -> Work | None:
+        """Take the oldest response that is ours."""
+        taken = self.reader.take()
+        if taken is None:
+            return None
+        data = taken[0]
+        try:
+            guid, sequence = _header(data)
+            with self._lock:
+                future = self._pending.get(sequence) if guid == self._guid else None
+            if future is None:
+                return None
+            response = cdr.deserialize(data, self.srv_type.Response, SERVICE_HEADER_BYTES)
+        except cdr.CdrError as error:
+            _log.error(f"response of {self.srv_name} dropped: {error}", throttle_duration_sec=1.0)
+            return None
+        return lambda: future.set_result(response)
+
+    def destroy(self) -> None:
+        """Free the DDS endpoints and cancel what is pending."""
+        super().destroy()
+        with self._lock:
+            pending = list(self._pending.values())
+        for future in pending:
+            future.cancel()

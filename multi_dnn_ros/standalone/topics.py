@@ -1,0 +1,188 @@
+"""Publishers and subscriptions."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from multi_dnn_ros.standalone import cdr, logs
+from multi_dnn_ros.standalone.callback_groups import CallbackGroup
+from multi_dnn_ros.standalone.clock import Duration
+from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, hash_user_data
+from multi_dnn_ros.standalone.entities import Waitable, Work
+from multi_dnn_ros.standalone.errors import InvalidHandle
+from multi_dnn_ros.standalone.messages import Message
+from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.qos import QoSProfile, to_dds
+
+_TypeT = TypeVar("_TypeT", bound=type[Message])
+
+
+def check_message_type(msg_type: _TypeT) -> _TypeT:
+    """Return the class when it is one of the runtime's message classes.
+
+    Raises:
+        TypeError: names what was given instead.
+    """
+    if not (isinstance(msg_type, type) and issubclass(msg_type, Message) and "/msg/" in msg_type.type_name):
+        raise TypeError(f"a message class such as std_msgs.msg.String is expected, not {msg_type!r}")
+    return msg_type
+
+
+def check_callback(callback: Any) -> None:
+    """Check that a callback is a plain callable.
+
+    Raises:
+        TypeError, NotImplementedError: for what is not callable, and for a coroutine function.
+    """
+    if not callable(callback):
+        raise TypeError(f"the callback must be callable, not {callback!r}")
+    if inspect.iscoroutinefunction(callback):
+        raise NotImplementedError(
+            f"the standalone runtime has no coroutine callbacks ({callback.__qualname__}); use a plain function"
+        )
+
+
+def _dds_topic(name: str, qos: QoSProfile) -> str:
+    return name.removeprefix("/") if qos.avoid_ros_namespace_conventions else f"rt{name}"
+
+
+class Publisher(Surface):
+    """Sends messages of one type on one topic."""
+
+    def __init__(
+        self, participant: Participant, msg_type: type[Message], topic: str, qos: QoSProfile, callback_group: Any = None
+    ) -> None:
+        self.msg_type = msg_type
+        self.topic = topic
+        self.qos_profile = qos
+        dds_qos = to_dds(qos, hash_user_data(msg_type.type_name))
+        self.writer = Writer(participant, _dds_topic(topic, qos), msg_type.type_name, dds_qos)
+
+    @property
+    def topic_name(self) -> str:
+        """The absolute name of the topic."""
+        return self.topic
+
+    def publish(self, msg: Message | bytes) -> None:
+        """Send a message, or the CDR bytes of one.
+
+        Raises:
+            TypeError: when the message is of another type than the publisher's.
+            CdrError: when a field holds what its type cannot; names it.
+            InvalidHandle: when the publisher was destroyed.
+        """
+        if isinstance(msg, self.msg_type):
+            data = cdr.serialize(msg, into=Payload)
+        elif isinstance(msg, (bytes, bytearray, memoryview)):
+            data = Payload(msg)
+        else:
+            raise TypeError(f"topic {self.topic} carries {self.msg_type.type_name}, not {type(msg).__qualname__}")
+        self._send(data)
+
+    def _send(self, data: bytearray) -> None:
+        with self.writer.lock:
+            if self.writer.closed:
+                raise InvalidHandle(f"the publisher on {self.topic} was destroyed")
+            self.writer.write(data)
+
+    def get_subscription_count(self) -> int:
+        """Return how many subscriptions are connected, in this process or another."""
+        with self.writer.lock:
+            if self.writer.closed:
+                raise InvalidHandle(f"the publisher on {self.topic} was destroyed")
+            return len(self.writer.matched())
+
+    def wait_for_all_acked(self, timeout: Duration | None = None) -> bool:
+        """Wait until every reliable subscription has all that was sent; False when the timeout came first."""
+        nanoseconds = 2**63 - 1 if timeout is None or timeout.nanoseconds < 0 else timeout.nanoseconds
+        return bool(self.writer.entity.wait_for_acks(nanoseconds))
+
+    def destroy(self) -> None:
+        """Free the DDS writer."""
+        self.writer.close()
+
+
+class Subscription(Waitable):
+    """Calls back with every message of one type on one topic."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        msg_type: type[Message],
+        topic: str,
+        callback: Callable[..., Any],
+        callback_group: CallbackGroup,
+        qos: QoSProfile,
+        raw: bool,
+    ) -> None:
+        check_callback(callback)
+        super().__init__(callback_group)
+        self.msg_type = msg_type
+        self.topic = topic
+        self.callback = callback
+        self.qos_profile = qos
+        self.raw = raw
+        self._with_info = _takes_two_arguments(callback)
+        self._logger = logs.get_logger("multi_dnn_ros.standalone")
+        dds_qos = to_dds(qos, hash_user_data(msg_type.type_name))
+        self.reader = Reader(participant, _dds_topic(topic, qos), msg_type.type_name, dds_qos)
+
+    @property
+    def topic_name(self) -> str:
+        """The absolute name of the topic."""
+        return self.topic
+
+    @property
+    def condition(self) -> Any:
+        """The condition that there are messages."""
+        return self.reader.condition
+
+    def is_ready(self) -> bool:
+        """Return whether there is a message."""
+        return self.reader.has_data()
+
+    def take(self) -> Work | None:
+        """Take the oldest message; one whose bytes are not a message is dropped, with an error in the log."""
+        taken = self.reader.take()
+        if taken is None:
+            return None
+        data, info = taken
+        message: Any = data
+        if not self.raw:
+            try:
+                message = cdr.deserialize(data, self.msg_type)
+            except cdr.CdrError as error:
+                self._logger.error(f"message on {self.topic} dropped: {error}", throttle_duration_sec=1.0)
+                return None
+        if not self._with_info:
+            return lambda: self.callback(message)
+        stamps = {"source_timestamp": info.source_timestamp, "received_timestamp": info.source_timestamp}
+        return lambda: self.callback(message, stamps)
+
+    def get_publisher_count(self) -> int:
+        """Return how many publishers are connected, in this process or another."""
+        return len(self.reader.matched())
+
+    def destroy(self) -> None:
+        """Free the DDS reader."""
+        self.reader.close()
+
+
+def _takes_two_arguments(callback: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(callback)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(object())
+    except TypeError:
+        pass
+    else:
+        return False
+    try:
+        signature.bind(object(), object())
+    except TypeError:
+        raise RuntimeError(f"{callback!r} must take the message, or the message and its info") from None
+    return True
