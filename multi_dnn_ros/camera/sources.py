@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -169,13 +169,46 @@ class SceneSource:
         self.name = f"scenes (seed {seed})"
         self.notes: list[str] = []
         self.rate_hz: float | None = rate_hz
-        self._length = length
+        self.length = length
         self._drive = SceneGenerator(*size, seed).drive(length, rate_hz)
 
     def items(self) -> Iterator[Shot]:
-        for index in range(self._length):
+        for index in range(self.length):
             scene = self._drive.frame(index)
             yield Shot(scene.image, scene)
+
+
+class PreparedSource:
+    """All pictures of another source made in advance and held in memory, so that making them takes no time later.
+
+    limit_bytes: of picture data. progress: called with every picture made.
+    Raises SourceError: more than the limit.
+    """
+
+    live = False
+
+    def __init__(
+        self,
+        source: SceneSource,
+        limit_bytes: int = 4 << 30,
+        progress: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.name = source.name
+        self.notes = source.notes
+        self.rate_hz = source.rate_hz
+        self._shots: list[Shot | Recorded] = []
+        held = 0
+        for shot in source.items():
+            held += shot.image.nbytes + (shot.scene.lane_mask.nbytes if shot.scene else 0)
+            if held > limit_bytes:
+                raise SourceError(
+                    f"{self.name}: {source.length} pictures take more than {limit_bytes >> 20} MiB; prepare fewer"
+                )
+            self._shots.append(shot)
+            progress()
+
+    def items(self) -> Iterator[Shot | Recorded]:
+        return iter(self._shots)
 
 
 class BagSource:

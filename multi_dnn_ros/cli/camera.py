@@ -68,6 +68,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--bag-topic", metavar="TOPIC", help="which image topic of a recording (default: the only one)")
     add("--seed", type=natural, default=0, help="of the generated scenes (default: 0)")
     add("--truth", action="store_true", help="scenes: publish CAMERA/truth/detections and CAMERA/truth/lane_mask too")
+    add(
+        "--prepare",
+        action="store_true",
+        help="scenes: draw all --count pictures first, so that drawing takes no CPU time from the node later",
+    )
     add = parser.add_argument_group("time").add_argument
     add("--rate", type=positive_float, metavar="HZ", help="pictures a second (default: the source's own, else 10)")
     add("--stamps", choices=("now", "source"), default="now", help="header time: now, or the source's own (from 0)")
@@ -98,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         topic=args.bag_topic,
     )
     camera_format = format_for(args, source)
+    if args.prepare:
+        source = _prepared(source)
 
     import rclpy
     from rclpy.executors import ExternalShutdownException
@@ -137,6 +144,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _prepared(source: Source) -> Source:
+    from tqdm import tqdm
+
+    from multi_dnn_ros.camera.sources import PreparedSource, SceneSource
+
+    assert isinstance(source, SceneSource)
+    with tqdm(total=source.length, unit="picture", desc="drawing", leave=False, disable=None) as bar:
+        return PreparedSource(source, progress=bar.update)
+
+
 def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
     """How pictures of this source go out.
 
@@ -155,6 +172,8 @@ def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
         raise UsageError(f"--bag-topic is for recordings; {args.source} is none")
     if args.truth and not isinstance(source, SceneSource):
         raise UsageError(f"--truth is for scenes; of {args.source} no truth is known")
+    if args.prepare and not (isinstance(source, SceneSource) and args.count):
+        raise UsageError("--prepare is for scenes and needs --count")
     if args.stamps == "source" and source.live:
         raise UsageError(f"--stamps source is for files; {args.source} delivers now")
     if args.loop and source.live:

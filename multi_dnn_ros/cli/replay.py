@@ -131,7 +131,7 @@ def _replay(
         max_failures=config.max_failures,
     )
     with ExitStack() as stack:
-        bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay"))
+        bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="replay", disable=None))
         overlays = _overlays(args.overlay, tuple(topics)) if args.overlay is not None else {}
         for overlay in overlays.values():
             stack.enter_context(overlay)

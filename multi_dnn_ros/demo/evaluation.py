@@ -1,0 +1,127 @@
+"""Figures of a demo: rate and latency of each DNN, its score against the known truth, its drops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from multi_dnn_ros.benchmark.report import distribution
+from multi_dnn_ros.demo.moments import Moment
+from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+
+#: Intersection over union from which a found box is the true one.
+_SAME_BOX = 0.5
+
+
+@dataclass
+class DnnFigures:
+    """Collects one DNN's frames. labels: its classes, empty for a lane DNN."""
+
+    labels: tuple[str, ...]
+    latencies_ms: list[float] = field(default_factory=list)
+    stamps_ns: list[int] = field(default_factory=list)
+    found: list[Detections] = field(default_factory=list)
+    truths: list[Truth] = field(default_factory=list)
+    lanes: LaneScore = field(default_factory=LaneScore)
+
+    def add(self, dnn: str, moment: Moment) -> None:
+        answer = moment.answers.get(dnn)
+        if answer is None:
+            return
+        self.latencies_ms.append(answer.latency_ms)
+        self.stamps_ns.append(moment.stamp_ns)
+        if isinstance(answer.output, Lanes):
+            if moment.lane_mask is not None:
+                self.lanes.add(answer.output.mask, moment.lane_mask)
+        elif moment.truth is not None:
+            self.found.append(answer.output)
+            self.truths.append(_of_classes(moment.truth, self.labels))
+
+    def summary(self) -> dict[str, Any]:
+        """Rate from the stamps of the frames answered; latency from the stamp to the receipt; scores."""
+        summary: dict[str, Any] = {"frames": len(self.stamps_ns)}
+        if len(self.stamps_ns) > 1:
+            span_s = (max(self.stamps_ns) - min(self.stamps_ns)) / 1e9
+            summary["rate_hz"] = (len(self.stamps_ns) - 1) / span_s if span_s > 0 else 0.0
+        if self.latencies_ms:
+            summary["latency_ms"] = distribution(self.latencies_ms)
+        if self.lanes.true or self.lanes.predicted:
+            summary["lane_f1"] = self.lanes.f1
+            summary["lane_precision"], summary["lane_recall"] = self.lanes.precision, self.lanes.recall
+        if any(len(truth.boxes) for truth in self.truths):
+            summary["true_boxes"] = sum(len(truth.boxes) for truth in self.truths)
+            summary.update(mean_average_precision(self.found, self.truths, self.labels))
+        return summary
+
+
+def quality(moment: Moment, labels: Mapping[str, Sequence[str]]) -> float:
+    """How well a frame shows what the DNNs can do: true boxes found count for it, false and missed ones against it.
+
+    labels: of each detecting DNN. 0 unless every DNN answered.
+    """
+    if moment.truth is None or any(dnn not in moment.answers for dnn in labels):
+        return 0.0
+    score = 0.0
+    for dnn, names in labels.items():
+        output = moment.answers[dnn].output
+        if isinstance(output, Lanes):
+            score += 0.5 * len(output.lanes)
+        else:
+            truth = _of_classes(moment.truth, names)
+            matched = _matched(output, truth)
+            score += 2 * matched - len(output) - 0.5 * len(truth.boxes)
+            score += 1.5 * len({names[k] for k in truth.class_ids}) if matched else 0.0
+    return score
+
+
+def last_statuses(messages: Iterable[Any], node: str) -> dict[str, dict[str, Any]]:
+    """The newest diagnostics of each task of `node`, from DiagnosticArrays in order."""
+    statuses: dict[str, dict[str, Any]] = {}
+    for message in messages:
+        for status in message.status:
+            name, _, task = status.name.partition(": ")
+            if name == node.lstrip("/"):
+                statuses[task] = {
+                    "level": int.from_bytes(status.level, "little"),
+                    "message": status.message,
+                    "hardware_id": status.hardware_id,
+                    "values": {value.key: value.value for value in status.values},
+                }
+    return statuses
+
+
+def accounts(status: Mapping[str, Any]) -> dict[str, Any]:
+    """Offered, published, pending and drops by reason out of a stream's diagnostics."""
+    values = status["values"]
+    dropped = {
+        match[1]: int(value)
+        for key, value in values.items()
+        if (match := re.fullmatch(r"dropped: (\w+)", key)) and int(value)
+    }
+    return {**{name: int(values[name]) for name in ("offered", "published", "pending")}, "dropped": dropped}
+
+
+def _of_classes(truth: Detections, labels: Sequence[str]) -> Truth:
+    """The true boxes of these classes, numbered as in `labels`."""
+    names = [truth.labels[class_id] for class_id in truth.class_ids]
+    kept = np.array([name in labels for name in names], bool)
+    numbers = np.array([labels.index(name) for name in names if name in labels], np.int64)
+    return Truth(truth.boxes[kept], numbers)
+
+
+def _matched(found: Detections, truth: Truth) -> int:
+    """True boxes that a found box of their class covers."""
+    if not len(found) or not len(truth.boxes):
+        return 0
+    low = np.maximum(found.boxes[:, None, :2], truth.boxes[None, :, :2])
+    high = np.minimum(found.boxes[:, None, 2:], truth.boxes[None, :, 2:])
+    shared = np.prod(np.clip(high - low, 0, None), axis=2)
+    areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (found.boxes, truth.boxes)]
+    overlap = shared / np.maximum(areas[0][:, None] + areas[1][None] - shared, 1e-6)
+    same = found.class_ids[:, None] == truth.class_ids[None]
+    return int(((overlap >= _SAME_BOX) & same).any(axis=0).sum())

@@ -1,0 +1,127 @@
+"""What a recording of the demo holds about each frame, put together by the frame's stamp."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rclpy.serialization import deserialize_message
+
+from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.bags.definitions import message_class
+from multi_dnn_ros.models.results import Decoded, Detections, Lane, Lanes
+from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+
+_MAX_PIXELS = 1 << 24
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The topics of one DNN: `detections`, or `mask` and `points`. labels: its class names, for detections."""
+
+    dnn: str
+    topics: Mapping[str, str]
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CameraTopics:
+    """Where a recording has the pictures (a CompressedImage topic) and the truth."""
+
+    image: str
+    truth_detections: str
+    truth_lane_mask: str
+    truth_labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a DNN said about a frame. latency_ms: from the header's stamp to the receipt."""
+
+    output: Decoded
+    latency_ms: float
+
+
+@dataclass
+class Moment:
+    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. answers: by DNN, without those that dropped it."""
+
+    stamp_ns: int
+    image: npt.NDArray[np.uint8] | None = None
+    truth: Detections | None = None
+    lane_mask: npt.NDArray[np.uint8] | None = None
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+
+def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], window: int = 50) -> Iterator[Moment]:
+    """Every frame whose picture was recorded, by stamp.
+
+    window: frames that are held while their answers come in; an answer that comes later than that is lost.
+    """
+    readers = {camera.image: "image", camera.truth_detections: "truth", camera.truth_lane_mask: "lane_mask"}
+    by_topic = {topic: (stream, name) for stream in streams for name, topic in stream.topics.items()}
+    held: dict[int, Moment] = {}
+    masks: dict[tuple[str, int], Any] = {}  # of a lane DNN: the part that came first
+    for recorded in bag.messages([topic for topic in (*readers, *by_topic) if topic in bag.topics]):
+        message = deserialize_message(recorded.data, message_class(recorded.msgtype))
+        stamp_ns = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
+        moment = held.setdefault(stamp_ns, Moment(stamp_ns))
+        if recorded.topic == camera.image:
+            moment.image = decode_compressed(message, _MAX_PIXELS)
+        elif recorded.topic == camera.truth_detections:
+            moment.truth = detections(message, camera.truth_labels)
+        elif recorded.topic == camera.truth_lane_mask:
+            moment.lane_mask = _mono(message)
+        else:
+            stream, name = by_topic[recorded.topic]
+            output: Decoded | None = None
+            if name == "detections":
+                output = detections(message, stream.labels)
+            else:
+                other = masks.pop((stream.dnn, stamp_ns), None)
+                if other is None:
+                    masks[stream.dnn, stamp_ns] = message
+                else:
+                    output = lanes(*((message, other) if name == "mask" else (other, message)))
+            if output is not None:
+                moment.answers[stream.dnn] = Answer(output, (recorded.stamp_ns - stamp_ns) / 1e6)
+        if len(held) > window:
+            oldest = held.pop(min(held))
+            if oldest.image is not None:
+                yield oldest
+    yield from (held[stamp_ns] for stamp_ns in sorted(held) if held[stamp_ns].image is not None)
+
+
+def detections(message: Any, labels: Sequence[str]) -> Detections:
+    """A Detection2DArray as detections; classes that are not in `labels` are left out."""
+    rows = []
+    for found in message.detections:
+        hypothesis = found.results[0].hypothesis
+        if hypothesis.class_id in labels:
+            x, y = found.bbox.center.position.x, found.bbox.center.position.y
+            w, h = found.bbox.size_x / 2, found.bbox.size_y / 2
+            rows.append((x - w, y - h, x + w, y + h, hypothesis.score, labels.index(hypothesis.class_id)))
+    table = np.array(rows, np.float64).reshape(-1, 6)
+    return Detections(
+        boxes=table[:, :4].astype(np.float32),
+        scores=table[:, 4].astype(np.float32),
+        class_ids=table[:, 5].astype(np.int64),
+        labels=tuple(labels),
+    )
+
+
+def lanes(mask: Any, points: Any) -> Lanes:
+    """A mono8 mask and a cloud of (u, v, lane, score) float32 points as lane lines."""
+    table = np.frombuffer(bytes(points.data), "<f4").reshape(-1, 4)
+    lines = []
+    for number in np.unique(table[:, 2]):
+        rows = table[table[:, 2] == number]
+        lines.append(Lane(int(number), rows[:, :2].astype(np.float32), np.zeros(3), float(rows[0, 3])))
+    return Lanes(_mono(mask), tuple(lines))
+
+
+def _mono(message: Any) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(decode_image(message, _MAX_PIXELS)[:, :, 0])

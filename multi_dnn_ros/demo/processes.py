@@ -1,0 +1,77 @@
+"""The processes of the demo: started with their output in a log file, and ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+
+class Child:
+    """A ``multi-dnn`` command in a process of its own; a context manager that ends it.
+
+    name: for messages. log: file for its output. environment: on top of ours.
+    The process gets a session of its own: a Ctrl-C in the terminal reaches us only, and we end it in our order.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", "-m", "multi_dnn_ros.cli.main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        self._statistics = psutil.Process(self._process.pid)
+        self.peak_memory_bytes = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def sample(self) -> None:
+        """Look at its resident memory, for :attr:`peak_memory_bytes`."""
+        try:
+            memory = self._statistics.memory_info().rss
+        except psutil.Error:  # it has just ended
+            return
+        self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
+
+    def stop(self, timeout_s: float = 10.0) -> bool:
+        """End it as Ctrl-C does; kill it when that takes too long. False when it had to be killed."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+        return True
+
+    def last_lines(self, count: int = 5) -> str:
+        """The end of its output, for an error message."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-count:])
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()

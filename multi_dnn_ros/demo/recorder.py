@@ -1,0 +1,71 @@
+"""Records topics into a bag as they arrive: the recording time is the time of receipt."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from rclpy.node import Node
+from rclpy.qos import QoSProfile
+from rclpy.serialization import deserialize_message, serialize_message
+from sensor_msgs.msg import Image
+
+from multi_dnn_ros.bags import BagWriter
+from multi_dnn_ros.bags.definitions import message_class
+from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.ros.image_decoding import decode_image
+
+#: Reliable, and deep enough that nothing is lost while a big message is being written.
+_QOS = QoSProfile(depth=50)
+_MAX_PIXELS = 1 << 24
+
+
+class Recorder:
+    """Subscribes to `topics` (name to type) and writes every message.
+
+    compress: image topics that are written as JPEG on ``<topic>/compressed``, a tenth of the size.
+    watch: a topic whose newest message is kept in :attr:`watched` and does not count as activity.
+
+    For one thread: spin the node with a single-threaded executor.
+    """
+
+    def __init__(
+        self, node: Node, writer: BagWriter, topics: Mapping[str, str], *, compress: frozenset[str], watch: str
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.last_s = time.monotonic()  # of anything but the watched topic
+        self.watched: bytes | None = None
+        self._watch = watch
+        self._node = node
+        self._writer = writer
+        self._subscriptions = []
+        for topic, msgtype in topics.items():
+            jpeg = topic in compress
+            writer.add_topic(
+                *((f"{topic}/compressed", "sensor_msgs/msg/CompressedImage") if jpeg else (topic, msgtype))
+            )
+            self._subscriptions.append(
+                node.create_subscription(message_class(msgtype), topic, self._receiver(topic, jpeg), _QOS, raw=True)
+            )
+
+    def _receiver(self, topic: str, jpeg: bool) -> Callable[[bytes], None]:
+        def receive(data: bytes) -> None:
+            stamp_ns = int(self._node.get_clock().now().nanoseconds)
+            name, written = (f"{topic}/compressed", _as_jpeg(data)) if jpeg else (topic, data)
+            self._writer.write(name, stamp_ns, written)
+            self.counts[topic] += 1
+            if topic == self._watch:
+                self.watched = data
+            else:
+                self.last_s = time.monotonic()
+
+        return receive
+
+
+def _as_jpeg(data: bytes) -> bytes:
+    message: Any = deserialize_message(data, Image)
+    pixels = np.asarray(decode_image(message, _MAX_PIXELS))
+    return bytes(serialize_message(image_message(pixels, message.header, CameraFormat("", "", compressed=True))))

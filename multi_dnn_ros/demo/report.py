@@ -1,0 +1,145 @@
+"""From the recording of a demo to its table, pictures and JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.serialization import deserialize_message
+from tqdm import tqdm
+
+from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.benchmark.report import provenance, table, write_json
+from multi_dnn_ros.demo.evaluation import DnnFigures, accounts, last_statuses, quality
+from multi_dnn_ros.demo.moments import Answer, CameraTopics, Moment, Stream, moments
+from multi_dnn_ros.overlay import Layer, draw
+from multi_dnn_ros.overlay_files import OverlayFiles, save_picture
+
+#: A DNN that dropped a frame is drawn with what it last found, for so long.
+_HELD_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Course:
+    """What was recorded where. settings: of the drive, for the summary."""
+
+    output: Path
+    node: str
+    camera: str
+    topics: CameraTopics
+    streams: Sequence[Stream]
+    diagnostics: str
+    settings: Mapping[str, Any]
+
+
+def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> int:
+    """Write and print everything; the exit code: 1 if a DNN published nothing."""
+    figures = _go_through(course)
+    messages, counts = _diagnostics(course)
+    streams = {}
+    for stream in course.streams:
+        status = messages[1].get(f"{stream.dnn} on {course.camera}")
+        streams[stream.dnn] = {
+            **figures[stream.dnn].summary(),
+            "accounts": accounts(status) if status is not None else None,
+        }
+    write_json(course.output / "diagnostics.json", {"messages": messages[0], "last": messages[1]})
+    summary = {
+        **provenance(),
+        "drive": dict(course.settings),
+        "recorded_messages": counts,
+        "dnns": streams,
+        "node_peak_memory_bytes": peak_memory_bytes,
+        "node_ended_cleanly": ended_cleanly,
+    }
+    write_json(course.output / "summary.json", summary)
+    print(_table(streams))
+    print(f"peak resident memory of the node: {peak_memory_bytes / 2**20:.0f} MiB")
+    if not ended_cleanly:
+        print("warning: the node did not end within 10 s of SIGINT and was killed")
+    print(f"written to {course.output}: overlay.mp4, overlay.png, summary.json, diagnostics.json, bag/")
+    silent = [stream.dnn for stream in course.streams if not figures[stream.dnn].stamps_ns]
+    if silent:
+        print(f"FAILED: no result from {', '.join(silent)}; see {course.output / 'node.log'}")
+    return 1 if silent else 0
+
+
+def _go_through(course: Course) -> dict[str, DnnFigures]:
+    """Score and draw frame after frame; only a few of them are in memory at once."""
+    figures = {stream.dnn: DnnFigures(stream.labels) for stream in course.streams}
+    labels = {stream.dnn: stream.labels for stream in course.streams}
+    best: tuple[float, npt.NDArray[np.uint8]] | None = None
+    held: dict[str, tuple[int, Answer]] = {}
+    with BagReader(course.output / "bag") as bag, OverlayFiles(course.output / "overlay.mp4") as video:
+        frames = moments(bag, course.topics, course.streams)
+        for moment in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
+            for dnn, figure in figures.items():
+                figure.add(dnn, moment)
+            picture = _drawn(moment, held)
+            video.write(picture, moment.stamp_ns)
+            value = quality(moment, labels)
+            if best is None or value > best[0]:
+                best = value, picture
+    if best is not None:
+        save_picture(course.output / "overlay.png", best[1])
+    return figures
+
+
+def _drawn(moment: Moment, held: dict[str, tuple[int, Answer]]) -> npt.NDArray[np.uint8]:
+    assert moment.image is not None
+    layers = []
+    for dnn, answer in moment.answers.items():
+        layers.append(Layer(dnn, answer.output, answer.latency_ms))
+        held[dnn] = moment.stamp_ns, answer
+    for dnn, (stamp_ns, answer) in held.items():
+        if dnn not in moment.answers and moment.stamp_ns - stamp_ns <= _HELD_NS:
+            layers.append(Layer(dnn, answer.output, answer.latency_ms, held=True))
+    return draw(moment.image, layers)
+
+
+def _diagnostics(course: Course) -> tuple[tuple[list[dict[str, Any]], dict[str, dict[str, Any]]], dict[str, int]]:
+    """The node's diagnostics, all and the last of each task; and the number of messages on each topic."""
+    with BagReader(course.output / "bag") as bag:
+        counts = {name: topic.count for name, topic in bag.topics.items()}
+        messages = [deserialize_message(m.data, DiagnosticArray) for m in bag.messages([course.diagnostics])]
+    listed = []
+    for message in messages:
+        statuses = last_statuses([message], course.node)
+        if statuses:
+            stamp = message.header.stamp
+            listed.append({"stamp": {"sec": stamp.sec, "nanosec": stamp.nanosec}, "status": statuses})
+    return (listed, last_statuses(messages, course.node)), counts
+
+
+def _table(streams: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = []
+    for dnn, figures in streams.items():
+        latency = figures.get("latency_ms", {})
+        counted = figures["accounts"] or {}
+        drops = ", ".join(f"{reason} {count}" for reason, count in counted.get("dropped", {}).items())
+        rows.append(
+            [
+                dnn,
+                f"{figures.get('rate_hz', 0.0):.1f}",
+                *(f"{latency[name]:.0f}" if latency else "-" for name in ("p50", "p95", "p99")),
+                f"{counted.get('offered', '?')}",
+                f"{counted.get('published', '?')}",
+                drops or "none",
+                _score(figures),
+            ]
+        )
+    header = ["DNN", "Hz", "p50 ms", "p95 ms", "p99 ms", "offered", "published", "dropped", "against the truth"]
+    return table(header, rows)
+
+
+def _score(figures: Mapping[str, Any]) -> str:
+    if "lane_f1" in figures:
+        return f"lane F1 {figures['lane_f1']:.3f}"
+    if "map50" in figures:
+        return f"mAP@0.5 {figures['map50']:.3f} ({figures['true_boxes']} boxes)"
+    return "nothing to compare"

@@ -1,0 +1,253 @@
+"""The demo from the first process to the last figure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.serialization import deserialize_message
+from rclpy.signals import SignalHandlerOptions
+from tqdm import tqdm
+
+from multi_dnn_ros.bags import BagWriter
+from multi_dnn_ros.cli.errors import CommandError, UsageError
+from multi_dnn_ros.demo.evaluation import last_statuses
+from multi_dnn_ros.demo.moments import CameraTopics, Stream
+from multi_dnn_ros.demo.processes import Child
+from multi_dnn_ros.demo.recorder import Recorder
+from multi_dnn_ros.demo.report import Course, report
+from multi_dnn_ros.params_file import read_params_file
+from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
+from multi_dnn_ros.resources import config_file
+from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.training.scenes import LABELS
+
+NODE = "/multi_dnn"
+DIAGNOSTICS = "/diagnostics"
+_PEDESTRIANS = ("pedestrian",)
+#: Longest wait for the node to load and the road to be drawn, on a slow machine.
+_START_LIMIT_S = 600.0
+#: Longest wait for the results that are under way when the camera has ended.
+_FINISH_LIMIT_S = 10.0
+_MADE = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "node.log", "camera.log")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One run of the demo; see ``multi-dnn demo --help``. domain_id: None chooses one that is not in use here."""
+
+    output: Path
+    seconds: float = 30.0
+    rate_hz: float = 10.0
+    size: tuple[int, int] = (640, 480)
+    seed: int = 1
+    params_file: Path | None = None
+    domain_id: int | None = None
+
+    def run(self) -> int:
+        """Record, score, report; 1 if a DNN published nothing.
+
+        Raises CommandError: a process failed; its log is named. UsageError, ParameterError: bad arguments.
+        """
+        config = read_params_file(self.params_file or config_file("multi_dnn.yaml"))
+        camera, settings = next(iter(config.cameras.items()))
+        if settings.transport != "raw":
+            raise UsageError(f"parameter camera.{camera}.transport is {settings.transport}; the demo needs raw")
+        dnns = {name: dnn for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras}
+        _clear(self.output)
+        image = f"/{camera}/image_raw" if not settings.topic else f"/{settings.topic.lstrip('/')}"
+        truth = CameraTopics(
+            image=f"{image}/compressed",
+            truth_detections=f"/{camera}/truth/detections",
+            truth_lane_mask=f"/{camera}/truth/lane_mask",
+            truth_labels=tuple(LABELS),
+        )
+        streams = [_stream(camera, name, dnn) for name, dnn in dnns.items()]
+        outputs = {
+            topic: OUTPUT_TOPICS[dnns[stream.dnn].role][name]
+            for stream in streams
+            for name, topic in stream.topics.items()
+        }
+        topics = {
+            image: "sensor_msgs/msg/Image",
+            truth.truth_detections: "vision_msgs/msg/Detection2DArray",
+            truth.truth_lane_mask: "sensor_msgs/msg/Image",
+            **outputs,
+            DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
+        }
+        course = Course(
+            output=self.output,
+            node=NODE,
+            camera=camera,
+            topics=truth,
+            streams=streams,
+            diagnostics=DIAGNOSTICS,
+            settings={"seconds": self.seconds, "rate_hz": self.rate_hz, "size": list(self.size), "seed": self.seed},
+        )
+        peak_memory, clean = self._record(camera, image, topics, streams)
+        return report(course, peak_memory, ended_cleanly=clean)
+
+    def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
+        """Run both processes to the end of the drive; the node's peak resident bytes, and whether it ended in time."""
+        frames = max(1, round(self.seconds * self.rate_hz))
+        domain = _free_domain() if self.domain_id is None else self.domain_id
+        environment = {
+            "ROS_DOMAIN_ID": str(domain),
+            "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+            # Before Iron there was only this one; newer ones warn about it.
+            **({"ROS_LOCALHOST_ONLY": "1"} if os.environ.get("ROS_DISTRO") == "humble" else {}),
+        }
+        drive = [
+            *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--prepare"),
+            *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
+            *("--seed", str(self.seed), "--wait-for-subscribers", "2", "--wait-timeout", str(_START_LIMIT_S)),
+        ]
+        serve = ["run", *(("--params-file", str(self.params_file)) if self.params_file else ())]
+        print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
+        with ExitStack() as stack:
+            stack.enter_context(_terminated_as_interrupted())
+            writer = stack.enter_context(BagWriter(self.output / "bag"))
+            os.environ.update(environment)
+            rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
+            stack.callback(rclpy.try_shutdown)
+            listener = rclpy.create_node("multi_dnn_demo")
+            executor = SingleThreadedExecutor()
+            stack.callback(executor.shutdown)
+            executor.add_node(listener)
+            recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS)
+            node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
+            source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
+            bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="starting", disable=None))
+            _watch_drive(executor, recorder, node, source, image, streams, bar)
+            _finish(executor, recorder)
+            return node.peak_memory_bytes, node.stop()
+
+
+def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:
+    topics = {topic: f"{NODE}/{camera}/{name}/{topic}" for topic in OUTPUT_TOPICS[dnn.role]}
+    vehicles = tuple(label for label in LABELS if label not in _PEDESTRIANS)
+    labels = {"lane": (), "object": vehicles, "pedestrian": _PEDESTRIANS}[dnn.role]
+    return Stream(name, topics, labels)
+
+
+def _watch_drive(
+    executor: SingleThreadedExecutor,
+    recorder: Recorder,
+    node: Child,
+    source: Child,
+    image: str,
+    streams: Sequence[Stream],
+    bar: Any,
+) -> None:
+    """Spin until the camera has ended; CommandError when a process fails or does not start."""
+    begin = time.monotonic()
+    next_look = begin
+    while source.exit_code() is None:
+        executor.spin_once(timeout_sec=0.1)
+        now = time.monotonic()
+        if now < next_look:
+            continue
+        next_look = now + 0.5
+        node.sample()
+        if node.exit_code() is not None:
+            raise _failed(node, f"ended with exit code {node.exit_code()}")
+        if problem := _configuration_problem(recorder.watched):
+            raise _failed(node, problem)
+        if not recorder.counts[image] and now - begin > _START_LIMIT_S:
+            raise CommandError(f"no picture after {_START_LIMIT_S:g} s; see {node.log} and {source.log}")
+        if recorder.counts[image]:
+            bar.set_description("driving", refresh=False)
+        bar.set_postfix_str(
+            ", ".join(f"{stream.dnn} {recorder.counts[next(iter(stream.topics.values()))]}" for stream in streams),
+            refresh=False,
+        )
+        bar.update(recorder.counts[image] - bar.n)
+    if source.exit_code() != 0:
+        raise _failed(source, f"ended with exit code {source.exit_code()}")
+
+
+def _finish(executor: SingleThreadedExecutor, recorder: Recorder) -> None:
+    """Take in what is still under way: until all is quiet for a second, and the diagnostics have counted it."""
+    deadline = time.monotonic() + _FINISH_LIMIT_S
+    while time.monotonic() < deadline and time.monotonic() - recorder.last_s < 1.0:
+        executor.spin_once(timeout_sec=0.1)
+    counted = recorder.counts[DIAGNOSTICS]
+    while time.monotonic() < deadline and recorder.counts[DIAGNOSTICS] < counted + 2:
+        executor.spin_once(timeout_sec=0.1)
+
+
+def _configuration_problem(diagnostics: bytes | None) -> str:
+    """What the node says is wrong, if it has given up configuring."""
+    if diagnostics is None:
+        return ""
+    status = last_statuses([deserialize_message(diagnostics, DiagnosticArray)], NODE).get("node")
+    if status is None or status["level"] != 2 or status["values"].get("state") != "unconfigured":
+        return ""
+    return str(status["message"])
+
+
+def _failed(child: Child, what: str) -> CommandError:
+    print(f"\nthe last lines of {child.log}:\n{child.last_lines(10)}", file=sys.stderr)
+    return CommandError(f"the {child.name} process: {what} (log: {child.log})")
+
+
+def _clear(output: Path) -> None:
+    """Make the folder, or empty it of what an earlier demo left there."""
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output} is a file; expected a folder")
+    bag = output / "bag"
+    if bag.exists() and not (bag / "metadata.yaml").is_file():
+        raise UsageError(f"{bag} exists and is no recording of a demo; nothing is overwritten")
+    output.mkdir(parents=True, exist_ok=True)
+    for name in _MADE:
+        (output / name).unlink(missing_ok=True)
+    if bag.exists():
+        shutil.rmtree(bag)
+
+
+def _free_domain() -> int:
+    """A ROS domain whose first discovery port nobody on this machine has open.
+
+    Up to 101, because the ports of higher ones lie where Linux takes those of outgoing connections from.
+    """
+    first = os.getpid()
+    for step in range(80):
+        domain = 20 + (first + step) % 80
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))
+            except OSError:
+                continue
+        return domain
+    raise CommandError("every ROS domain from 20 to 99 is in use on this machine; choose one with --domain-id")
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM ends us as Ctrl-C does, so that the processes we started end too."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread: whoever has it decides
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
