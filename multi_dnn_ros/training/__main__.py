@@ -1,0 +1,91 @@
+"""``python -m multi_dnn_ros.training``: render scenes, train the package's networks, evaluate them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from multi_dnn_ros.training import recipes
+from multi_dnn_ros.training.datasets import DatasetError, render, road_frames
+from multi_dnn_ros.training.loop import TrainingError, train
+
+_DEFAULTS = {"lane": (24, 96, 3e-3), "object": (30, 128, 2e-3), "pedestrian": (30, 128, 2e-3)}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m multi_dnn_ros.training", description=__doc__)
+    verbs = top.add_subparsers(dest="verb", required=True)
+    show = verbs.add_parser("render", help="render the scenes that training and the choice of the best epoch need")
+    _scene_arguments(show)
+    for role in ("lane", "object", "pedestrian"):
+        epochs, batch, lr = _DEFAULTS[role]
+        verb = verbs.add_parser(
+            role, help=f"train the {role} network", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        _scene_arguments(verb)
+        verb.add_argument("--out", type=Path, required=True, help="weights file to write, .safetensors")
+        verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda")
+        verb.add_argument("--epochs", type=int, default=epochs)
+        verb.add_argument("--batch-size", type=int, default=batch)
+        verb.add_argument("--lr", type=float, default=lr)
+        verb.add_argument("--resume", type=Path, help="checkpoint to write after every epoch, and to go on from")
+        verb.add_argument("--quiet", action="store_true", help="no progress bars")
+        if role == "lane":
+            verb.add_argument(
+                "--road", type=Path, help="folder of a road video with lane_masks/: its first half is used too"
+            )
+    from multi_dnn_ros.training import evaluate
+
+    evaluate.add_parser(verbs)
+    return top
+
+
+def _scene_arguments(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--scenes", type=Path, required=True, help="folder of the rendered scenes; made when missing")
+    verb.add_argument("--count", type=int, default=24_000, help="scenes to train on")
+    verb.add_argument("--choice", type=int, default=600, help="scenes to choose the best epoch by")
+    verb.add_argument("--workers", type=int, default=0, help="rendering processes; 0: one a core")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    try:
+        if args.verb == "evaluate":
+            from multi_dnn_ros.training import evaluate
+
+            return evaluate.run(args)
+        scenes = render(recipes.train_spec(args.count), args.scenes / "train", args.workers)
+        choice = render(recipes.choice_spec(args.choice), args.scenes / "choice", args.workers)
+        if args.verb == "render":
+            return 0
+        device = torch.device(args.device)
+        recipe = recipes.recipe(args.verb, args.epochs, args.batch_size, args.lr)
+        data = {"train": scenes.spec, "choice": choice.spec}
+        if args.verb == "lane":
+            road = road_frames(args.road, "train") if args.road else []
+            data["road"] = {"frames": [frame.name for frame in road]}
+            exercise = recipes.lane_exercise(recipe, scenes, choice, road, device)
+        else:
+            exercise = recipes.detector_exercise(recipe, scenes, choice, device)
+        network = recipe.network().to(device)
+        if device.type == "cuda":
+            network = network.to(memory_format=torch.channels_last)
+        outcome = train(
+            network, exercise.batches, exercise.loss, exercise.score, recipe.schedule,
+            main=recipe.main, checkpoint=args.resume, progress=not args.quiet,
+        )  # fmt: skip
+        training = recipes.provenance(recipe, data, outcome.best, outcome.epoch)
+        recipes.export(network, recipe, training, args.out)
+        print(json.dumps({"role": args.verb, "epoch": outcome.epoch, **outcome.best}))
+        return 0
+    except (DatasetError, TrainingError, ValueError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Training data: generated scenes rendered once into arrays, and real road frames with lane masks."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.training.scenes import Scene, SceneGenerator
+
+#: Most boxes kept an image, ignored ones included; a scene holds fewer than half of that.
+MAX_BOXES = 96
+#: Class numbers of rows that hold no box, and of boxes that count neither way.
+NO_BOX, IGNORED = -1, -2
+
+
+class DatasetError(ValueError):
+    """A data set is missing, empty or malformed; the message names the file or folder."""
+
+
+@dataclass(frozen=True)
+class RenderSpec:
+    """Which scenes, and the network input sizes (width, height) for which they are kept.
+
+    wide: share of the scenes that is rendered 640x360 instead of 640x480; a network stretches both to its input.
+    """
+
+    count: int
+    seed: int
+    detector_size: tuple[int, int]
+    lane_size: tuple[int, int]
+    wide: float = 0.0
+    first: int = 0
+
+    def scene(self, index: int) -> Scene:
+        """Scene number `index` of this set, 0 .. count - 1."""
+        number = self.first + index
+        height = 360 if (number * 2654435761 % 2**32) < self.wide * 2**32 else 480
+        return SceneGenerator(640, height, self.seed).scene(number)
+
+
+def fit(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
+    """(H, W, 3) uint8 -> (3, height, width) uint8, resized exactly as the node does before the network."""
+    (values,) = Preprocess(width, height)(torch.from_numpy(np.array(image)))
+    return np.asarray(values[0].mul_(255.0).round_().to(torch.uint8).numpy(), dtype=np.uint8)
+
+
+def fit_mask(mask: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[np.uint8]:
+    """(H, W), not 0 = lane -> (1, height, width) uint8, 0..255 = share of the pixel that is lane."""
+    area = cv2.resize((mask > 0).astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(np.rint(area * 255), dtype=np.uint8)[None]
+
+
+def box_rows(scene: Scene, width: int, height: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """Boxes (MAX_BOXES, 4) in pixels of a width x height input and classes (MAX_BOXES,), filled up with NO_BOX."""
+    boxes = np.zeros((MAX_BOXES, 4), np.float32)
+    classes = np.full(MAX_BOXES, NO_BOX, np.int64)
+    rows = np.concatenate([scene.boxes, scene.ignored])[:MAX_BOXES]
+    names = np.concatenate([scene.class_ids, np.full(len(scene.ignored), IGNORED)])[:MAX_BOXES]
+    scale = np.array([width / scene.image.shape[1], height / scene.image.shape[0]] * 2, np.float32)
+    boxes[: len(rows)], classes[: len(rows)] = rows * scale, names
+    return boxes, classes
+
+
+class SceneArrays:
+    """Rendered scenes in a folder of .npy files, opened without reading them.
+
+    detector_images: (N, 3, h, w) uint8. boxes: (N, MAX_BOXES, 4) float32. classes: (N, MAX_BOXES) int64.
+    lane_images: (N, 3, h, w) uint8. lane_masks: (N, 1, h, w) uint8.
+    """
+
+    NAMES = ("detector_images", "boxes", "classes", "lane_images", "lane_masks")
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self.spec = json.loads((folder / "spec.json").read_text())
+            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in self.NAMES}
+        except (OSError, ValueError) as error:
+            raise DatasetError(f"{folder}: no rendered scenes ({error}); make them with `render`") from error
+        self.detector_images = arrays["detector_images"]
+        self.boxes = arrays["boxes"]
+        self.classes = arrays["classes"]
+        self.lane_images = arrays["lane_images"]
+        self.lane_masks = arrays["lane_masks"]
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+
+def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
+    """Render the scenes of `spec` into `folder` with `workers` processes (0: one a core); reuse what is there already."""
+    wanted = json.loads(json.dumps(spec.__dict__))
+    done = folder / "spec.json"
+    if done.exists() and json.loads(done.read_text()) == wanted:
+        return SceneArrays(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    done.unlink(missing_ok=True)
+    (dw, dh), (lw, lh) = spec.detector_size, spec.lane_size
+    shapes: dict[str, tuple[tuple[int, ...], type]] = {
+        "detector_images": ((3, dh, dw), np.uint8),
+        "boxes": ((MAX_BOXES, 4), np.float32),
+        "classes": ((MAX_BOXES,), np.int64),
+        "lane_images": ((3, lh, lw), np.uint8),
+        "lane_masks": ((1, lh, lw), np.uint8),
+    }
+    for name, (shape, kind) in shapes.items():
+        np.lib.format.open_memmap(folder / f"{name}.npy", "w+", kind, (spec.count, *shape)).flush()
+    step = 32
+    chunks = [(spec, folder, first, min(first + step, spec.count)) for first in range(0, spec.count, step)]
+    processes = workers or os.cpu_count() or 1
+    with tqdm(total=spec.count, desc=f"render {folder.name}", unit="scene", mininterval=1.0) as bar:
+        if processes == 1:
+            for chunk in chunks:
+                bar.update(_render_chunk(chunk))
+        else:
+            with multiprocessing.get_context("spawn").Pool(processes, _one_thread) as pool:
+                for count in pool.imap_unordered(_render_chunk, chunks):
+                    bar.update(count)
+    beside = folder / "spec.json.part"
+    beside.write_text(json.dumps(wanted, indent=1) + "\n")
+    os.replace(beside, done)
+    return SceneArrays(folder)
+
+
+def _one_thread() -> None:
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+
+
+def _render_chunk(chunk: tuple[RenderSpec, Path, int, int]) -> int:
+    spec, folder, first, last = chunk
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r+") for name in SceneArrays.NAMES}
+    for index in range(first, last):
+        scene = spec.scene(index)
+        arrays["detector_images"][index] = fit(scene.image, *spec.detector_size)
+        arrays["boxes"][index], arrays["classes"][index] = box_rows(scene, *spec.detector_size)
+        arrays["lane_images"][index] = fit(scene.image, *spec.lane_size)
+        arrays["lane_masks"][index] = fit_mask(scene.lane_mask, *spec.lane_size)
+    return last - first
+
+
+@dataclass(frozen=True)
+class RoadFrame:
+    """A real image (H, W, 3) uint8 RGB with the lane mask (h, w) uint8, not 0 = lane, of whatever size it has."""
+
+    name: str
+    image: npt.NDArray[np.uint8]
+    mask: npt.NDArray[np.uint8]
+
+
+def road_frames(folder: Path, part: str) -> list[RoadFrame]:
+    """Real road with lane masks: a video NAME.mp4 and photos NAME.jpg, and in lane_masks/ NAME_<frame>.png and NAME.png.
+
+    part: "train" is the first half of the video's frames, "video" its second half, "photos" the photos.
+    Raises DatasetError when there is nothing, or when a mask's frame or image is missing.
+    """
+    if part not in ("train", "video", "photos"):
+        raise ValueError(f"part {part!r}: not one of train, video, photos")
+    masks = sorted((folder / "lane_masks").glob("*.png"))
+    if not masks:
+        raise DatasetError(f"{folder}: no lane_masks/*.png")
+    frames: list[RoadFrame] = []
+    videos = sorted(folder.glob("*.mp4"))
+    if part == "photos":
+        for path in masks:
+            photo = folder / f"{path.stem}.jpg"
+            if photo.exists():
+                frames.append(RoadFrame(path.stem, _read(photo, cv2.IMREAD_COLOR)[..., ::-1].copy(), _read(path, 0)))
+    for video in videos if part != "photos" else []:
+        numbered = {int(p.stem.rsplit("_", 1)[1]): p for p in masks if p.stem.startswith(f"{video.stem}_")}
+        frames += _video_frames(video, numbered, first_half=part == "train")
+    if not frames:
+        raise DatasetError(f"{folder}: no frames with masks for part {part!r}")
+    return frames
+
+
+def _video_frames(video: Path, masks: dict[int, Path], first_half: bool) -> list[RoadFrame]:
+    capture = cv2.VideoCapture(str(video))
+    try:
+        total = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        frames = []
+        for number in range(total):
+            done, image = capture.read()
+            if not done:
+                raise DatasetError(f"{video}: frame {number} of {total} cannot be read")
+            if number in masks and (number < total // 2) == first_half:
+                rgb = np.ascontiguousarray(image[..., ::-1])
+                frames.append(RoadFrame(f"{video.stem}_{number:04d}", rgb, _read(masks[number], 0)))
+        return frames
+    finally:
+        capture.release()
+
+
+def _read(path: Path, mode: int) -> npt.NDArray[np.uint8]:
+    image = cv2.imread(str(path), mode)
+    if image is None:
+        raise DatasetError(f"{path}: not a readable image")
+    return np.asarray(image, dtype=np.uint8)

@@ -1,0 +1,120 @@
+"""Score the package's three DNNs, loaded and decoded as the node does it, and write the figures down."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from multi_dnn_ros.training.datasets import RoadFrame, road_frames
+from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.training.recipes import UNSEEN_SEED
+from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
+
+
+def add_parser(verbs: Any) -> None:
+    verb = verbs.add_parser("evaluate", help="score the built-in DNNs on scenes they have never seen, and on real road")
+    verb.add_argument("--count", type=int, default=500, help="unseen scenes, 640x480")
+    verb.add_argument("--drive", type=int, default=300, help="frames of an unseen drive at 10 Hz, 640x480")
+    verb.add_argument("--seed", type=int, default=UNSEEN_SEED, help="of scenes and drive; 1 and 2 were trained with")
+    verb.add_argument("--road", type=Path, help="folder of real road with lane_masks/")
+    verb.add_argument("--out", type=Path, required=True, help="JSON file to write")
+
+
+class Judge:
+    """Runs the three DNNs over images and keeps what they say beside the truth."""
+
+    def __init__(self) -> None:
+        from multi_dnn_ros.models.load import load_dnn
+        from multi_dnn_ros.schema import DnnConfig
+
+        torch.set_grad_enabled(False)
+        configs = {role: DnnConfig(role=role, model=f"builtin:{role}") for role in ("lane", "object", "pedestrian")}
+        self.dnns = {role: load_dnn(role, config) for role, config in configs.items()}
+        for role in ("object", "pedestrian"):
+            # Average precision wants the whole curve, not only what the node would publish.
+            self.dnns[role].decoder.score_threshold = 0.01
+            self.dnns[role].decoder.iou_threshold = 0.6
+
+    def decode(self, role: str, image: npt.NDArray[np.uint8]) -> Any:
+        """Detections or Lanes of an image (H, W, 3) uint8."""
+        dnn = self.dnns[role]
+        output = dnn.module(*dnn.preprocess(torch.from_numpy(image)))
+        return dnn.decoder((output,), (image.shape[0], image.shape[1]))
+
+    def scenes(self, scenes: Iterable[Scene], count: int, name: str) -> dict[str, Any]:
+        """Scores of all three DNNs on generated scenes."""
+        lanes = LaneScore()
+        found: dict[str, list[Any]] = {"object": [], "pedestrian": []}
+        truths: dict[str, list[Truth]] = {"object": [], "pedestrian": []}
+        for scene in tqdm(scenes, name, count, unit="scene"):
+            lanes.add(self.decode("lane", scene.image).mask, scene.lane_mask)
+            for role, rows in found.items():
+                rows.append(self.decode(role, scene.image))
+                own = np.array([LABELS.index(label) for label in self.dnns[role].labels])
+                mine = np.isin(scene.class_ids, own)
+                class_ids = np.searchsorted(own, scene.class_ids[mine])
+                truths[role].append(Truth(scene.boxes[mine], class_ids, scene.ignored))
+        result: dict[str, Any] = {"lane": lane_scores(lanes)}
+        for role, rows in found.items():
+            labels = self.dnns[role].labels
+            plain = mean_average_precision(rows, truths[role], labels)
+            crowd = mean_average_precision(rows, truths[role], labels, ignore=True)
+            result[role] = {
+                **{key: round(value, 4) for key, value in plain.items()},
+                "map50_ignoring_uncounted": round(crowd["map50"], 4),
+                "true_boxes": sum(len(truth.boxes) for truth in truths[role]),
+            }
+        return result
+
+    def road(self, frames: Sequence[RoadFrame]) -> dict[str, Any]:
+        """Lane scores on real frames, together and one by one."""
+        total, each = LaneScore(), {}
+        for frame in frames:
+            mask = self.decode("lane", frame.image).mask
+            single = LaneScore()
+            for score in (total, single):
+                score.add(mask, frame.mask)
+            each[frame.name] = round(single.f1, 4)
+        return {**lane_scores(total), "frames": len(frames), "f1_by_frame": each}
+
+
+def lane_scores(score: LaneScore) -> dict[str, float]:
+    return {"f1": round(score.f1, 4), "precision": round(score.precision, 4), "recall": round(score.recall, 4)}
+
+
+def run(args: argparse.Namespace) -> int:
+    judge = Judge()
+    generator = SceneGenerator(640, 480, args.seed)
+    drive = generator.drive(args.drive, 10.0)
+    result: dict[str, Any] = {
+        "command": "python -m multi_dnn_ros.training " + shlex.join(sys.argv[1:]),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "cv2": cv2.__version__
+        },
+        "seed": args.seed,
+        "metric": "mAP by pycocotools; lane F1 of pixels, 3 px tolerance at 320 px wide, summed over all images",
+        "unseen_scenes": {"count": args.count, **judge.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")},
+        "unseen_drive": {"count": args.drive, "hz": 10.0, **judge.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")},
+    }  # fmt: skip
+    if args.road is not None:
+        result["real_road"] = {part: judge.road(road_frames(args.road, part)) for part in ("video", "photos")}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    beside = args.out.with_name(args.out.name + ".part")
+    beside.write_text(json.dumps(result, indent=1) + "\n")
+    beside.replace(args.out)
+    print(json.dumps(result, indent=1))
+    return 0

@@ -1,0 +1,111 @@
+"""Losses over what a network returns, so that any network with the same output can be (re)trained with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision.ops import box_convert, complete_box_iou_loss
+
+from multi_dnn_ros.models.networks import cells
+
+Batch = dict[str, Tensor]
+
+
+class LaneLoss:
+    """Binary cross-entropy plus soft Dice (Milletari et al. 2016) on lane logits.
+
+    outputs: (B, 1, h, w) logits. batch["mask"]: (B, 1, h, w) uint8, 0..255 = share of the pixel that is lane. Dice keeps
+    the thin lines from drowning among the other pixels.
+    """
+
+    def __init__(self, dice: float = 1.0, positive: float = 2.0) -> None:
+        self.dice = dice
+        self.positive = positive
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        target = batch["mask"].float() / 255.0
+        logits = outputs.float()
+        weight = 1.0 + (self.positive - 1.0) * target
+        entropy = F.binary_cross_entropy_with_logits(logits, target, weight=weight)
+        probability = logits.sigmoid()
+        overlap = 2.0 * (probability * target).sum(dim=(1, 2, 3)) + 1.0
+        total = (probability.square() + target.square()).sum(dim=(1, 2, 3)) + 1.0
+        return 4.0 * entropy + self.dice * (1.0 - overlap / total).mean()
+
+
+class DetectionLoss:
+    """Task-aligned assignment (Feng et al. 2021) with binary cross-entropy and complete IoU (Zheng et al. 2020).
+
+    outputs: (B, 4 + classes, N) as DetectorNet returns. batch["boxes"]: (B, M, 4) x1, y1, x2, y2 in input pixels;
+    batch["classes"]: (B, M) int64, class, -1 = no box, -2 = ignored: what is found inside such a box is neither right nor
+    wrong.
+    """
+
+    def __init__(
+        self, input_size: Sequence[int], strides: Sequence[int], *, top: int = 9, beta: float = 5.0, box: float = 2.5
+    ) -> None:
+        """input_size: (width, height). top: cells given to each object. beta: weight of the overlap against the score
+        when cells are ranked. box: weight of the box loss.
+        """
+        self.points = cells(input_size[0], input_size[1], strides)[0]
+        self.reach = 0.75 * min(strides)  # an object smaller than a cell still gets the cells around its centre
+        self.top = top
+        self.beta = beta
+        self.box = box
+
+    def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
+        self.points = self.points.to(outputs.device)
+        outputs = outputs.float()
+        boxes = box_convert(outputs[:, :4].transpose(1, 2), "cxcywh", "xyxy")  # (B, N, 4)
+        scores = outputs[:, 4:].transpose(1, 2)  # (B, N, classes)
+        with torch.no_grad():
+            owner, quality, free = self.assign(boxes.detach(), scores.detach(), batch["boxes"], batch["classes"])
+            positive = owner >= 0
+            truth = batch["boxes"].gather(1, owner.clamp(min=0)[..., None].expand(-1, -1, 4))
+            label = batch["classes"].gather(1, owner.clamp(min=0)).clamp(min=0)
+            target = F.one_hot(label, scores.shape[2]).float() * (quality * positive)[..., None]
+            norm = target.sum().clamp(min=1.0)
+        # Focal weight (Lin et al. 2017) on the many empty cells only; the assigned ones learn their quality.
+        weight = torch.where(target > 0, 1.0, scores.detach().square()) * (~free)[..., None]
+        probability = scores.clamp(1e-6, 1.0 - 1e-6)
+        entropy = (F.binary_cross_entropy(probability, target, reduction="none") * weight).sum() / norm
+        overlap = complete_box_iou_loss(boxes[positive], truth[positive], reduction="none")
+        return entropy + self.box * (overlap * quality[positive]).sum() / norm
+
+    def assign(self, boxes: Tensor, scores: Tensor, truth: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which object each cell answers for.
+
+        boxes (B, N, 4), scores (B, N, C), truth (B, M, 4), classes (B, M) -> owner (B, N) int64, index of the object or
+        -1; quality (B, N), target score 0..1; free (B, N) bool, cells whose score does not count.
+        """
+        x, y = self.points[:, 0], self.points[:, 1]
+        centre, half = (truth[..., :2] + truth[..., 2:]) / 2, (truth[..., 2:] - truth[..., :2]) / 2
+        reach = half.clamp(min=self.reach)
+        inside = ((x - centre[..., :1]).abs() < reach[..., :1]) & ((y - centre[..., 1:]).abs() < reach[..., 1:])
+        valid = (classes >= 0)[..., None]  # (B, M, 1)
+        free = (inside & (classes == -2)[..., None]).any(dim=1)
+        overlap = _iou(truth, boxes)  # (B, M, N)
+        chance = scores.transpose(1, 2).gather(1, classes.clamp(min=0)[..., None].expand(-1, -1, scores.shape[1]))
+        metric = chance.clamp(min=1e-4).sqrt() * overlap.clamp(min=1e-3).pow(self.beta) * (inside & valid)
+        best = metric.topk(min(self.top, metric.shape[2]), dim=2)
+        chosen = torch.zeros_like(metric).scatter_(2, best.indices, best.values)  # zero where not chosen
+        peak = chosen.amax(dim=2, keepdim=True).clamp(min=1e-12)
+        reached = (overlap * (chosen > 0)).amax(dim=2, keepdim=True)
+        aligned = chosen / peak * reached  # the best cell of an object aims at that cell's own overlap
+        strength, owner = torch.where(chosen > 0, overlap, -1.0).max(dim=1)
+        taken = strength >= 0
+        quality = aligned.gather(1, owner[:, None]).squeeze(1) * taken
+        return torch.where(taken, owner, -1), quality, free & ~taken
+
+
+def _iou(a: Tensor, b: Tensor) -> Tensor:
+    """Intersection over union of (B, M, 4) with (B, N, 4) -> (B, M, N)."""
+    a, b = a[:, :, None], b[:, None]
+    size = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
+    common = size[..., 0] * size[..., 1]
+    area_a = (a[..., 2:] - a[..., :2]).clamp(min=0).prod(dim=-1)
+    area_b = (b[..., 2:] - b[..., :2]).clamp(min=0).prod(dim=-1)
+    return common / (area_a + area_b - common).clamp(min=1e-9)

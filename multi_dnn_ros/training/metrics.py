@@ -1,0 +1,165 @@
+"""How good detections and lane lines are, against exact truth."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+#: Width to which masks are brought before they are compared, pixels.
+LANE_WIDTH = 320
+
+
+@dataclass(frozen=True)
+class Truth:
+    """boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. ignored: (M, 4) float32, things in sight that do not
+    count; used only when `mean_average_precision` is told to.
+    """
+
+    boxes: npt.NDArray[np.float32]
+    class_ids: npt.NDArray[np.int64]
+    ignored: npt.NDArray[np.float32] | None = None
+
+
+class Found(Protocol):
+    """What was detected in one image; `Detections` fits.
+
+    boxes: (N, 4) float32 x1, y1, x2, y2. scores: (N,) float32. class_ids: (N,) int64.
+    """
+
+    @property
+    def boxes(self) -> npt.NDArray[np.float32]: ...
+    @property
+    def scores(self) -> npt.NDArray[np.float32]: ...
+    @property
+    def class_ids(self) -> npt.NDArray[np.int64]: ...
+
+
+def mean_average_precision(
+    predictions: Sequence[Found], truths: Sequence[Truth], labels: Sequence[str], *, ignore: bool = False
+) -> dict[str, float]:
+    """COCO's average precision (pycocotools), at most 100 boxes an image and class.
+
+    predictions: one an image. ignore: a detection that lies on an ignored box counts neither for nor against (COCO's
+    crowd rule); otherwise it is a false one.
+    Returns "map50" (IoU 0.5, mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to
+    0.95). Raises ValueError when the two sequences differ in length or hold no true box.
+    """
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    if len(predictions) != len(truths):
+        raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
+    if not any(len(truth.boxes) for truth in truths):
+        raise ValueError(f"no true box in {len(truths)} images: average precision has no meaning")
+    annotations = [
+        row for image, truth in enumerate(truths, 1) for row in _true_rows(image, truth, len(labels), ignore)
+    ]
+    found = [row for image, prediction in enumerate(predictions, 1) for row in _found_rows(image, prediction)]
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports its own progress
+        reference, results = COCO(), COCO()
+        for data, rows in ((reference, annotations), (results, found)):
+            data.dataset = {
+                "images": [{"id": image} for image in range(1, len(truths) + 1)],
+                "categories": [{"id": k} for k in range(len(labels))],
+                "annotations": [{**row, "id": number} for number, row in enumerate(rows, 1)],
+            }
+            data.createIndex()
+        evaluation = COCOeval(reference, results, "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+    precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoU, recall, class): all areas, 100 boxes; -1: no truth
+    present = [k for k in range(len(labels)) if (precision[0, :, k] > -1).any()]
+    by_class = {labels[k]: float(precision[0, :, k].mean()) for k in present}
+    return {
+        "map50": float(np.mean(list(by_class.values()))),
+        **{f"map50_{label}": value for label, value in by_class.items()},
+        "map": float(precision[:, :, present].mean()),
+    }
+
+
+def _true_rows(image: int, truth: Truth, classes: int, ignore: bool) -> list[dict[str, Any]]:
+    rows = [_row(image, box, int(c)) for box, c in zip(truth.boxes, truth.class_ids, strict=True)]
+    if ignore and truth.ignored is not None:
+        rows += [{**_row(image, box, c), "iscrowd": 1, "ignore": 1} for box in truth.ignored for c in range(classes)]
+    return rows
+
+
+def _found_rows(image: int, prediction: Found) -> list[dict[str, Any]]:
+    return [
+        {**_row(image, box, int(c)), "score": float(score)}
+        for box, c, score in zip(prediction.boxes, prediction.class_ids, prediction.scores, strict=True)
+    ]
+
+
+def _row(image: int, box: npt.NDArray[np.float32], class_id: int) -> dict[str, Any]:
+    x1, y1, x2, y2 = (float(side) for side in box)
+    place = [x1, y1, x2 - x1, y2 - y1]
+    return {"image_id": image, "category_id": class_id, "bbox": place, "area": place[2] * place[3], "iscrowd": 0}
+
+
+@dataclass
+class LaneScore:
+    """Pixels counted over any number of images: right ones among the predicted, found ones among the true."""
+
+    right: int = 0
+    predicted: int = 0
+    found: int = 0
+    true: int = 0
+
+    def add(self, predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: float = 3.0) -> None:
+        """predicted, true: (H, W) of one camera's image in any size, not 0 = lane; compared at LANE_WIDTH wide.
+
+        A predicted pixel is right when a true one lies within `tolerance_px` of it, a true one is found when a predicted
+        one lies within it (Euclidean distance, measured on the LANE_WIDTH wide masks).
+        """
+        if predicted.ndim != 2 or true.ndim != 2:
+            raise ValueError(f"lane masks of shapes {predicted.shape} and {true.shape}: must be (H, W)")
+        height = max(1, round(true.shape[0] * LANE_WIDTH / true.shape[1]))
+        a, b = _at_width(predicted, height), _at_width(true, height)
+        self.right += int((a & _near(b, tolerance_px)).sum())
+        self.predicted += int(a.sum())
+        self.found += int((b & _near(a, tolerance_px)).sum())
+        self.true += int(b.sum())
+
+    @property
+    def precision(self) -> float:
+        return self.right / self.predicted if self.predicted else float(self.true == 0)
+
+    @property
+    def recall(self) -> float:
+        return self.found / self.true if self.true else float(self.predicted == 0)
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean; 1 when there is nothing to find and nothing was found."""
+        total = self.precision + self.recall
+        return 2 * self.precision * self.recall / total if total else 0.0
+
+
+def lane_f1(predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: float = 3.0) -> float:
+    """F1 of one image's lane pixels; see LaneScore."""
+    score = LaneScore()
+    score.add(predicted, true, tolerance_px)
+    return score.f1
+
+
+def _at_width(mask: npt.NDArray[Any], height: int) -> npt.NDArray[np.bool_]:
+    """At LANE_WIDTH wide; a pixel is lane when two fifths of it are, so that thin far lines survive."""
+    area = (mask > 0).astype(np.float32)
+    if area.shape != (height, LANE_WIDTH):
+        area = cv2.resize(area, (LANE_WIDTH, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(area >= 0.4)
+
+
+def _near(mask: npt.NDArray[np.bool_], tolerance_px: float) -> npt.NDArray[np.bool_]:
+    if not mask.any():
+        return np.zeros_like(mask)
+    away = cv2.distanceTransform((~mask).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)
+    return np.asarray(away <= tolerance_px)
