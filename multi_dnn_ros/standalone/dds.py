@@ -27,6 +27,7 @@ MAX_DOMAIN_ID: Final = 232
 SERVICE_HEADER_BYTES: Final = 16
 _ANY: Final = SampleState.Any | ViewState.Any | InstanceState.Any
 _RECEIVE_BUFFER_BYTES: Final = 10_000_000
+_MAX_SAMPLE_BYTES: Final = 512 * 2**20  # a sample that claims more is not put together
 _IDL_PRIMITIVES: Final[dict[str, Any]] = {
     "bool": bool,
     "byte": idl_types.uint8,
@@ -59,7 +60,8 @@ def configuration(*, subnet: bool) -> str:
         f"<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>{fragment}B</FragmentSize></General>"
         "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>32</MaxAutoParticipantIndex>"
         '<Peers><Peer Address="127.0.0.1"/></Peers></Discovery>'
-        f'<Internal><SocketReceiveBufferSize max="{_RECEIVE_BUFFER_BYTES}B"/></Internal></Domain></CycloneDDS>'
+        f'<Internal><SocketReceiveBufferSize max="{_RECEIVE_BUFFER_BYTES}B"/>'
+        f"<MaxSampleSize>{_MAX_SAMPLE_BYTES}B</MaxSampleSize></Internal></Domain></CycloneDDS>"
     )
 
 

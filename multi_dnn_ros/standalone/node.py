@@ -19,6 +19,7 @@ from multi_dnn_ros.standalone.graph import NodeEntry
 from multi_dnn_ros.standalone.messages import Message, message_class
 from multi_dnn_ros.standalone.messages import Service as ServiceType
 from multi_dnn_ros.standalone.missing import refuse
+from multi_dnn_ros.standalone.node_graph import NodeGraph
 from multi_dnn_ros.standalone.node_parameters import NodeParameters
 from multi_dnn_ros.standalone.parameter_services import ParameterServices
 from multi_dnn_ros.standalone.parameters import Parameter
@@ -35,7 +36,7 @@ from multi_dnn_ros.standalone.time_source import TimeSource
 from multi_dnn_ros.standalone.topics import Publisher, Subscription, check_callback, check_message_type
 
 
-class Node(NodeParameters):
+class Node(NodeGraph, NodeParameters):
     """A ROS node."""
 
     def __init__(
@@ -92,8 +93,8 @@ class Node(NodeParameters):
                 )
             event = message_class("rcl_interfaces/msg/ParameterEvent")
             events = self._create_publisher(event, "/parameter_events", qos_profile_parameter_events)
-            super().__init__(
-                self._clock, events, self.get_fully_qualified_name(), allow_undeclared=allow_undeclared_parameters
+            NodeParameters.__init__(
+                self, self._clock, events, self.get_fully_qualified_name(), allow_undeclared=allow_undeclared_parameters
             )
             for arguments in (shared, local):
                 self._parameter_overrides.update(arguments.overrides_for(self.get_fully_qualified_name()))
@@ -378,32 +379,6 @@ class Node(NodeParameters):
         executor = self.executor
         if executor is not None:
             executor.wake()
-
-    # --------------------------------------------------------------------------------------------------------- graph
-
-    def count_publishers(self, topic_name: str) -> int:
-        """Return how many publishers a topic has on the network."""
-        return self._context.graph.count_publishers(self.resolve_topic_name(topic_name))
-
-    def count_subscribers(self, topic_name: str) -> int:
-        """Return how many subscriptions a topic has on the network."""
-        return self._context.graph.count_subscribers(self.resolve_topic_name(topic_name))
-
-    def get_topic_names_and_types(self) -> list[tuple[str, list[str]]]:
-        """Return every topic on the network with its types."""
-        return self._context.graph.topic_names_and_types()
-
-    def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
-        """Return every service on the network with its types."""
-        return self._context.graph.service_names_and_types()
-
-    def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
-        """Return name and namespace of every node on the network."""
-        return self._context.graph.node_names_and_namespaces()
-
-    def get_node_names(self) -> list[str]:
-        """Return the name of every node on the network."""
-        return [name for name, _ in self.get_node_names_and_namespaces()]
 
 
 def _no_executor() -> None:

@@ -162,7 +162,7 @@ class NodeParameters(Surface):
 
     def get_parameter_type(self, name: str) -> ParameterTypes:
         """Return a parameter's type."""
-        return self.get_parameter_or(name).type_ if self.has_parameter(name) else self.get_parameter(name).type_
+        return self._parameters[name].type_ if name in self._parameters else self.get_parameter(name).type_
 
     def get_parameter_types(self, names: Sequence[str]) -> list[ParameterTypes]:
         """Return several parameters' types."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.standalone import errors
@@ -30,23 +31,21 @@ class ParameterServices:
             srv_type = service_class(f"rcl_interfaces/srv/{name}")
             node.create_service(srv_type, f"~/{snake}", callback, qos_profile=qos_profile_parameters)
 
+    # As in rclpy, one name that nobody declared makes the whole answer empty.
+
     def _describe(self, request: Any, response: Any) -> Any:
-        for name in request.names:
-            try:
-                response.descriptors.append(self._node.describe_parameter(name))
-            except errors.ParameterNotDeclaredException:
-                response.descriptors = []
-                break
+        with contextlib.suppress(errors.ParameterNotDeclaredException):
+            response.descriptors = self._node.describe_parameters(request.names)
         return response
 
     def _get(self, request: Any, response: Any) -> Any:
-        for name in request.names:
-            response.values.append(self._node.get_parameter_or(name).get_parameter_value())
+        with contextlib.suppress(errors.ParameterNotDeclaredException, errors.ParameterUninitializedException):
+            response.values = [entry.get_parameter_value() for entry in self._node.get_parameters(request.names)]
         return response
 
     def _types(self, request: Any, response: Any) -> Any:
-        for name in request.names:
-            response.types.append(self._node.get_parameter_or(name).type_.value)
+        with contextlib.suppress(errors.ParameterNotDeclaredException):
+            response.types = [kind.value for kind in self._node.get_parameter_types(request.names)]
         return response
 
     def _list(self, request: Any, response: Any) -> Any:

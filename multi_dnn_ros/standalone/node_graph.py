@@ -1,0 +1,44 @@
+"""What a node can ask about the ROS graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.standalone.missing import Surface
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.standalone.context import Context
+
+
+class NodeGraph(Surface):
+    """The part of a node that looks at the network."""
+
+    _context: Context
+
+    def resolve_topic_name(self, topic: str, *, only_expand: bool = False) -> str:
+        """Return the absolute name that a topic name stands for; the node does it."""
+        raise NotImplementedError
+
+    def count_publishers(self, topic_name: str) -> int:
+        """Return how many publishers a topic has on the network."""
+        return self._context.graph.count_publishers(self.resolve_topic_name(topic_name))
+
+    def count_subscribers(self, topic_name: str) -> int:
+        """Return how many subscriptions a topic has on the network."""
+        return self._context.graph.count_subscribers(self.resolve_topic_name(topic_name))
+
+    def get_topic_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """Return every topic on the network with its types."""
+        return self._context.graph.topic_names_and_types()
+
+    def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
+        """Return every service on the network with its types."""
+        return self._context.graph.service_names_and_types()
+
+    def get_node_names_and_namespaces(self) -> list[tuple[str, str]]:
+        """Return name and namespace of every node on the network."""
+        return self._context.graph.node_names_and_namespaces()
+
+    def get_node_names(self) -> list[str]:
+        """Return the name of every node on the network."""
+        return [name for name, _ in self.get_node_names_and_namespaces()]
