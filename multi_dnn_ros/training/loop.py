@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -113,6 +114,7 @@ def train(
     for epoch in range(first, schedule.epochs):
         if schedule.patience and outcome.epoch >= 0 and epoch - 1 - outcome.epoch >= schedule.patience:
             break
+        started = time.monotonic()
         network.train()
         total = torch.zeros((), device=device)
         bar = tqdm(
@@ -147,7 +149,8 @@ def train(
                 outcome.best, outcome.epoch, best_weights = scores, epoch, _weights(average)
         outcome.history.append(row)
         if progress:
-            tqdm.write(" ".join(f"{name}={value:.4g}" for name, value in row.items()))
+            text = " ".join(f"{name}={value:.4g}" for name, value in row.items())
+            tqdm.write(f"{text} seconds={time.monotonic() - started:.1f}")
         if checkpoint is not None:
             _save(checkpoint, network, average, optimizer, best_weights, outcome, epoch + 1, schedule)
     network.load_state_dict(best_weights)

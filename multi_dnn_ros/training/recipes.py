@@ -190,4 +190,5 @@ def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: P
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     save_file(weights, beside, metadata={name: json.dumps(value) for name, value in header.items()})
+    beside.chmod(0o644)  # safetensors writes for its owner only
     beside.replace(path)
