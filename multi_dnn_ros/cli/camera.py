@@ -32,7 +32,7 @@ examples:
   multi-dnn camera /dev/video0 --size 1280x720 --encoding bgr8
   multi-dnn camera scenes --seed 7 --truth --count 300 --wait-for-subscribers 1
 """
-_ENCODINGS = (
+ENCODINGS = (
     *("rgb8", "bgr8", "rgba8", "bgra8", "mono8", "mono16", "yuv422", "yuv422_yuy2", "nv12"),
     *(f"bayer_{pattern}8" for pattern in ("rggb", "bggr", "gbrg", "grbg")),
 )
@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument_group("pictures").add_argument
     add("--size", type=size, metavar="WxH", help="resize to this (scenes: 640x480 unless given)")
     add(
-        "--encoding", choices=_ENCODINGS, metavar="NAME", help=f"of raw images (default: rgb8): {', '.join(_ENCODINGS)}"
+        "--encoding", choices=ENCODINGS, metavar="NAME", help=f"of raw images (default: rgb8): {', '.join(ENCODINGS)}"
     )
     add("--transport", choices=("raw", "compressed"), help="sensor_msgs/Image or CompressedImage (default: raw)")
     add("--format", choices=("jpeg", "png"), default="jpeg", help="of compressed images (default: jpeg)")

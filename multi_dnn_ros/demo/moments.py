@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass
 class Moment:
-    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. answers: by DNN, without those that dropped it."""
+    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. answers: by DNN; some may miss."""
 
     stamp_ns: int
     image: npt.NDArray[np.uint8] | None = None

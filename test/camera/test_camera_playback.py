@@ -1,0 +1,166 @@
+"""Rates without drift, stamps and repetition, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from multi_dnn_ros.camera.pace import Pace
+from multi_dnn_ros.camera.playback import Player
+from multi_dnn_ros.camera.sources import Recorded, Shot
+
+
+class Time:
+    """A clock that only sleeping moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert 0.0 < seconds <= 0.1
+        self.now += seconds
+
+
+class Fake:
+    """A source of numbered pictures, or of recorded messages at given times; making one takes `cost_s`."""
+
+    def __init__(
+        self,
+        time: Time,
+        count: int = 5,
+        rate_hz: float | None = None,
+        cost_s: float = 0.0,
+        live: bool = False,
+        recorded_s: tuple[float, ...] = (),
+    ) -> None:
+        self.name = "fake"
+        self.rate_hz = rate_hz
+        self.live = live
+        self.notes = ["scratched"]
+        self._time = time
+        self._count = count
+        self._cost_s = cost_s
+        self._recorded_s = recorded_s
+
+    def items(self) -> Iterator[Shot | Recorded]:
+        for due_s in self._recorded_s:
+            yield Recorded("sensor_msgs/msg/Image", round(due_s * 1e9), b"")
+        for index in range(0 if self._recorded_s else self._count):
+            self._time.now += self._cost_s
+            yield Shot(np.full((1, 1, 3), index, np.uint8))
+
+
+class Screen:
+    """Where pictures go: (time, number, stamp) of each. bad: numbers of calls that are refused."""
+
+    def __init__(self, time: Time, bad: tuple[int, ...] = ()) -> None:
+        self.times: list[float] = []
+        self.numbers: list[int] = []
+        self.stamps_ns: list[int | None] = []
+        self._time = time
+        self._bad = bad
+        self._calls = 0
+
+    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool:
+        self._calls += 1
+        if self._calls - 1 in self._bad:
+            return False
+        self.times.append(round(self._time.now - 100.0, 6))
+        self.numbers.append(int(item.image[0, 0, 0]) if isinstance(item, Shot) else -1)
+        self.stamps_ns.append(stamp_ns)
+        return True
+
+
+def play(time: Time, source: Fake, screen: Screen | None = None, **options: object) -> tuple[Screen, object]:
+    screen = screen or Screen(time)
+    player = Player(
+        source,
+        screen,
+        now_ns=lambda: round(time.now * 1e9),
+        clock=time,
+        sleep=time.sleep,
+        **options,  # type: ignore[arg-type]
+    )
+    return screen, player.play()
+
+
+def test_rate_does_not_drift_with_the_cost_of_a_picture() -> None:
+    time = Time()
+    screen, report = play(time, Fake(time, count=50, cost_s=0.03), rate_hz=20.0)
+    np.testing.assert_allclose(screen.times, 0.03 + np.arange(50) / 20, atol=1e-6)
+    assert str(report) == "published 50 frames in 2.5 s (20.00 Hz)"
+    assert report.rate_hz == pytest.approx(20.0)
+    assert report.late == 0
+    assert report.notes == ["scratched"]
+
+
+def test_source_that_is_too_slow_is_late_and_makes_no_bursts() -> None:
+    time = Time()
+    screen, report = play(time, Fake(time, count=10, cost_s=0.25), rate_hz=10.0)
+    assert np.diff(screen.times).min() >= 0.1
+    assert report.late > 0
+    assert f"{report.late} late" in str(report)
+
+
+def test_own_rate_and_default_rate() -> None:
+    for own, expected in ((4.0, 0.25), (None, 0.1)):
+        time = Time()
+        screen, _ = play(time, Fake(time, rate_hz=own))
+        np.testing.assert_allclose(np.diff(screen.times), expected, atol=1e-6)
+
+
+def test_stamps_are_now_or_the_sources_own() -> None:
+    time = Time()
+    screen, _ = play(time, Fake(time, rate_hz=4.0), rate_hz=10.0)
+    assert screen.stamps_ns == [round((100 + t) * 1e9) for t in screen.times]
+    screen, _ = play(time, Fake(time, rate_hz=4.0), rate_hz=10.0, source_stamps=True)
+    assert screen.stamps_ns == [0, 250_000_000, 500_000_000, 750_000_000, 1_000_000_000]
+
+
+def test_start_count_and_loop() -> None:
+    time = Time()
+    screen, report = play(time, Fake(time, rate_hz=10.0), start_at=3, count=6, loop=True, source_stamps=True)
+    assert screen.numbers == [3, 4, 0, 1, 2, 3]
+    assert screen.stamps_ns == [round(k * 1e8) for k in range(3, 9)]
+    np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=1e-6)
+    assert report.published == 6
+
+
+def test_recording_keeps_its_intervals_and_unreadable_messages_are_counted() -> None:
+    time = Time()
+    screen, report = play(time, Fake(time, recorded_s=(0.0, 0.5, 0.6)), count=5, loop=True)
+    np.testing.assert_allclose(screen.times, [0.0, 0.5, 0.6, 0.7, 1.2], atol=1e-6)
+    screen, report = play(time, Fake(time, recorded_s=(0.0, 0.5, 0.6)), Screen(time, bad=(1,)), source_stamps=True)
+    assert (report.published, report.unreadable) == (2, 1)
+    assert screen.stamps_ns == [None, None]
+    screen, _ = play(time, Fake(time, recorded_s=(0.0, 0.5, 0.6)), rate_hz=10.0)
+    np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=1e-6)
+
+
+def test_live_source_comes_as_it_comes_but_not_faster_than_asked() -> None:
+    time = Time()
+    screen, _ = play(time, Fake(time, count=30, cost_s=1 / 30, live=True))
+    assert len(screen.times) == 30
+    screen, _ = play(time, Fake(time, count=30, cost_s=1 / 30, live=True), rate_hz=10.0)
+    assert len(screen.times) in (10, 11)
+    np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=0.04)
+
+
+def test_stops_when_told_even_while_waiting() -> None:
+    time = Time()
+    pace = Pace(1.0, clock=time, sleep=time.sleep, running=lambda: time.now < 100.35)
+    assert pace.wait(0.0)
+    assert not pace.wait(1000.0)
+    assert time.now < 100.5
+
+
+def test_empty_source_ends_also_in_a_loop() -> None:
+    time = Time()
+    _, report = play(time, Fake(time, count=0), loop=True)
+    assert report.published == 0
+    assert report.rate_hz == 0.0

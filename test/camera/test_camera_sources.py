@@ -1,0 +1,130 @@
+"""Sources: what they give, and the names in their errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from rclpy.serialization import serialize_message
+from std_msgs.msg import Header, String
+
+from multi_dnn_ros.bags import BagError, BagWriter
+from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.camera.sources import PreparedSource, Recorded, SceneSource, SourceError, open_source
+
+
+def flat(value: int, size: tuple[int, int] = (64, 48)) -> np.ndarray:
+    return np.full((size[1], size[0], 3), value, np.uint8)
+
+
+def video(path: Path, count: int = 6, rate_hz: float = 12.5) -> Path:
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), rate_hz, (64, 48))
+    assert writer.isOpened()
+    for index in range(count):
+        writer.write(np.dstack([flat(0)[..., 0], flat(0)[..., 0], flat(40 * (index % 6))[..., 0]]))  # red in BGR
+    writer.release()
+    return path
+
+
+def bag(path: Path, topics: tuple[str, ...] = ("/front/image_raw",), count: int = 3) -> Path:
+    with BagWriter(path) as writer:
+        for topic in topics:
+            writer.add_topic(topic, "sensor_msgs/msg/Image")
+        writer.add_topic("/chatter", "std_msgs/msg/String")
+        writer.write("/chatter", 0, serialize_message(String(data="x")))
+        for index in range(count):
+            for topic in topics:
+                message = image_message(flat(index), Header(frame_id="lens"), CameraFormat("", ""))
+                writer.write(topic, 1000 + 100 * index, serialize_message(message))
+    return path
+
+
+def test_video_in_rgb_at_its_own_rate(tmp_path: Path) -> None:
+    source = open_source(str(video(tmp_path / "drive.avi")))
+    assert source.rate_hz == pytest.approx(12.5)
+    shots = list(source.items())
+    assert len(shots) == 6
+    for index, shot in enumerate(shots):
+        np.testing.assert_allclose(shot.image.mean(axis=(0, 1)), (40 * index, 0, 0), atol=6)
+    assert len(list(source.items())) == 6
+    assert source.notes == []
+
+
+def test_video_cut_short_is_noted(tmp_path: Path) -> None:
+    path = video(tmp_path / "drive.avi", count=60)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    source = open_source(str(path))
+    count = len(list(source.items()))
+    assert 0 < count < 58
+    assert source.notes == [f"video {path} is cut short: {count} of 60 frames could be decoded"]
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no video", bytes(100_000)])
+def test_broken_video_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "drive.mp4").write_bytes(content)
+    with pytest.raises(SourceError, match=r"video .*drive\.mp4 (is empty|cannot be opened|is broken)"):
+        open_source(str(tmp_path / "drive.mp4"))
+
+
+def test_images_by_number(tmp_path: Path) -> None:
+    for number in (10, 9, 100, 1):
+        cv2.imwrite(str(tmp_path / f"frame{number}.png"), flat(number))
+    (tmp_path / "notes.txt").write_text("no image")
+    source = open_source(str(tmp_path))
+    assert [int(shot.image[0, 0, 0]) for shot in source.items()] == [1, 9, 10, 100]
+    assert len(list(open_source(str(tmp_path / "frame9.png")).items())) == 1
+
+
+def test_broken_image_and_empty_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=f"folder {tmp_path} holds no image"):
+        open_source(str(tmp_path))
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    with pytest.raises(SourceError, match=r"image .*a\.png cannot be decoded"):
+        list(open_source(str(tmp_path)).items())
+
+
+def test_scenes_are_the_same_for_a_seed_and_prepared_or_not() -> None:
+    first, again, other = (SceneSource((96, 64), seed, 10.0, 3) for seed in (5, 5, 6))
+    shots = list(first.items())
+    for shot, same in zip(shots, PreparedSource(again).items(), strict=True):
+        np.testing.assert_array_equal(shot.image, same.image)
+        assert shot.scene is not None
+        assert shot.scene.lane_mask.shape == (64, 96)
+    assert any((shot.image != unlike.image).any() for shot, unlike in zip(shots, other.items(), strict=True))
+
+
+def test_prepared_scenes_are_bounded() -> None:
+    with pytest.raises(SourceError, match="3 pictures take more than 0 MiB"):
+        PreparedSource(SceneSource((96, 64), 5, 10.0, 3), limit_bytes=30_000)
+
+
+def test_recording_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    source = open_source(str(bag(tmp_path / "bag")))
+    items = list(source.items())
+    assert [item.due_ns for item in items if isinstance(item, Recorded)] == [0, 100, 200]
+    assert {item.msgtype for item in items} == {"sensor_msgs/msg/Image"}
+
+
+def test_topic_of_a_recording_is_chosen_or_named(tmp_path: Path) -> None:
+    path = str(bag(tmp_path / "bag", ("/left", "/right")))
+    with pytest.raises(SourceError, match=r"2 image topics \(/left, /right\); choose one"):
+        open_source(path)
+    assert len(list(open_source(path, topic="/right").items())) == 3
+    with pytest.raises(SourceError, match=r"no topic /up; its image topics are /left, /right"):
+        open_source(path, topic="/up")
+    with pytest.raises(SourceError, match=r"/chatter .* is std_msgs/msg/String, not sensor_msgs/msg/Image"):
+        open_source(path, topic="/chatter")
+    with pytest.raises(SourceError, match="holds no message on /front/image_raw"):
+        open_source(str(bag(tmp_path / "silent", count=0)))
+
+
+def test_what_is_nothing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="source 'nowhere' does not exist"):
+        open_source("nowhere")
+    (tmp_path / "x.mcap").write_bytes(b"")
+    with pytest.raises(BagError, match=r"x\.mcap is empty"):
+        open_source(str(tmp_path / "x.mcap"))
+    with pytest.raises(SourceError, match="device /dev/null cannot be opened"):
+        open_source("/dev/null")

@@ -1,0 +1,128 @@
+"""``multi-dnn camera`` through real topics: every source, its stamps, its rate."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from rclpy.serialization import serialize_message
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import Header
+from topic_listener import Listener
+from vision_msgs.msg import Detection2DArray
+
+from multi_dnn_ros.bags import BagWriter
+from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
+
+DOMAIN = 20 + os.getpid() % 80
+
+
+@pytest.fixture(autouse=True)
+def domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN))
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+
+
+def seconds(message: object) -> float:
+    stamp = message.header.stamp  # type: ignore[attr-defined]
+    return float(stamp.sec + stamp.nanosec * 1e-9)
+
+
+def pictures(folder: Path, count: int = 5) -> str:
+    folder.mkdir()
+    for index in range(count):
+        cv2.imwrite(str(folder / f"{index}.png"), np.full((48, 64, 3), (0, 0, 50 * index), np.uint8))  # red in BGR
+    return str(folder)
+
+
+def test_images_at_a_rate_stamped_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = pictures(tmp_path / "pictures", 12)
+    with Listener({"/front/image_raw": Image}, DOMAIN) as listener:
+        assert main(["camera", source, "--rate", "20", "--wait-for-subscribers", "1"]) == 0
+        listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 12)
+        messages = listener.messages["/front/image_raw"]
+        now = listener.node.get_clock().now().nanoseconds * 1e-9
+    # Stamps keep the rate on average, whatever the machine does to single ones.
+    assert (seconds(messages[-1]) - seconds(messages[0])) / 11 == pytest.approx(0.05, rel=0.2)
+    assert 0 <= now - seconds(messages[-1]) < 30
+    assert {message.header.frame_id for message in messages} == {"front"}
+    assert [int(decode_image(message, 10_000)[0, 0, 0]) for message in messages[:5]] == [0, 50, 100, 150, 200]
+    out = capsys.readouterr().out
+    assert "/front/image_raw" in out
+    assert "published 12 frames" in out
+
+
+def test_video_compressed_resized_and_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "drive.avi"
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 50.0, (64, 48))
+    for _ in range(6):
+        writer.write(np.full((48, 64, 3), (200, 0, 0), np.uint8))  # blue in BGR
+    writer.release()
+    topic = "/robot/rear/image_raw/compressed"
+    options = ["--camera", "rear", "--transport", "compressed", "--size", "32x20", "--stamps", "source", "--loop"]
+    with Listener({topic: CompressedImage}, DOMAIN) as listener:
+        command = ["camera", str(path), *options, "--count", "9", "--wait", "1", "--frame-id", "lens"]
+        assert main([*command, "--ros-args", "-r", "__ns:=/robot"]) == 0
+        listener.wait(lambda: len(listener.messages[topic]) == 9)
+        messages = listener.messages[topic]
+    assert [round(seconds(message), 3) for message in messages] == [round(index / 50, 3) for index in range(9)]
+    assert messages[0].header.frame_id == "lens"
+    assert "jpeg" in messages[0].format
+    picture = decode_compressed(messages[0], 10_000)
+    assert picture.shape == (20, 32, 3)
+    np.testing.assert_allclose(picture.mean(axis=(0, 1)), (0, 0, 200), atol=8)
+
+
+def test_scenes_with_their_truth() -> None:
+    """The published truth is that of the generator, with the picture's stamp."""
+    topics = {"/front/image_raw": Image, "/front/truth/detections": Detection2DArray, "/front/truth/lane_mask": Image}
+    with Listener(topics, DOMAIN) as listener:
+        command = ["camera", "scenes", "--truth", "--seed", "3", "--size", "160x120", "--rate", "10", "--prepare"]
+        assert main([*command, "--start-at", "2", "--count", "3", "--wait", "1"]) == 0
+        listener.wait(lambda: all(len(messages) == 3 for messages in listener.messages.values()))
+    drive = SceneGenerator(160, 120, 3).drive(5, 10.0)
+    for index in range(3):
+        image, boxes, mask = (listener.messages[topic][index] for topic in topics)
+        scene = drive.frame(index + 2)
+        assert image.header == boxes.header == mask.header
+        np.testing.assert_array_equal(decode_image(image, 100_000), scene.image)
+        np.testing.assert_array_equal(np.frombuffer(mask.data, np.uint8).reshape(120, 160), scene.lane_mask)
+        assert mask.encoding == "mono8"
+        names = [detection.results[0].hypothesis.class_id for detection in boxes.detections]
+        assert names == [LABELS[class_id] for class_id in scene.class_ids]
+        for detection, (x1, y1, x2, y2) in zip(boxes.detections, scene.boxes, strict=True):
+            centre, box = detection.bbox.center.position, detection.bbox
+            assert (centre.x, centre.y) == pytest.approx(((x1 + x2) / 2, (y1 + y2) / 2), abs=1e-3)
+            assert (box.size_x, box.size_y) == pytest.approx((x2 - x1, y2 - y1), abs=1e-3)
+
+
+@pytest.mark.parametrize("stamps", ["now", "source"])
+def test_recording_unchanged_but_for_the_stamp(tmp_path: Path, stamps: str) -> None:
+    with BagWriter(tmp_path / "bag") as writer:
+        writer.add_topic("/cam", "sensor_msgs/msg/Image")
+        for index in range(4):
+            header = Header(frame_id="lens")
+            header.stamp.sec = 40 + index
+            message = image_message(np.full((4, 6, 3), index, np.uint8), header, CameraFormat("", "", encoding="bgr8"))
+            data = serialize_message(message) if index != 2 else b"\x00\x01\x00\x00damaged"
+            writer.write("/cam", index * 100_000_000, data)
+    with Listener({"/front/image_raw": Image}, DOMAIN) as listener:
+        assert main(["camera", str(tmp_path / "bag"), "--stamps", stamps, "--wait", "1"]) == 0
+        listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 3)
+        messages = listener.messages["/front/image_raw"]
+    assert [message.data[0] for message in messages] == [0, 1, 3]
+    assert {(message.encoding, message.header.frame_id) for message in messages} == {("bgr8", "lens")}
+    own = [seconds(message) for message in messages] == [40, 41, 43]
+    assert own == (stamps == "source")
+
+
+def test_nobody_listens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = pictures(tmp_path / "pictures")
+    assert main(["camera", source, "--wait-for-subscribers", "2", "--wait-timeout", "0.2"]) == 1
+    assert "0 of 2 subscribers on /front/image_raw after 0.2 s" in capsys.readouterr().err

@@ -1,0 +1,176 @@
+"""The command's help, errors and exit codes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from multi_dnn_ros import __version__
+from multi_dnn_ros.cli import main as cli
+from multi_dnn_ros.cli.main import VERBS, build_parser, main, split_ros_args
+from multi_dnn_ros.cli.run import ros_arguments
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], *([verb] for verb in VERBS)):
+        with pytest.raises(SystemExit) as end:
+            main([*arguments, "--help"])
+        assert end.value.code == 0
+        text = capsys.readouterr().out
+        assert "examples:" in text
+        assert " ".join(["multi-dnn", *arguments]) in text
+    assert [verb for verb in VERBS if not re.search(rf"^ +{verb}\b", build_parser().format_help(), re.MULTILINE)] == []
+
+
+def test_help_is_instant() -> None:
+    """No verb imports what is heavy before it runs."""
+    program = (
+        "import sys; from multi_dnn_ros.cli.main import build_parser; build_parser().format_help();"
+        "print([name for name in ('torch', 'cv2', 'numpy', 'rclpy', 'rosbags', 'pydantic') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"multi-dnn {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "fly"),
+        (["camera"], "SOURCE"),
+        (["camera", "scenes", "--size", "640"], "'640' is not a size such as 640x480"),
+        (["camera", "scenes", "--size", "0x480"], "'0x480'"),
+        (["camera", "scenes", "--rate", "-1"], "'-1' is not a number above 0"),
+        (["camera", "scenes", "--rate", "nan"], "'nan'"),
+        (["camera", "scenes", "--count", "0"], "'0' is not a whole number from 1"),
+        (["camera", "scenes", "--camera", "Front left"], "'Front left' is not a camera name"),
+        (["camera", "scenes", "--encoding", "rgb9"], "rgb9"),
+        (["replay", "in"], "OUT_BAG"),
+        (["replay", "in", "out", "--topic", "front"], "'front' is not CAMERA:=/TOPIC"),
+        (["demo", "--seconds", "soon"], "'soon'"),
+    ],
+)
+def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["camera", "nowhere.mp4"], 1, "source 'nowhere.mp4' does not exist"),
+        (["camera", "/dev/video99"], 1, "/dev/video99"),
+        (["camera", "scenes", "--bag-topic", "/x"], 2, "--bag-topic is for recordings"),
+        (["camera", "scenes", "--prepare"], 2, "--prepare is for scenes and needs --count"),
+        (["camera", "scenes", "--transport", "compressed", "--encoding", "bgr8"], 2, "--encoding is for raw"),
+        (["camera", "scenes", "--size", "20x20"], 1, "20x20"),
+        (["replay", "nowhere", "out"], 1, "bag nowhere does not exist"),
+        (["replay", "nowhere", "."], 2, "OUT_BAG . exists already"),
+        (["replay", "in", "out", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
+        (["replay", "in", "out", "--device", "abacus"], 1, "abacus"),
+        (["replay", "in", "out", "--ros-args", "-r", "a:=b"], 2, "--ros-args are for commands that start a ROS node"),
+        (["run", "--params-file", "nowhere.yaml"], 1, "parameter file nowhere.yaml does not exist"),
+        (["demo", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
+    ],
+)
+def test_failure_is_one_line(
+    arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: object
+) -> None:
+    monkeypatch.chdir(tmp_path)  # type: ignore[attr-defined]
+    assert main(arguments) == code
+    error = capsys.readouterr().err
+    assert error.startswith(f"multi-dnn {arguments[0]}: error: ")
+    assert text in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["--debug", "camera", "nowhere"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("MULTI_DNN_DEBUG", "1")
+    assert main(["camera", "nowhere"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_unforeseen_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.describe(ZeroDivisionError("division by zero")) == (
+        "ZeroDivisionError: division by zero (unexpected; --debug shows where)"
+    )
+    assert cli.describe(ValueError("two\nlines")) == "two lines"
+    assert cli.describe(KeyError("name")).startswith("KeyError: 'name'")
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("multi_dnn_ros.cli.replay.run", interrupted)
+    assert main(["replay", "in", "out"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_ros_arguments_are_ros_own() -> None:
+    assert split_ros_args(["run", "--ros-args", "-p", "a:=1", "--", "--params-file", "x"]) == (
+        ["run", "--params-file", "x"],
+        ["-p", "a:=1"],
+    )
+    assert split_ros_args(["run", "--ros-args", "--log-level", "debug"]) == (["run"], ["--log-level", "debug"])
+
+
+def test_own_parameter_file_comes_first(tmp_path: Path) -> None:
+    """What comes later overrides it; a file among the ROS arguments replaces ours."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("")
+    assert ros_arguments(mine, ["-p", "a:=1"]) == ["--ros-args", "--params-file", str(mine), "-p", "a:=1"]
+    default = ros_arguments(None, [])
+    assert default[:2] == ["--ros-args", "--params-file"]
+    assert default[2].endswith("multi_dnn.yaml")
+    assert ros_arguments(None, ["--params-file", "theirs"]) == ["--ros-args", "--params-file", "theirs"]
+
+
+def test_pipe_that_closes_is_no_traceback() -> None:
+    """`multi-dnn ... | head` must end quietly."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from multi_dnn_ros.cli import main, run\n"
+         "def talk(args):\n  while True: print('x' * 1000)\n"
+         "run.run = talk\nraise SystemExit(main.main(['run']))"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.wait(timeout=30) == 1
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_configuration_file_is_found() -> None:
+    from multi_dnn_ros.resources import config_file
+
+    assert config_file("multi_dnn.yaml").is_file()
+    with pytest.raises(FileNotFoundError, match=r"nothing\.yaml"):
+        config_file("nothing.yaml")
+    with pytest.raises(ValueError, match="without folders"):
+        config_file("../setup.py")
+
+
+def test_startup_time_is_not_spent_on_imports() -> None:
+    begin = time.monotonic()
+    subprocess.run([sys.executable, "-m", "multi_dnn_ros.cli.main", "--help"], capture_output=True, check=True)
+    assert time.monotonic() - begin < 20.0  # 0.1 s on an idle machine; a bound for a hang, not a benchmark
