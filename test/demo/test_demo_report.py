@@ -1,0 +1,155 @@
+"""The demo's figures, from a recording whose every number is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from rclpy.serialization import serialize_message
+from std_msgs.msg import Header
+
+from multi_dnn_ros.bags import BagReader, BagWriter
+from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
+from multi_dnn_ros.demo.evaluation import accounts, quality
+from multi_dnn_ros.demo.moments import CameraTopics, Moment, Stream, moments
+from multi_dnn_ros.demo.report import Course, report
+from multi_dnn_ros.models.results import Detections, Lane, Lanes
+from multi_dnn_ros.replay.replay import msgtype_of
+from multi_dnn_ros.ros.result_messages import (
+    detections_message,
+    lane_mask_message,
+    lane_points_message,
+)
+from multi_dnn_ros.ros.result_messages import image_message as mono_message
+from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
+
+FRAMES = 12
+HZ = 10
+MS = 1_000_000
+STREAMS = (
+    Stream("lane", {name: f"/multi_dnn/front/lane/{name}" for name in ("mask", "points")}),
+    Stream("object", {"detections": "/multi_dnn/front/object/detections"}, ("car", "truck")),
+    Stream("pedestrian", {"detections": "/multi_dnn/front/pedestrian/detections"}, ("pedestrian",)),
+)
+TOPICS = CameraTopics(
+    "/front/image_raw/compressed", "/front/truth/detections", "/front/truth/lane_mask", tuple(LABELS)
+)
+
+
+def perfect(scene: Scene, labels: tuple[str, ...]) -> Detections:
+    """What a faultless detector of these classes finds."""
+    kept = np.array([LABELS[class_id] in labels for class_id in scene.class_ids], bool)
+    numbers = np.array([labels.index(LABELS[class_id]) for class_id in scene.class_ids[kept]], np.int64)
+    return Detections(scene.boxes[kept], np.full(int(kept.sum()), 0.9, np.float32), numbers, labels)
+
+
+def diagnostics(offered: int, published: int, overwritten: int) -> DiagnosticArray:
+    values = {"offered": offered, "published": published, "pending": 0, "dropped: overwritten": overwritten}
+    status = DiagnosticStatus(level=DiagnosticStatus.OK, name="multi_dnn: object on front", message="fine")
+    status.values = [KeyValue(key=key, value=str(value)) for key, value in {**values, "dropped: shutdown": 0}.items()]
+    return DiagnosticArray(status=[status])
+
+
+def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Course:
+    """A recording in which results are perfect and come 30 (lane), 40 and 50 ms after the picture's stamp.
+
+    silent: DNNs without any result. skip: frames at the beginning that the object DNN dropped.
+    """
+    drive = SceneGenerator(320, 240, 4).drive(FRAMES, HZ)
+    folder.mkdir(parents=True)
+    with BagWriter(folder / "bag") as writer:
+
+        def write(topic: str, stamp_ns: int, message: object) -> None:
+            writer.add_topic(topic, msgtype_of(message))
+            writer.write(topic, stamp_ns, serialize_message(message))
+
+        for index in range(FRAMES):
+            scene, now = drive.frame(index), (1000 + index * 1000 // HZ) * MS
+            header = Header(frame_id="front")
+            header.stamp.sec, header.stamp.nanosec = divmod(now, 1000 * MS)
+            write(TOPICS.image, now + MS, image_message(scene.image, header, CameraFormat("", "", compressed=True)))
+            write(TOPICS.truth_detections, now + MS, truth_message(scene, header))
+            write(TOPICS.truth_lane_mask, now + MS, mono_message(scene.lane_mask, "mono8", header))
+            line = Lane(1, np.array([[10, 200], [20, 100]], np.float32), np.zeros(3), 0.5)
+            found = Lanes(scene.lane_mask, (line,))
+            if "lane" not in silent:
+                write(STREAMS[0].topics["points"], now + 29 * MS, lane_points_message(found, header))
+                write(STREAMS[0].topics["mask"], now + 30 * MS, lane_mask_message(found, header))
+            for stream, delay_ms in zip(STREAMS[1:], (40, 50), strict=True):
+                if stream.dnn not in silent and not (stream.dnn == "object" and index < skip):
+                    message = detections_message(perfect(scene, stream.labels), header)
+                    write(stream.topics["detections"], now + delay_ms * MS, message)
+        write("/diagnostics", now + 200 * MS, diagnostics(FRAMES, FRAMES - skip, skip))
+    return Course(folder, "/multi_dnn", "front", TOPICS, STREAMS, "/diagnostics", {"seed": 4})
+
+
+def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    course = record(tmp_path / "demo", skip=3)
+    assert report(course, 512 << 20, ended_cleanly=True) == 0
+    summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    dnns = summary["dnns"]
+    assert dnns["lane"]["lane_f1"] == pytest.approx(1.0)
+    assert dnns["object"]["map50"] == pytest.approx(1.0)
+    assert [dnns[name]["latency_ms"]["p50"] for name in ("lane", "object", "pedestrian")] == pytest.approx([30, 40, 50])
+    assert [dnns[name]["frames"] for name in ("lane", "object", "pedestrian")] == [FRAMES, FRAMES - 3, FRAMES]
+    assert dnns["lane"]["rate_hz"] == pytest.approx(HZ)
+    assert dnns["object"]["accounts"] == {
+        "offered": FRAMES,
+        "published": FRAMES - 3,
+        "pending": 0,
+        "dropped": {"overwritten": 3},
+    }
+    assert summary["node_peak_memory_bytes"] == 512 << 20
+    assert summary["versions"]["torch"]
+    assert summary["recorded_messages"]["/front/image_raw/compressed"] == FRAMES
+    assert "mAP@0.5 1.000" in capsys.readouterr().out
+    video = cv2.VideoCapture(str(tmp_path / "demo" / "overlay.mp4"))
+    assert (video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)) == (FRAMES, HZ)
+    assert cv2.imread(str(tmp_path / "demo" / "overlay.png")).shape == (240, 320, 3)
+    last = json.loads((tmp_path / "demo" / "diagnostics.json").read_text())["last"]
+    assert last["object on front"]["message"] == "fine"
+
+
+def test_silent_dnn_fails_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    course = record(tmp_path / "demo", silent=("pedestrian",))
+    assert report(course, 0, ended_cleanly=False) == 1
+    out = capsys.readouterr().out
+    assert "FAILED: no result from pedestrian" in out
+    assert "was killed" in out
+
+
+def test_frames_come_once_in_order_whatever_the_window(tmp_path: Path) -> None:
+    course = record(tmp_path / "demo")
+    with BagReader(tmp_path / "demo" / "bag") as bag:
+        for window in (3, 50):
+            seen = list(moments(bag, course.topics, course.streams, window))
+            assert [moment.stamp_ns for moment in seen] == [(1000 + k * 100) * MS for k in range(FRAMES)]
+            assert all(set(moment.answers) == {"lane", "object", "pedestrian"} for moment in seen)
+            lane = seen[0].answers["lane"].output
+            assert isinstance(lane, Lanes)
+            np.testing.assert_allclose(lane.lanes[0].points, [[10, 200], [20, 100]])
+
+
+def test_quality_prefers_true_boxes_over_false_and_missed_ones() -> None:
+    labels = ("car", "truck")
+    box = np.array([[10, 10, 60, 60]], np.float32)
+    one = Detections(box, np.ones(1, np.float32), np.zeros(1, np.int64), labels)
+    none = Detections(box[:0], np.ones(0, np.float32), np.zeros(0, np.int64), labels)
+    elsewhere = Detections(box + 100, np.ones(1, np.float32), np.zeros(1, np.int64), labels)
+
+    def value(found: Detections) -> float:
+        from multi_dnn_ros.demo.moments import Answer
+
+        return quality(Moment(0, truth=one, answers={"object": Answer(found, 1.0)}), {"object": labels})
+
+    assert value(one) > value(none) > value(elsewhere)
+    assert quality(Moment(0, truth=one), {"object": labels}) == 0.0
+
+
+def test_accounts_keep_only_reasons_that_occurred() -> None:
+    status = {"values": {"offered": "5", "published": "3", "pending": "1", "dropped: too_old": "1", "dropped: x": "0"}}
+    assert accounts(status) == {"offered": 5, "published": 3, "pending": 1, "dropped": {"too_old": 1}}
