@@ -74,7 +74,7 @@ def serialize(message: Message, prefix: bytes = b"", into: type[bytearray] = byt
     """
     buffer = into(_HEADER)
     buffer += prefix
-    _writer(message.type_name)(buffer, message)
+    _writer(message.__msgtype__)(buffer, message)
     return buffer
 
 
@@ -92,10 +92,12 @@ def deserialize(data: bytes | bytearray | memoryview, cls: type[MessageT], skip:
     view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
     order = _BYTE_ORDERS.get(bytes(view[:2]))
     if len(view) < HEADER_BYTES or order is None:
-        raise CdrError(f"{cls.type_name}: not plain CDR, the data starts with {bytes(view[:4]).hex(' ') or 'nothing'}")
+        raise CdrError(
+            f"{cls.__msgtype__}: not plain CDR, the data starts with {bytes(view[:4]).hex(' ') or 'nothing'}"
+        )
     cursor = Cursor(view[HEADER_BYTES:])
     cursor.take(skip, 1)
-    message: MessageT = _reader(cls.type_name, order)(cursor)
+    message: MessageT = _reader(cls.__msgtype__, order)(cursor)
     return message
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import cyclonedds.idl.types as idl_types
-from cyclonedds.core import Entity, InstanceState, Policy, Qos, ReadCondition, SampleState, ViewState
+from cyclonedds.core import DDSException, Entity, InstanceState, Policy, Qos, ReadCondition, SampleState, ViewState
 from cyclonedds.domain import Domain, DomainParticipant
 from cyclonedds.idl import IdlStruct
 from cyclonedds.pub import DataWriter, Publisher
@@ -20,6 +20,7 @@ from cyclonedds.sub import DataReader, Subscriber
 from cyclonedds.topic import Topic
 
 from multi_dnn_ros.standalone import interfaces
+from multi_dnn_ros.standalone.errors import RCLError
 from multi_dnn_ros.standalone.interfaces import FieldType
 
 # ROS' default range of domains; a higher one has ports that overlap with the system's ephemeral ones or do not exist.
@@ -203,6 +204,7 @@ class Writer(_Endpoint):
 
     def __init__(self, participant: Participant, topic: str, type_name: str, qos: Qos) -> None:
         super().__init__()
+        self._name = topic
         self._type = wire_type(type_name)
         self._topic = Topic(participant.entity, topic, self._type)
         try:
@@ -213,7 +215,10 @@ class Writer(_Endpoint):
 
     def write(self, data: Any) -> None:
         """Send CDR bytes, in a :class:`Payload` so that they are not copied."""
-        self.entity.write(self._type(data))
+        try:
+            self.entity.write(self._type(data))
+        except DDSException as error:
+            raise RCLError(f"cannot send on {self._name}: {error}") from error
 
     @property
     def instance_handle(self) -> int:

@@ -34,7 +34,7 @@ TYPECODES: Final[dict[str, str]] = {
     "float32": "f",
     "float64": "d",
 }
-_FLOAT32_MAX: Final = 3.402823466e38
+_FLOAT32_MAX: Final = 3.4028234663852886e38
 
 _lock = threading.RLock()
 _classes: dict[str, type[Message]] = {}
@@ -46,10 +46,10 @@ class Message:
 
     __slots__: tuple[str, ...] = ()
 
-    type_name: ClassVar[str]
-    _field_names: ClassVar[tuple[str, ...]] = ()
-    _defaults: ClassVar[tuple[tuple[str, str, Callable[[], Any]], ...]] = ()
-    _field_types: ClassVar[dict[str, str]] = {}
+    __msgtype__: ClassVar[str]
+    __field_names__: ClassVar[tuple[str, ...]] = ()
+    __field_defaults__: ClassVar[tuple[tuple[str, str, Callable[[], Any]], ...]] = ()
+    __field_types__: ClassVar[dict[str, str]] = {}
 
     if TYPE_CHECKING:  # the fields of a generated class
 
@@ -58,29 +58,29 @@ class Message:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, **fields: Any) -> None:
-        for name, slot, make_default in self._defaults:
+        for name, slot, make_default in self.__field_defaults__:
             if name in fields:
                 setattr(self, name, fields.pop(name))
             else:
                 setattr(self, slot, make_default())
         if fields:
-            unknown, known = ", ".join(sorted(fields)), ", ".join(self._field_names)
-            raise TypeError(f"{self.type_name} has no field {unknown}; its fields are {known}")
+            unknown, known = ", ".join(sorted(fields)), ", ".join(self.__field_names__)
+            raise TypeError(f"{self.__msgtype__} has no field {unknown}; its fields are {known}")
 
     @classmethod
     def get_fields_and_field_types(cls) -> dict[str, str]:
         """Return a copy of the mapping from field name to type, as rclpy writes types."""
-        return dict(cls._field_types)
+        return dict(cls.__field_types__)
 
     def __repr__(self) -> str:
-        package, kind, name = self.type_name.split("/")
-        values = ", ".join(f"{field}={getattr(self, field)!r}" for field in self._field_names)
+        package, kind, name = self.__msgtype__.split("/")
+        values = ", ".join(f"{field}={getattr(self, field)!r}" for field in self.__field_names__)
         return f"{package}.{kind}.{name}({values})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, self.__class__):
             return NotImplemented
-        return all(_equal(getattr(self, field), getattr(other, field)) for field in self._field_names)
+        return all(_equal(getattr(self, field), getattr(other, field)) for field in self.__field_names__)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -88,7 +88,7 @@ class Message:
 class Service:
     """Base of every generated service class; never instantiated, it only carries its two message classes."""
 
-    type_name: ClassVar[str]
+    __msgtype__: ClassVar[str]
     Request: ClassVar[type[Message]]
     Response: ClassVar[type[Message]]
 
@@ -131,7 +131,7 @@ def service_class(type_name: str) -> type[Service]:
             package, kind, name = type_name.split("/")
             namespace = {
                 "__module__": f"{package}.{kind}",
-                "type_name": type_name,
+                "__msgtype__": type_name,
                 "Request": message_class(f"{type_name}_Request"),
                 "Response": message_class(f"{type_name}_Response"),
             }
@@ -146,10 +146,10 @@ def _make_class(type_name: str) -> type[Message]:
         "__module__": f"{package}.{kind}",
         "__doc__": f"{type_name}: " + ", ".join(f"{field} ({field_type})" for field, field_type in fields),
         "__slots__": tuple(f"_{field}" for field, _ in fields),
-        "type_name": type_name,
-        "_field_names": tuple(field for field, _ in fields),
-        "_field_types": {field: str(field_type) for field, field_type in fields},
-        "_defaults": tuple(
+        "__msgtype__": type_name,
+        "__field_names__": tuple(field for field, _ in fields),
+        "__field_types__": {field: str(field_type) for field, field_type in fields},
+        "__field_defaults__": tuple(
             (field, f"_{field}", _default(field_type, interfaces.default(type_name, field)))
             for field, field_type in fields
         ),

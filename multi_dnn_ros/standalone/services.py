@@ -80,7 +80,7 @@ class _ServiceEndpoints(Waitable):
         self.srv_name = srv_name
         self.qos_profile = qos
         identity = _identity("serviceid" if serves else "clientid")
-        request, response = srv_type.Request.type_name, srv_type.Response.type_name
+        request, response = srv_type.Request.__msgtype__, srv_type.Response.__msgtype__
         requests, replies = f"rq{srv_name}Request", f"rr{srv_name}Reply"
         outgoing, incoming = (
             ((replies, response), (requests, request))
@@ -226,7 +226,7 @@ class Client(_ServiceEndpoints):
     def call_async(self, request: Message) -> Future:
         """Send a request; the future gets the response when an executor takes it."""
         if not isinstance(request, self.srv_type.Request):
-            raise TypeError(f"service {self.srv_name} takes {self.srv_type.Request.type_name}, not {type(request)}")
+            raise TypeError(f"service {self.srv_name} takes {self.srv_type.Request.__msgtype__}, not {type(request)}")
         future = Future()
         with self._lock:
             sequence = next(self._numbers)

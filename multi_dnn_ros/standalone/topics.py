@@ -25,7 +25,7 @@ def check_message_type(msg_type: _TypeT) -> _TypeT:
     Raises:
         TypeError: names what was given instead.
     """
-    if not (isinstance(msg_type, type) and issubclass(msg_type, Message) and "/msg/" in msg_type.type_name):
+    if not (isinstance(msg_type, type) and issubclass(msg_type, Message) and "/msg/" in msg_type.__msgtype__):
         raise TypeError(f"a message class such as std_msgs.msg.String is expected, not {msg_type!r}")
     return msg_type
 
@@ -57,8 +57,8 @@ class Publisher(Surface):
         self.msg_type = msg_type
         self.topic = topic
         self.qos_profile = qos
-        dds_qos = to_dds(qos, hash_user_data(msg_type.type_name))
-        self.writer = Writer(participant, _dds_topic(topic, qos), msg_type.type_name, dds_qos)
+        dds_qos = to_dds(qos, hash_user_data(msg_type.__msgtype__))
+        self.writer = Writer(participant, _dds_topic(topic, qos), msg_type.__msgtype__, dds_qos)
 
     @property
     def topic_name(self) -> str:
@@ -78,7 +78,7 @@ class Publisher(Surface):
         elif isinstance(msg, (bytes, bytearray, memoryview)):
             data = Payload(msg)
         else:
-            raise TypeError(f"topic {self.topic} carries {self.msg_type.type_name}, not {type(msg).__qualname__}")
+            raise TypeError(f"topic {self.topic} carries {self.msg_type.__msgtype__}, not {type(msg).__qualname__}")
         self._send(data)
 
     def _send(self, data: bytearray) -> None:
@@ -126,8 +126,8 @@ class Subscription(Waitable):
         self.raw = raw
         self._with_info = _takes_two_arguments(callback)
         self._logger = logs.get_logger("multi_dnn_ros.standalone")
-        dds_qos = to_dds(qos, hash_user_data(msg_type.type_name))
-        self.reader = Reader(participant, _dds_topic(topic, qos), msg_type.type_name, dds_qos)
+        dds_qos = to_dds(qos, hash_user_data(msg_type.__msgtype__))
+        self.reader = Reader(participant, _dds_topic(topic, qos), msg_type.__msgtype__, dds_qos)
 
     @property
     def topic_name(self) -> str:

@@ -1,0 +1,81 @@
+"""The standalone runtime under test: skipped where a real rclpy is importable, one ROS domain per test process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cyclonedds")
+pytest.importorskip("rosbags")
+
+from multi_dnn_ros import standalone
+
+_REAL_ROS = "rclpy" not in sys.modules and importlib.util.find_spec("rclpy") is not None
+if _REAL_ROS:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    standalone.install()
+
+DOMAIN = 1 + os.getpid() % 100
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN))
+    for name in ("CYCLONEDDS_URI", "ROS_AUTOMATIC_DISCOVERY_RANGE", "RCUTILS_CONSOLE_OUTPUT_FORMAT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def ros() -> Iterator[Any]:
+    """`rclpy`, initialized without arguments and shut down after the test."""
+    import rclpy
+
+    rclpy.init(args=[])
+    yield rclpy
+    rclpy.try_shutdown()
+
+
+@pytest.fixture
+def spin_until(ros: Any) -> Callable[..., None]:
+    """`spin_until(node, condition, timeout=10)`: run a node's callbacks until the condition holds."""
+
+    def spin(node: Any, condition: Callable[[], bool], timeout: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come true in time"
+            ros.spin_once(node, timeout_sec=0.05)
+
+    return spin
+
+
+@pytest.fixture
+def start_process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """`start_process(source, *args)`: run Python source in another process; killed after the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *args: str) -> subprocess.Popen[str]:
+        prelude = "from multi_dnn_ros import standalone\nstandalone.install()\n"
+        process = subprocess.Popen(
+            [sys.executable, "-c", prelude + source, *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()

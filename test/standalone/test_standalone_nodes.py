@@ -1,0 +1,508 @@
+"""Nodes, executors, parameters, services, time and logging in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from multi_dnn_ros.standalone.missing import UnsupportedError
+
+
+def _dds_entities(node: Any) -> int:
+    def count(entity: Any) -> int:
+        return int(entity._get_children(entity._ref, None, 0))
+
+    participant = node.context.participant
+    return count(participant.publisher) + count(participant.subscriber) + count(participant.entity)
+
+
+def test_messages_arrive_whole_and_in_order(ros: Any, spin_until: Callable[..., None]) -> None:
+    from sensor_msgs.msg import Image
+
+    node = ros.create_node("one")
+    got: list[Any] = []
+    infos: list[Any] = []
+    subscription = node.create_subscription(Image, "image", got.append, 10)
+    node.create_subscription(Image, "image", lambda message, info: infos.append(info), 10)
+    raw: list[bytes] = []
+    node.create_subscription(Image, "image", raw.append, 10, raw=True)
+    publisher = node.create_publisher(Image, "image", 10)
+    spin_until(node, lambda: publisher.get_subscription_count() == 3)
+    for index in range(5):
+        publisher.publish(Image(height=2, width=index, encoding="rgb8", data=bytes(range(6))))
+    spin_until(node, lambda: len(got) == len(infos) == len(raw) == 5)
+    assert [message.width for message in got] == [0, 1, 2, 3, 4]
+    assert bytes(got[0].data) == bytes(range(6))
+    assert infos[0]["source_timestamp"] > 0
+    publisher.publish(raw[3])
+    spin_until(node, lambda: len(got) == 6)
+    assert got[5].width == 3
+    assert subscription.get_publisher_count() == 1
+    assert node.count_publishers("image") == 1
+    assert ("/image", ["sensor_msgs/msg/Image"]) in node.get_topic_names_and_types()
+
+
+def test_transient_local_reaches_late_subscriptions_and_depth_bounds_them(
+    ros: Any, spin_until: Callable[..., None]
+) -> None:
+    from rclpy.qos import DurabilityPolicy, QoSProfile
+    from std_msgs.msg import String
+
+    node = ros.create_node("latched")
+    qos = QoSProfile(depth=2, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    publisher = node.create_publisher(String, "label_info", qos)
+    for text in ("a", "b", "c"):
+        publisher.publish(String(data=text))
+    got: list[str] = []
+    node.create_subscription(String, "label_info", lambda message: got.append(message.data), qos)
+    spin_until(node, lambda: len(got) >= 2)
+    assert got == ["b", "c"]
+
+
+def test_a_message_that_is_none_is_dropped_and_the_next_one_served(
+    ros: Any, spin_until: Callable[..., None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rclpy.exceptions import InvalidHandle
+    from sensor_msgs.msg import Image
+
+    node = ros.create_node("robust")
+    got: list[Any] = []
+    subscription = node.create_subscription(Image, "image", got.append, 10)
+    publisher = node.create_publisher(Image, "image", 10)
+    spin_until(node, lambda: publisher.get_subscription_count() == 1)
+    with pytest.raises(RuntimeError, match="cannot send on rt/image"):
+        publisher.publish(b"\x00\x01\x00\x00\xff\xff\xff\xff")
+    publisher.publish(Image(width=5))
+    publisher.publish(Image(width=7))
+    take, damaged = subscription.reader.take, iter([b"\x00\x01\x00\x00\xff\xff\xff\xff"])
+
+    def take_damaged_first() -> Any:
+        taken = take()
+        return taken and (next(damaged, taken[0]), taken[1])
+
+    monkeypatch.setattr(subscription.reader, "take", take_damaged_first)
+    spin_until(node, lambda: bool(got))
+    assert got[0].width == 7
+    assert "message on /image dropped: builtin_interfaces/msg/Time" in capfd.readouterr().err
+    node.destroy_publisher(publisher)
+    with pytest.raises(InvalidHandle, match="on /image was destroyed"):
+        publisher.publish(Image())
+
+
+def test_services_answer_and_their_errors_reach_spin(ros: Any, spin_until: Callable[..., None]) -> None:
+    from std_srvs.srv import Empty, SetBool
+
+    node = ros.create_node("server")
+
+    def flip(request: Any, response: Any) -> Any:
+        response.success, response.message = not request.data, "flipped"
+        return response
+
+    node.create_service(SetBool, "~/flip", flip)
+    node.create_service(Empty, "broken", lambda request, response: None)
+    client = node.create_client(SetBool, "server/flip")
+    assert client.wait_for_service(5.0)
+    future = client.call_async(SetBool.Request(data=True))
+    ros.spin_until_future_complete(node, future, timeout_sec=5.0)
+    assert future.result() == SetBool.Response(success=False, message="flipped")
+    broken = node.create_client(Empty, "broken")
+    assert broken.wait_for_service(5.0)
+    pending = broken.call_async(Empty.Request())
+    with pytest.raises(TypeError, match="service /broken: the callback must return the response"):
+        spin_until(node, pending.done)
+    assert not node.create_client(Empty, "nobody").wait_for_service(0.05)
+    with pytest.raises(TypeError, match="std_srvs/srv/SetBool_Request"):
+        client.call_async(Empty.Request())
+    node.destroy_client(broken)
+    assert pending.cancelled()
+
+
+def test_an_exception_in_a_callback_comes_out_of_spin(ros: Any) -> None:
+    from rclpy.executors import MultiThreadedExecutor
+
+    def fail() -> None:
+        raise KeyError("from the timer")
+
+    for executor in (None, MultiThreadedExecutor(2)):
+        node = ros.create_node("fails")
+        node.create_timer(0.001, fail)
+        with pytest.raises(KeyError, match="from the timer"):
+            ros.spin(node, executor)
+        node.destroy_node()
+        if executor:
+            executor.shutdown()
+
+
+def test_callback_groups_in_several_threads(ros: Any) -> None:
+    from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
+    from rclpy.executors import MultiThreadedExecutor
+
+    node = ros.create_node("groups")
+    both_inside = threading.Barrier(2, timeout=10.0)
+    met = threading.Event()
+    inside = 0
+    most_inside = 0
+    runs = 0
+
+    def together() -> None:
+        if not met.is_set():
+            both_inside.wait()
+            met.set()
+
+    def alone() -> None:
+        nonlocal inside, most_inside, runs
+        inside += 1
+        most_inside = max(most_inside, inside)
+        time.sleep(0.002)
+        inside -= 1
+        runs += 1
+
+    reentrant, exclusive = ReentrantCallbackGroup(), MutuallyExclusiveCallbackGroup()
+    for callback, group in ((together, reentrant), (together, reentrant), (alone, exclusive), (alone, exclusive)):
+        node.create_timer(0.001, callback, group)
+    executor = MultiThreadedExecutor(4)
+    executor.add_node(node)
+    deadline = time.monotonic() + 10
+    while not (met.is_set() and runs >= 10):
+        assert time.monotonic() < deadline
+        executor.spin_once(0.05)
+    assert executor.shutdown(5.0)
+    assert most_inside == 1
+
+
+def test_timers_follow_simulated_time(ros: Any, spin_until: Callable[..., None]) -> None:
+    from builtin_interfaces.msg import Time as TimeMessage
+    from rclpy.parameter import Parameter
+    from rosgraph_msgs.msg import Clock
+
+    node = ros.create_node("simulated", parameter_overrides=[Parameter("use_sim_time", value=True)])
+    stage = ros.create_node("stage", start_parameter_services=False)
+    publisher = stage.create_publisher(Clock, "/clock", 10)
+    ticks: list[int] = []
+    node.create_timer(1.0, lambda: ticks.append(node.get_clock().now().nanoseconds // 10**9))
+    assert node.get_clock().now().nanoseconds == 0
+    spin_until(node, lambda: publisher.get_subscription_count() == 1)
+
+    def move(seconds: int) -> None:
+        publisher.publish(Clock(clock=TimeMessage(sec=seconds)))
+        spin_until(node, lambda: node.get_clock().now().nanoseconds == seconds * 10**9)
+        ros.spin_once(node, timeout_sec=0.0)
+
+    for seconds in (100, 101, 102):
+        move(seconds)
+    assert ticks == [101, 102]
+    move(150)  # a jump skips the periods in between
+    assert ticks == [101, 102, 150]
+    move(10)  # the bag starts again
+    move(11)
+    assert ticks == [101, 102, 150, 11]
+    assert node.set_parameters([Parameter("use_sim_time", value=False)])[0].successful
+    assert node.get_clock().now().nanoseconds > 10**18
+
+
+def test_a_late_timer_keeps_its_phase(ros: Any) -> None:
+    from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
+    from rclpy.clock import ClockType, ROSClock
+    from rclpy.time import Time
+    from rclpy.timer import Timer
+
+    clock = ROSClock()
+    clock.set_ros_time_is_active(True)
+
+    def at(nanoseconds: int) -> None:
+        clock.set_ros_time_override(Time(nanoseconds=nanoseconds, clock_type=ClockType.ROS_TIME))
+
+    at(1000)
+    timer = Timer(lambda: None, MutuallyExclusiveCallbackGroup(), 100, clock)
+    at(1099)
+    assert not timer.is_ready()
+    at(1350)
+    assert timer.take() is not None
+    assert timer.time_until_next_call() == 50
+    timer.cancel()
+    at(2000)
+    assert timer.take() is None
+    timer.reset()
+    assert timer.time_until_next_call() == 100
+
+
+def test_parameters_declare_check_and_tell(ros: Any, spin_until: Callable[..., None]) -> None:
+    from rcl_interfaces.msg import (
+        FloatingPointRange,
+        IntegerRange,
+        ParameterDescriptor,
+        ParameterEvent,
+        SetParametersResult,
+    )
+    from rclpy import exceptions
+    from rclpy.parameter import Parameter
+
+    node = ros.create_node("p", parameter_overrides=[Parameter("rate", value=7.5), Parameter("wrong", value="x")])
+    events: list[Any] = []
+    node.create_subscription(ParameterEvent, "/parameter_events", events.append, 10)
+    ranged = ParameterDescriptor(floating_point_range=[FloatingPointRange(from_value=1.0, to_value=10.0, step=0.5)])
+    assert node.declare_parameter("rate", 5.0, ranged).value == 7.5
+    node.declare_parameter(
+        "count", 3, ParameterDescriptor(integer_range=[IntegerRange(from_value=0, to_value=9, step=3)])
+    )
+    node.declare_parameter("fixed", "a", ParameterDescriptor(read_only=True))
+    node.declare_parameter("any", None, ParameterDescriptor(dynamic_typing=True))
+    node.declare_parameter("list", Parameter.Type.STRING_ARRAY)
+    with pytest.raises(exceptions.ParameterUninitializedException):
+        node.get_parameter("list")
+    with pytest.raises(exceptions.InvalidParameterTypeException, match="'wrong' to 'x'"):
+        node.declare_parameter("wrong", 1)
+    with pytest.raises(exceptions.ParameterAlreadyDeclaredException):
+        node.declare_parameter("rate", 1.0)
+    with pytest.raises(exceptions.ParameterNotDeclaredException):
+        node.get_parameter("nothing")
+    with pytest.raises(ValueError, match="typeless"):
+        node.declare_parameter("typeless")
+
+    def outcome(name: str, value: Any) -> tuple[bool, str]:
+        (result,) = node.set_parameters([Parameter(name, value=value)])
+        return result.successful, result.reason
+
+    assert outcome("rate", 8.0) == (True, "")
+    assert "Min: 1.0, Max: 10.0, value: 11.0" in outcome("rate", 11.0)[1]
+    assert "step" in outcome("rate", 8.2)[1]
+    assert "out of range" in outcome("rate", float("nan"))[1]
+    assert "Wrong parameter type" in outcome("rate", 8)[1]
+    assert "step" in outcome("count", 4)[1]
+    assert outcome("count", 9) == (True, "")
+    assert "read-only" in outcome("fixed", "b")[1]
+    assert outcome("any", [1.5]) == (True, "")
+    assert outcome("any", "text") == (True, "")
+
+    told: list[str] = []
+    node.add_pre_set_parameters_callback(lambda wanted: [*wanted, Parameter("count", value=0)])
+    node.add_post_set_parameters_callback(lambda changed: told.extend(entry.name for entry in changed))
+
+    def odd_is_refused(wanted: list[Any]) -> Any:
+        refused = any(entry.name == "any" and entry.value == "odd" for entry in wanted)
+        return SetParametersResult(successful=not refused, reason="odd" if refused else "")
+
+    node.add_on_set_parameters_callback(odd_is_refused)
+    assert outcome("any", "odd") == (False, "odd")
+    assert told == []
+    assert outcome("any", "even") == (True, "")
+    assert told == ["any", "count"]
+    assert node.get_parameter("count").value == 0
+    assert node.list_parameters([], 0).names == ["use_sim_time", "rate", "count", "fixed", "any", "list"]
+    spin_until(node, lambda: any(event.changed_parameters and event.node == "/p" for event in events))
+
+
+def test_an_empty_list_of_a_file_takes_the_declared_type(ros: Any) -> None:
+    from rclpy.parameter import Parameter
+
+    node = ros.create_node("empty", parameter_overrides=[Parameter("dnns", Parameter.Type.BYTE_ARRAY, [])])
+    assert node.declare_parameter("dnns", ["lane"]).type_ is Parameter.Type.STRING_ARRAY
+
+
+def test_a_node_takes_its_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+    import rclpy
+
+    with rclpy.init(
+        args=[
+            "x",
+            "--ros-args",
+            "-r",
+            "__node:=renamed",
+            "-r",
+            "__ns:=/robot",
+            "-p",
+            "rate:=3",
+            "-r",
+            "in:=out",
+            "--log-level",
+            "warn",
+        ]
+    ):
+        node = rclpy.create_node("original", cli_args=["-p", "own:=1"])
+        assert node.get_fully_qualified_name() == "/robot/renamed"
+        assert (node.declare_parameter("rate", 1).value, node.declare_parameter("own", 0).value) == (3, 1)
+        assert node.resolve_topic_name("in") == "/robot/out"
+        node.get_logger().info("hidden")
+        node.get_logger().warning("shown")
+    from multi_dnn_ros.standalone import logs
+
+    logs.configure(logs.LoggingSeverity.INFO, {}, console=True)
+    err = capfd.readouterr().err
+    assert "hidden" not in err
+    assert "[robot.renamed]: shown" in err
+    assert not rclpy.ok()
+
+
+def test_log_format_and_conditions(capfd: pytest.CaptureFixture[str]) -> None:
+    from rclpy.clock import ClockType, ROSClock
+    from rclpy.logging import LoggingSeverity, get_logger
+    from rclpy.time import Time
+
+    logger = get_logger("a.b")
+    clock = ROSClock()
+    clock.set_ros_time_is_active(True)
+    for second in range(5):
+        clock.set_ros_time_override(Time(seconds=second + 1, clock_type=ClockType.ROS_TIME))
+        logger.info(f"throttled {second}", throttle_duration_sec=2.0, throttle_time_source_type=clock)
+        logger.error(f"once {second}", once=True)
+        logger.warn(f"skipped {second}", skip_first=True)
+    logger.get_child("c").set_level(LoggingSeverity.ERROR)
+    assert not logger.get_child("c").info("no")
+    assert not logger.debug("no")
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.rsplit(": ", 1)[1] for line in lines if "skipped" not in line] == [
+        *("throttled 0", "once 0", "throttled 2", "throttled 4")
+    ]
+    assert [line.rsplit(" ", 1)[1] for line in lines if "skipped" in line] == ["1", "2", "3", "4"]
+    import re
+
+    assert re.fullmatch(r"\[INFO\] \[\d{10}\.\d{9}\] \[a\.b\]: throttled 0", lines[0])
+
+
+def test_rosout_carries_the_log(ros: Any, spin_until: Callable[..., None]) -> None:
+    from rcl_interfaces.msg import Log
+
+    node = ros.create_node("speaks", namespace="robot")
+    got: list[Any] = []
+    node.create_subscription(Log, "/rosout", got.append, 10)
+    spin_until(node, lambda: node.count_subscribers("/rosout") == 1)
+    node.get_logger().error("heard")
+    spin_until(node, lambda: any(entry.msg == "heard" for entry in got))
+    entry = next(entry for entry in got if entry.msg == "heard")
+    assert (entry.level, entry.name, entry.function) == (Log.ERROR, "robot.speaks", "test_rosout_carries_the_log")
+    assert entry.file.endswith("test_standalone_nodes.py")
+
+
+def test_destroying_frees_everything(ros: Any) -> None:
+    from std_msgs.msg import String
+    from std_srvs.srv import Empty
+
+    keeper = ros.create_node("keeper")
+    gc.collect()
+    ros.spin_once(keeper, timeout_sec=0.0)  # makes the global executor
+    before, threads = _dds_entities(keeper), threading.active_count()
+    for _ in range(3):
+        node = ros.create_node("passing")
+        node.create_publisher(String, "t", 1)
+        node.create_subscription(String, "t", print, 1)
+        node.create_service(Empty, "s", lambda request, response: response)
+        node.create_client(Empty, "s")
+        node.create_timer(0.01, lambda: None)
+        ros.spin_once(node, timeout_sec=0.02)
+        assert _dds_entities(keeper) > before
+        node.destroy_node()
+        node.destroy_node()
+        assert _dds_entities(keeper) == before
+    assert threading.active_count() == threads
+    assert ("passing", "/") not in keeper.get_node_names_and_namespaces()
+
+
+def test_shutdown_leaves_no_thread_and_can_be_followed_by_init() -> None:
+    import rclpy
+    from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+
+    tasks = len(os.listdir("/proc/self/task"))
+    for _ in range(2):
+        rclpy.init(args=[])
+        node = rclpy.create_node("brief")
+        executor = MultiThreadedExecutor(3)
+        executor.add_node(node)
+        timer = node.create_timer(0.01, rclpy.shutdown)
+        with contextlib.suppress(ExternalShutdownException):  # or it returns: who comes first is not defined
+            executor.spin()
+        assert not rclpy.ok()
+        executor.shutdown(5.0)
+        assert timer.is_canceled()
+        rclpy.try_shutdown()  # the timer's thread could not put the signal handlers back
+        deadline = time.monotonic() + 5
+        while len(os.listdir("/proc/self/task")) > tasks:
+            assert time.monotonic() < deadline, [thread.name for thread in threading.enumerate()]
+            time.sleep(0.01)
+
+
+def test_signals_end_spin() -> None:
+    import rclpy
+    from rclpy.executors import ExternalShutdownException
+
+    before = signal.getsignal(signal.SIGINT)
+    for number, error in ((signal.SIGTERM, ExternalShutdownException), (signal.SIGINT, KeyboardInterrupt)):
+        rclpy.init(args=[])
+        node = rclpy.create_node("stopped")
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        with pytest.raises((error, ExternalShutdownException)):
+            rclpy.spin(node)
+        assert not rclpy.ok()
+        node.destroy_node()
+        rclpy.try_shutdown()
+        assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda node: node.create_rate(1.0), "no Node.create_rate"),
+        (lambda node: node.get_publishers_info_by_topic("x"), "no Node.get_publishers_info_by_topic"),
+    ],
+)
+def test_a_missing_method_says_so(ros: Any, call: Callable[[Any], Any], text: str) -> None:
+    with pytest.raises(AttributeError, match=f"standalone runtime .* {text}"):
+        call(ros.create_node("n"))
+
+
+def test_unsupported_arguments_are_refused(ros: Any) -> None:
+    from rclpy.node import Node
+    from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
+    from std_msgs.msg import String
+
+    node = ros.create_node("n")
+
+    async def coroutine(message: Any) -> None:
+        """Never runs."""
+
+    with pytest.raises(UnsupportedError, match="KEEP_LAST"):
+        QoSProfile(history=HistoryPolicy.KEEP_ALL)
+    with pytest.raises(UnsupportedError, match="BEST_AVAILABLE"):
+        node.create_publisher(String, "t", QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_AVAILABLE))
+    with pytest.raises(UnsupportedError, match="event_callbacks"):
+        node.create_subscription(String, "t", print, 1, event_callbacks=object())
+    with pytest.raises(UnsupportedError, match="enable_logger_service"):
+        Node("n", enable_logger_service=True)
+    with pytest.raises(NotImplementedError, match="no coroutine callbacks"):
+        node.create_subscription(String, "t", coroutine, 1)
+    with pytest.raises(TypeError, match="message class"):
+        node.create_publisher(str, "t", 1)
+    with pytest.raises(TypeError, match="carries std_msgs/msg/String"):
+        node.create_publisher(String, "t", 1).publish(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("ROS_DOMAIN_ID", "233", "ROS_DOMAIN_ID must be an integer from 0 to 232, not 233"),
+        ("ROS_DOMAIN_ID", "x", "ROS_DOMAIN_ID must be an integer from 0 to 232, not 'x'"),
+        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "OFF", "cannot turn discovery off"),
+        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "FAR", "must be one of LOCALHOST, SUBNET, not 'FAR'"),
+    ],
+)
+def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, text: str) -> None:
+    import rclpy
+
+    monkeypatch.setenv(name, value)
+    with pytest.raises((ValueError, UnsupportedError), match=text):
+        rclpy.init(args=[])
+    assert not rclpy.ok()
+
+
+def test_the_log_says_which_network_is_used(capfd: pytest.CaptureFixture[str]) -> None:
+    import rclpy
+
+    with rclpy.init(args=[]):
+        assert f"ROS domain {os.environ['ROS_DOMAIN_ID']}, network: loopback only (lo)" in capfd.readouterr().err
