@@ -1,0 +1,120 @@
+"""Camera and node as processes, and a listener in the test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.context import Context
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import Image, PointCloud2
+from vision_msgs.msg import Detection2DArray
+
+from multi_dnn_ros.demo.evaluation import accounts, last_statuses
+from multi_dnn_ros.demo.processes import Child
+
+OUTPUTS = {
+    "lane/mask": Image,
+    "lane/points": PointCloud2,
+    "object/detections": Detection2DArray,
+    "pedestrian/detections": Detection2DArray,
+}
+DNNS = ("lane", "object", "pedestrian")
+NODE = "/multi_dnn"
+_START_S, _DRIVE_S = 120.0, 240.0
+
+
+class LiveSession:
+    """What the node published for one camera run. outputs: messages by topic below ``~/front/``, as they came."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[str, list[Any]] = defaultdict(list)
+        self.statuses: dict[str, dict[str, Any]] = {}
+        self.node_log = ""
+        self.camera_log = ""
+        self.node_ended_cleanly = False
+        self._changed = threading.Condition()
+
+    def accounts(self, dnn: str) -> dict[str, Any]:
+        """The node's own count of the frames of a DNN."""
+        return accounts(self.statuses[f"{dnn} on front"])
+
+    def run(self, camera: Sequence[str], node: Sequence[str], folder: Path) -> LiveSession:
+        """Run `multi-dnn camera ...` and `multi-dnn run ...` until the camera has ended and all is counted."""
+        domain = 20 + os.getpid() % 80
+        environment = {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+        with (
+            _listening(self, domain),
+            Child("node", ["run", *node], folder / "node.log", environment) as server,
+            Child("camera", ["camera", *camera, "--wait", "1"], folder / "camera.log", environment) as source,
+        ):
+            try:
+                self._wait(lambda: "object on front" in self.statuses, _START_S, server)
+                self._wait(lambda: source.exit_code() is not None, _DRIVE_S, server)
+                self._wait(self._all_counted, 30.0, server)
+            finally:
+                self.node_ended_cleanly = server.stop() and server.exit_code() == 0
+                self.node_log, self.camera_log = server.log.read_text(), source.log.read_text()
+            assert source.exit_code() == 0, self.camera_log
+        return self
+
+    def receive(self, topic: str, message: Any) -> None:
+        with self._changed:
+            if topic == "/diagnostics":
+                self.statuses.update(last_statuses([message], NODE))
+            else:
+                self.outputs[topic].append(message)
+            self._changed.notify_all()
+
+    def _all_counted(self) -> bool:
+        """Nothing is pending, and what was published has arrived."""
+        counts = [self.accounts(dnn) for dnn in DNNS]
+        arrived = [len(self.outputs[f"{dnn}/{'mask' if dnn == 'lane' else 'detections'}"]) for dnn in DNNS]
+        return all(
+            count["pending"] == 0 and count["published"] <= came for count, came in zip(counts, arrived, strict=True)
+        )
+
+    def _wait(self, condition: Any, timeout_s: float, server: Child) -> None:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not condition():
+                self._changed.wait(0.2)
+                if time.monotonic() > deadline or server.exit_code() is not None:
+                    counts = {topic: len(messages) for topic, messages in self.outputs.items()}
+                    raise AssertionError(f"{counts}; node ({server.exit_code()}):\n{server.last_lines(30)}")
+
+
+@contextlib.contextmanager
+def _listening(session: LiveSession, domain: int) -> Iterator[None]:
+    context = Context()
+    rclpy.init(context=context, domain_id=domain)
+    node = rclpy.create_node("listener", context=context)
+    topics: Mapping[str, type] = {f"{NODE}/front/{name}": kind for name, kind in OUTPUTS.items()}
+    for topic, kind in {**topics, "/diagnostics": DiagnosticArray}.items():
+        name = topic.removeprefix(f"{NODE}/front/")
+        node.create_subscription(
+            kind, topic, lambda message, name=name: session.receive(name, message), QoSProfile(depth=50)
+        )
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+
+    def spin() -> None:
+        with contextlib.suppress(ExternalShutdownException):
+            executor.spin()
+
+    thread = threading.Thread(target=spin, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        rclpy.shutdown(context=context)
+        thread.join(10.0)

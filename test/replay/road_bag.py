@@ -1,0 +1,82 @@
+"""A recording of generated road with exact truth, and how results are compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rclpy.serialization import serialize_message
+from std_msgs.msg import Header
+
+from multi_dnn_ros.bags import BagWriter
+from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.demo.moments import detections, lanes
+from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
+
+TOPIC = "/front/image_raw"
+SIZE = (640, 480)
+BEGIN_S = 1000
+PERIOD_NS = 200_000_000
+#: Index of the frame whose data array is one byte short.
+CORRUPT = 7
+
+OBJECTS, PEOPLE = ("car", "truck"), ("pedestrian",)
+
+
+def scenes(count: int, seed: int = 90_001) -> list[Scene]:
+    """Unseen roads, each frame another one, so that a few of them say something about the DNNs."""
+    generator = SceneGenerator(*SIZE, seed)
+    return [generator.scene(index) for index in range(count)]
+
+
+def stamp_ns(index: int) -> int:
+    return BEGIN_S * 1_000_000_000 + index * PERIOD_NS
+
+
+def index_of(message: Any) -> int:
+    """Which frame a result belongs to, by its header."""
+    stamp = message.header.stamp
+    index, rest = divmod(stamp.sec * 1_000_000_000 + stamp.nanosec - stamp_ns(0), PERIOD_NS)
+    assert rest == 0, f"stamp {stamp} is that of no frame"
+    return int(index)
+
+
+def write_road(path: Path, drive: Sequence[Scene], storage: str = "mcap") -> Path:
+    """Every frame as rgb8; recorded 3 ms after its stamp; number CORRUPT damaged."""
+    with BagWriter(path, storage) as writer:
+        writer.add_topic(TOPIC, "sensor_msgs/msg/Image")
+        for index, scene in enumerate(drive):
+            header = Header(frame_id="windscreen")
+            header.stamp.sec, header.stamp.nanosec = divmod(stamp_ns(index), 1_000_000_000)
+            message = image_message(scene.image, header, CameraFormat(TOPIC, "windscreen"))
+            if index == CORRUPT:
+                message.data = message.data[:-1]
+            writer.write(TOPIC, stamp_ns(index) + 3_000_000, serialize_message(message))
+    return path
+
+
+def box_score(messages: Iterable[Any], drive: Sequence[Scene], labels: tuple[str, ...]) -> float:
+    """mAP@0.5 of Detection2DArrays against the scenes they belong to."""
+    found, truths = [], []
+    for message in messages:
+        scene = drive[index_of(message)]
+        kept = np.array([LABELS[class_id] in labels for class_id in scene.class_ids], bool)
+        numbers = np.array([labels.index(LABELS[class_id]) for class_id in scene.class_ids[kept]], np.int64)
+        found.append(detections(message, labels))
+        truths.append(Truth(scene.boxes[kept], numbers))
+    return mean_average_precision(found, truths, labels)["map50"]
+
+
+def lane_score(masks: Iterable[Any], points: Iterable[Any], drive: Sequence[Scene]) -> float:
+    """Lane F1 of mask messages, whose points must lie on the mask's lines."""
+    score = LaneScore()
+    for mask, cloud in zip(masks, points, strict=True):
+        assert mask.header == cloud.header
+        found = lanes(mask, cloud)
+        score.add(found.mask, drive[index_of(mask)].lane_mask)
+        numbers = {line.number for line in found.lanes}
+        assert set(np.unique(found.mask).tolist()) - {0} <= numbers
+    return score.f1

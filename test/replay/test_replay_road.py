@@ -1,0 +1,133 @@
+"""``multi-dnn replay`` with the DNNs that come with the package, on generated road whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import pytest
+from replay_fakes import parsed, read_bag, write_bag
+from road_bag import CORRUPT, OBJECTS, PEOPLE, TOPIC, box_score, index_of, lane_score, scenes, stamp_ns, write_road
+from std_msgs.msg import String
+
+from multi_dnn_ros.bags import BagMessage
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.training.scenes import Scene
+
+FRAMES = 24
+
+
+@pytest.fixture(scope="module")
+def drive() -> list[Scene]:
+    return scenes(FRAMES)
+
+
+@pytest.fixture(scope="module")
+def recording(drive: list[Scene], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_road(tmp_path_factory.mktemp("road") / "drive", drive)
+
+
+@pytest.fixture(scope="module")
+def replayed(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("replayed")
+    command = ["replay", str(recording), str(out / "results"), "--device", "cpu"]
+    assert main([*command, "--overlay", str(out / "overlay.mp4")]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(replayed: Path) -> list[BagMessage]:
+    return read_bag(replayed / "results")
+
+
+def on(results: list[BagMessage], name: str) -> list[object]:
+    return [parsed(message) for message in results if message.topic == f"/multi_dnn/front/{name}"]
+
+
+def test_detections_are_where_the_truth_is(results: list[BagMessage], drive: list[Scene]) -> None:
+    # 24 frames only: the models' own scores are measured over thousands, see results/.
+    assert box_score(on(results, "object/detections"), drive, OBJECTS) >= 0.6
+    assert box_score(on(results, "pedestrian/detections"), drive, PEOPLE) >= 0.6
+    assert lane_score(on(results, "lane/mask"), on(results, "lane/points"), drive) >= 0.7
+
+
+def test_every_frame_once_in_order_with_its_stamp(results: list[BagMessage]) -> None:
+    served = [index for index in range(FRAMES) if index != CORRUPT]
+    names = ("lane/mask", "lane/points", "object/detections", "pedestrian/detections")
+    assert [message.topic for message in results] == [f"/multi_dnn/front/{name}" for name in names] * len(served)
+    for message in results:
+        header = parsed(message).header
+        assert header.frame_id == "windscreen"
+        assert message.stamp_ns == stamp_ns(index_of(parsed(message))) + 3_000_000
+    assert [index_of(message) for message in on(results, "object/detections")] == served
+
+
+def test_accounts_add_up(replayed: Path) -> None:
+    summary = json.loads((replayed / "results" / "summary.json").read_text())
+    assert summary["input_damage"] == []
+    assert [stream["dnn"] for stream in summary["streams"]] == ["lane", "object", "pedestrian"]
+    for stream in summary["streams"]:
+        assert (stream["offered"], stream["published"]) == (FRAMES, FRAMES - 1)
+        assert stream["dropped"] == {"bad_image": 1}
+        assert "data has 921599 bytes" in stream["first_drops"]["bad_image"]
+
+
+def test_overlay_shows_every_served_frame(replayed: Path) -> None:
+    video = cv2.VideoCapture(str(replayed / "overlay.mp4"))
+    assert video.get(cv2.CAP_PROP_FRAME_COUNT) == FRAMES - 1
+    assert video.get(cv2.CAP_PROP_FPS) == pytest.approx(5.0)
+
+
+def test_second_replay_is_equal_byte_for_byte(drive: list[Scene], results: list[BagMessage], tmp_path: Path) -> None:
+    """Also when the recording is in the other storage, and with other numbers of threads beside it."""
+    recording = write_road(tmp_path / "drive", drive, "sqlite3")
+    (file,) = recording.glob("*.db3")
+    command = ["replay", str(file), str(tmp_path / "results"), "--device", "cpu", "--storage", "sqlite3"]
+    assert main([*command, "--with-input"]) == 0
+    again = read_bag(tmp_path / "results")
+    assert [message for message in again if message.topic != TOPIC] == results
+    assert [message for message in again if message.topic == TOPIC] == read_bag(recording)
+
+
+def test_recording_cut_short_is_replayed_as_far_as_it_goes(
+    recording: Path, results: list[BagMessage], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = recording.glob("*.mcap")
+    cut = tmp_path / "cut.mcap"
+    cut.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
+    assert main(["replay", str(cut), str(tmp_path / "results"), "--device", "cpu"]) == 1
+    assert "cut short" in capsys.readouterr().err
+    whole = read_bag(tmp_path / "results")
+    assert 0 < len(whole) < len(results)
+    assert whole == results[: len(whole)]
+    assert json.loads((tmp_path / "results" / "summary.json").read_text())["input_damage"]
+
+
+def test_topic_by_name_and_its_errors(drive: list[Scene], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import road_bag
+
+    (frame,) = read_bag(write_road(tmp_path / "one", drive[:1]))
+    image = (frame.msgtype, frame.data)
+    bag = str(write_bag(tmp_path / "two", [("/left", 1, image), ("/right", 2, image), ("/chat", 3, String(data="x"))]))
+    out = str(tmp_path / "results")
+    for topic, text in (
+        ([], "no topic /front/image_raw or /front/image_raw/compressed for camera 'front'; it has /left"),
+        (["--topic", "front:=/up"], "no topic /up for camera 'front'"),
+        (["--topic", "rear:=/left"], "--topic names camera 'rear'; the cameras are front"),
+        (["--topic", "front:=/chat"], "topic /chat of bag"),
+    ):
+        assert main(["replay", bag, out, *topic]) == 1
+        assert text in capsys.readouterr().err
+        assert not Path(out).exists()
+    assert main(["replay", bag, out, "--topic", "front:=/right", "--device", "cpu", "--node", "/car/dnn"]) == 0
+    assert {message.topic.split("/front")[0] for message in read_bag(Path(out))} == {"/car/dnn"}
+    assert {message.stamp_ns for message in read_bag(Path(out))} == {2}
+    assert road_bag.TOPIC not in {message.topic for message in read_bag(Path(out))}
+
+
+def test_recording_without_frames_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bag = write_road(tmp_path / "empty", [])
+    assert main(["replay", str(bag), str(tmp_path / "results")]) == 1
+    assert f"bag {bag} holds no message on /front/image_raw" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
