@@ -19,7 +19,7 @@ from cyclonedds.pub import DataWriter, Publisher
 from cyclonedds.sub import DataReader, Subscriber
 from cyclonedds.topic import Topic
 
-from multi_dnn_ros.standalone import interfaces
+from multi_dnn_ros.standalone import interfaces, logs
 from multi_dnn_ros.standalone.errors import RCLError
 from multi_dnn_ros.standalone.interfaces import FieldType
 
@@ -38,6 +38,7 @@ _IDL_PRIMITIVES: Final[dict[str, Any]] = {
 }
 
 _lock = threading.RLock()
+_log = logs.get_logger("multi_dnn_ros.standalone")
 _wire_types: dict[str, Any] = {}
 _structs: dict[str, Any] = {}
 _domains: dict[int, tuple[Domain | None, int]] = {}
@@ -214,10 +215,19 @@ class Writer(_Endpoint):
             raise
 
     def write(self, data: Any) -> None:
-        """Send CDR bytes, in a :class:`Payload` so that they are not copied."""
+        """Send CDR bytes, in a :class:`Payload` so that they are not copied.
+
+        A sample that could not leave in time because readers do not keep up is dropped, with a warning in the log.
+
+        Raises:
+            RCLError: for bytes that DDS does not take; names the topic.
+        """
         try:
             self.entity.write(self._type(data))
         except DDSException as error:
+            if error.code == DDSException.DDS_RETCODE_TIMEOUT:
+                _log.warning(f"sample on {self._name} dropped: readers do not keep up", throttle_duration_sec=1.0)
+                return
             raise RCLError(f"cannot send on {self._name}: {error}") from error
 
     @property

@@ -28,6 +28,8 @@ class _SurfaceModule(ModuleType):
     """`rclpy` or one of its submodules: resolves the listed names, refuses every other one."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # for `from ... import *`
+            return self.__dir__()
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if f"{self.__name__}.{name}" in SURFACE:
@@ -36,7 +38,16 @@ class _SurfaceModule(ModuleType):
         if home is None:
             raise _missing(f"{self.__name__}.{name}")
         module, _, renamed = home.partition(":")  # "module", or "module:name there"
-        value = getattr(importlib.import_module(f"{_ORIGIN}.{module}"), renamed or name)
+        try:
+            value = getattr(importlib.import_module(f"{_ORIGIN}.{module}"), renamed or name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "cyclonedds":
+                raise
+            raise MissingFeatureError(
+                f"{self.__name__}.{name} of the standalone runtime needs the package cyclonedds (pip install "
+                "cyclonedds; there are wheels for x86_64 only); elsewhere install a real ROS 2",
+                name="cyclonedds",
+            ) from error
         setattr(self, name, value)
         return value
 
@@ -48,6 +59,8 @@ class _InterfaceModule(ModuleType):
     """`package.msg` or `package.srv`: makes each class on first use."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__all__":  # for `from ... import *`
+            return self.__dir__()
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         package, kind = self.__name__.split(".")

@@ -253,6 +253,12 @@ def test_what_is_not_there_says_so(statement: str) -> None:
         exec(statement)  # noqa: S102 (an import statement)
 
 
+def test_star_import() -> None:
+    namespace: dict[str, Any] = {}
+    exec("from std_srvs.srv import *\nfrom rclpy.qos import *", namespace)  # noqa: S102 (import statements)
+    assert {"Empty", "SetBool", "Trigger", "QoSProfile"} <= namespace.keys()
+
+
 def test_every_offered_name_exists() -> None:
     import importlib
 
