@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from builtin_interfaces.msg import Time
+from rclpy.duration import Duration
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_profile_sensor_data, qos_profile_system_default
 from rclpy.serialization import deserialize_message
@@ -87,6 +88,15 @@ class CameraPublisher:
             detections.publish(truth_message(item.scene, header))
             lane_mask.publish(mono_message(item.scene.lane_mask, "mono8", header))
         return True
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every reliable subscriber has all that was published; False when it takes longer."""
+        deadline = time.monotonic() + timeout_s
+        done = True
+        for publisher in (self._images, *(self._truth or ())):
+            left_s = max(0.0, deadline - time.monotonic())
+            done = publisher.wait_for_all_acked(Duration(seconds=left_s)) and done
+        return done
 
     def _publish_recorded(self, recorded: Recorded, stamp_ns: int | None) -> bool:
         try:

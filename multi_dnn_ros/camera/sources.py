@@ -22,6 +22,10 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".p
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
+#: A generated drive goes on along another road, under another weather, every so many seconds.
+_STRETCH_S = 5.0
+
+
 class SourceError(ValueError):
     """A source cannot be opened or read; the message names it and says why."""
 
@@ -170,7 +174,7 @@ class SceneSource:
         self.notes: list[str] = []
         self.rate_hz: float | None = rate_hz
         self.length = length
-        self._drive = SceneGenerator(*size, seed).drive(length, rate_hz)
+        self._drive = SceneGenerator(*size, seed).drive(length, rate_hz, _STRETCH_S)
 
     def items(self) -> Iterator[Shot]:
         for index in range(self.length):

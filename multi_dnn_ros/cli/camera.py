@@ -132,8 +132,13 @@ def run(args: argparse.Namespace) -> int:
         try:
             publisher.wait_for_subscribers(args.wait_for_subscribers, args.wait_timeout, rclpy.ok)
             player.play()
+            publisher.flush(timeout_s=2.0)
         except (KeyboardInterrupt, ExternalShutdownException):
             interrupted = True
+        except Exception:
+            if rclpy.ok():
+                raise
+            interrupted = True  # the signal came in the middle of publishing, which then fails in one way or another
         print(player.report, flush=True)
     finally:
         rclpy.try_shutdown()
