@@ -127,7 +127,8 @@ def train(
             if device.type == "cuda":
                 image = image.to(memory_format=torch.channels_last)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
-                value = loss(network(image), batch)
+                outputs = network(image)
+            value = loss(outputs, batch)
             optimizer.zero_grad(set_to_none=True)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), schedule.clip)

@@ -106,6 +106,6 @@ def _iou(a: Tensor, b: Tensor) -> Tensor:
     a, b = a[:, :, None], b[:, None]
     size = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp(min=0)
     common = size[..., 0] * size[..., 1]
-    area_a = (a[..., 2:] - a[..., :2]).clamp(min=0).prod(dim=-1)
-    area_b = (b[..., 2:] - b[..., :2]).clamp(min=0).prod(dim=-1)
+    (width_a, height_a), (width_b, height_b) = ((c[..., 2:] - c[..., :2]).clamp(min=0).unbind(-1) for c in (a, b))
+    area_a, area_b = width_a * height_a, width_b * height_b
     return common / (area_a + area_b - common).clamp(min=1e-9)
