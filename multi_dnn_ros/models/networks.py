@@ -71,8 +71,8 @@ class LaneNet(nn.Module):
     """Which pixels belong to a lane line.
 
     forward: (B, 3, h, w) float, RGB, 0..1; h and w multiples of 16 -> logits (B, 1, h, w).
-    An encoder to stride 16 with dilated blocks at its end (a line is found by its whole length), and a decoder that adds
-    the finer maps one by one; the logits are made at half size and enlarged.
+    An encoder to stride 16 with dilated blocks at its end (a line is found by its whole length), and a decoder that
+    adds the finer maps one by one; the logits are made at half size and enlarged.
     """
 
     def __init__(
@@ -102,6 +102,8 @@ class DetectorNet(nn.Module):
     """
 
     STRIDES = (8, 16, 32)
+    points: Tensor
+    scales: Tensor
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class DetectorNet(nn.Module):
 
 
 def cells(width: int, height: int, strides: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Centres (N, 2) of all grid cells in input pixels, x then y, and the stride (N,) of each; row by row, as listed."""
+    """Centres (N, 2) of all grid cells in input pixels, x then y, and the stride (N,) of each; row by row."""
     points, scales = [], []
     for stride in strides:
         ys, xs = torch.meshgrid(torch.arange(height // stride), torch.arange(width // stride), indexing="ij")

@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
             exercise = recipes.detector_exercise(recipe, scenes, choice, device)
         network = recipe.network().to(device)
         if device.type == "cuda":
-            network = network.to(memory_format=torch.channels_last)
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         outcome = train(
             network, exercise.batches, exercise.loss, exercise.score, recipe.schedule,
             main=recipe.main, checkpoint=args.resume, progress=not args.quiet,

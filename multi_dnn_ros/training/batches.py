@@ -15,7 +15,7 @@ Vary = Callable[[Batch, torch.Generator], Batch]
 class ArrayBatches:
     """Batches of whole arrays that lie in memory; any epoch can be made again from its number.
 
-    arrays: all (N, ...); "image" is (N, 3, h, w) uint8 and comes out as float 0..1. vary: changes a batch on the device.
+    arrays: all (N, ...); "image" is (N, 3, h, w) uint8 and comes out as float 0..1. vary: changes a batch there.
     repeats: (N,) how often an epoch shows each row; None: once.
     """
 

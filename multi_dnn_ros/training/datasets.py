@@ -20,6 +20,11 @@ from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 
 #: Most boxes kept an image, ignored ones included; a scene holds fewer than half of that.
 MAX_BOXES = 96
+#: A photo whose mean difference from a video frame (grey levels at 240x135) is at most this was taken from the video:
+#: two neighbouring frames of the video at hand differ by 3, photos of other roads by 18 and more.
+SAME_ROAD = 6.0
+#: Most frames read of a video, which is held in memory.
+MAX_FRAMES = 2_000
 #: Class numbers of rows that hold no box, and of boxes that count neither way.
 NO_BOX, IGNORED = -1, -2
 
@@ -98,7 +103,7 @@ class SceneArrays:
 
 
 def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
-    """Render the scenes of `spec` into `folder` with `workers` processes (0: one a core); reuse what is there already."""
+    """Render the scenes of `spec` into `folder` with `workers` processes (0: one a core); reuse what is there."""
     wanted = json.loads(json.dumps(spec.__dict__))
     done = folder / "spec.json"
     if done.exists() and json.loads(done.read_text()) == wanted:
@@ -151,7 +156,7 @@ def _render_chunk(chunk: tuple[RenderSpec, Path, int, int]) -> int:
 
 @dataclass(frozen=True)
 class RoadFrame:
-    """A real image (H, W, 3) uint8 RGB with the lane mask (h, w) uint8, not 0 = lane, of whatever size it has."""
+    """A real image (H, W, 3) uint8 RGB with the lane mask (h, w) uint8, not 0 = lane, of any size."""
 
     name: str
     image: npt.NDArray[np.uint8]
@@ -161,44 +166,74 @@ class RoadFrame:
 def road_frames(folder: Path, part: str) -> list[RoadFrame]:
     """Real road with lane masks: a video NAME.mp4 and photos NAME.jpg, and in lane_masks/ NAME_<frame>.png and NAME.png.
 
-    part: "train" is the first half of the video's frames, "video" its second half, "photos" the photos.
-    Raises DatasetError when there is nothing, or when a mask's frame or image is missing.
+    part: "train" is the first half of the video's frames, "video" its second half, "photos" the photos, "apart" those of
+    the photos that were not taken from a video here.
+    Raises DatasetError when there is nothing, or when an image cannot be read.
     """
-    if part not in ("train", "video", "photos"):
-        raise ValueError(f"part {part!r}: not one of train, video, photos")
+    if part not in ("train", "video", "photos", "apart"):
+        raise ValueError(f"part {part!r}: not one of train, video, photos, apart")
     masks = sorted((folder / "lane_masks").glob("*.png"))
     if not masks:
         raise DatasetError(f"{folder}: no lane_masks/*.png")
-    frames: list[RoadFrame] = []
     videos = sorted(folder.glob("*.mp4"))
-    if part == "photos":
-        for path in masks:
-            photo = folder / f"{path.stem}.jpg"
-            if photo.exists():
-                frames.append(RoadFrame(path.stem, _read(photo, cv2.IMREAD_COLOR)[..., ::-1].copy(), _read(path, 0)))
-    for video in videos if part != "photos" else []:
-        numbered = {int(p.stem.rsplit("_", 1)[1]): p for p in masks if p.stem.startswith(f"{video.stem}_")}
-        frames += _video_frames(video, numbered, first_half=part == "train")
+    if part in ("photos", "apart"):
+        frames = _photos(folder, masks, videos if part == "apart" else [])
+    else:
+        frames = []
+        for video in videos:
+            numbered = {int(p.stem.rsplit("_", 1)[1]): p for p in masks if p.stem.startswith(f"{video.stem}_")}
+            frames += _video_frames(video, numbered, first_half=part == "train")
     if not frames:
         raise DatasetError(f"{folder}: no frames with masks for part {part!r}")
     return frames
 
 
+def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[RoadFrame]:
+    known = [_small(image) for video in other_than for image in _video_images(video)]
+    frames = []
+    for path in masks:
+        photo = folder / f"{path.stem}.jpg"
+        if not photo.exists():
+            continue
+        image = _read(photo, cv2.IMREAD_COLOR)
+        if all(np.abs(_small(image) - other).mean() > SAME_ROAD for other in known):
+            frames.append(
+                RoadFrame(path.stem, np.ascontiguousarray(image[..., ::-1]), _read(path, cv2.IMREAD_GRAYSCALE))
+            )
+    return frames
+
+
 def _video_frames(video: Path, masks: dict[int, Path], first_half: bool) -> list[RoadFrame]:
+    images = _video_images(video)
+    wanted = range(len(images) // 2) if first_half else range(len(images) // 2, len(images))
+    return [
+        RoadFrame(
+            f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), _read(masks[k], cv2.IMREAD_GRAYSCALE)
+        )
+        for k in wanted
+        if k in masks
+    ]
+
+
+def _video_images(video: Path) -> list[npt.NDArray[np.uint8]]:
+    """All frames, (H, W, 3) uint8 BGR."""
     capture = cv2.VideoCapture(str(video))
     try:
-        total = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        frames = []
-        for number in range(total):
+        images: list[npt.NDArray[np.uint8]] = []
+        while len(images) < MAX_FRAMES:
             done, image = capture.read()
             if not done:
-                raise DatasetError(f"{video}: frame {number} of {total} cannot be read")
-            if number in masks and (number < total // 2) == first_half:
-                rgb = np.ascontiguousarray(image[..., ::-1])
-                frames.append(RoadFrame(f"{video.stem}_{number:04d}", rgb, _read(masks[number], 0)))
-        return frames
+                break
+            images.append(np.asarray(image, dtype=np.uint8))
     finally:
         capture.release()
+    if not images:
+        raise DatasetError(f"{video}: no frame can be read")
+    return images
+
+
+def _small(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return np.asarray(cv2.resize(image, (240, 135), interpolation=cv2.INTER_AREA), dtype=np.float32)
 
 
 def _read(path: Path, mode: int) -> npt.NDArray[np.uint8]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -20,7 +18,7 @@ from tqdm import tqdm
 
 from multi_dnn_ros.training.datasets import RoadFrame, road_frames
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
-from multi_dnn_ros.training.recipes import UNSEEN_SEED
+from multi_dnn_ros.training.recipes import UNSEEN_SEED, versions
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
 
@@ -102,16 +100,16 @@ def run(args: argparse.Namespace) -> int:
     result: dict[str, Any] = {
         "command": "python -m multi_dnn_ros.training " + shlex.join(sys.argv[1:]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "cv2": cv2.__version__
-        },
+        "versions": versions(),
         "seed": args.seed,
         "metric": "mAP by pycocotools; lane F1 of pixels, 3 px tolerance at 320 px wide, summed over all images",
-        "unseen_scenes": {"count": args.count, **judge.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")},
-        "unseen_drive": {"count": args.drive, "hz": 10.0, **judge.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")},
-    }  # fmt: skip
+    }
+    scenes = judge.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")
+    result["unseen_scenes"] = {"count": args.count, **scenes}
+    frames = judge.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")
+    result["unseen_drive"] = {"count": args.drive, "hz": 10.0, **frames}
     if args.road is not None:
-        result["real_road"] = {part: judge.road(road_frames(args.road, part)) for part in ("video", "photos")}
+        result["real_road"] = {part: judge.road(road_frames(args.road, part)) for part in ("video", "photos", "apart")}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     beside = args.out.with_name(args.out.name + ".part")
     beside.write_text(json.dumps(result, indent=1) + "\n")

@@ -24,7 +24,7 @@ class TrainingError(RuntimeError):
 
 
 class Batches(Protocol):
-    """Where the loop gets its data: `len` batches an epoch, each a dict of tensors on the device with "image" among them.
+    """Where the loop gets its data: `len` batches an epoch, each a dict of tensors on the device, "image" among them.
 
     The same epoch number must give the same batches: that is what makes a resumed run equal to an uninterrupted one.
     """
@@ -130,7 +130,7 @@ def train(
                 outputs = network(image)
             value = loss(outputs, batch)
             optimizer.zero_grad(set_to_none=True)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             torch.nn.utils.clip_grad_norm_(network.parameters(), schedule.clip)
             optimizer.step()
             if schedule.ema:
@@ -183,7 +183,7 @@ def _set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float
 @torch.no_grad()
 def _average(average: nn.Module, network: nn.Module, decay: float) -> None:
     """Exponential moving average of the weights; buffers are taken as they are."""
-    kept, new = list(average.parameters()), [p.detach() for p in network.parameters()]
+    kept, new = ([p.detach() for p in module.parameters()] for module in (average, network))
     torch._foreach_lerp_(kept, new, 1.0 - decay)
     for a, b in zip(average.buffers(), network.buffers(), strict=True):
         a.copy_(b)

@@ -17,8 +17,8 @@ Batch = dict[str, Tensor]
 class LaneLoss:
     """Binary cross-entropy plus soft Dice (Milletari et al. 2016) on lane logits.
 
-    outputs: (B, 1, h, w) logits. batch["mask"]: (B, 1, h, w) uint8, 0..255 = share of the pixel that is lane. Dice keeps
-    the thin lines from drowning among the other pixels.
+    outputs: (B, 1, h, w) logits. batch["mask"]: (B, 1, h, w) uint8, 0..255 = share of the pixel that is lane. Dice
+    keeps the thin lines from drowning among the other pixels.
     """
 
     def __init__(self, dice: float = 1.0, positive: float = 2.0) -> None:
@@ -40,8 +40,8 @@ class DetectionLoss:
     """Task-aligned assignment (Feng et al. 2021) with binary cross-entropy and complete IoU (Zheng et al. 2020).
 
     outputs: (B, 4 + classes, N) as DetectorNet returns. batch["boxes"]: (B, M, 4) x1, y1, x2, y2 in input pixels;
-    batch["classes"]: (B, M) int64, class, -1 = no box, -2 = ignored: what is found inside such a box is neither right nor
-    wrong.
+    batch["classes"]: (B, M) int64, class, -1 = no box, -2 = ignored: what is found inside such a box is neither right
+    nor wrong.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class DetectionLoss:
         probability = scores.clamp(1e-6, 1.0 - 1e-6)
         entropy = (F.binary_cross_entropy(probability, target, reduction="none") * weight).sum() / norm
         overlap = complete_box_iou_loss(boxes[positive], truth[positive], reduction="none")
-        return entropy + self.box * (overlap * quality[positive]).sum() / norm
+        total: Tensor = entropy + self.box * (overlap * quality[positive]).sum() / norm
+        return total
 
     def assign(self, boxes: Tensor, scores: Tensor, truth: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which object each cell answers for.

@@ -116,8 +116,8 @@ class LaneScore:
     def add(self, predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: float = 3.0) -> None:
         """predicted, true: (H, W) of one camera's image in any size, not 0 = lane; compared at LANE_WIDTH wide.
 
-        A predicted pixel is right when a true one lies within `tolerance_px` of it, a true one is found when a predicted
-        one lies within it (Euclidean distance, measured on the LANE_WIDTH wide masks).
+        A predicted pixel is right when a true one lies within `tolerance_px` of it, a true one is found when a
+        predicted one lies within it (Euclidean distance, measured on the LANE_WIDTH wide masks).
         """
         if predicted.ndim != 2 or true.ndim != 2:
             raise ValueError(f"lane masks of shapes {predicted.shape} and {true.shape}: must be (H, W)")
@@ -154,7 +154,7 @@ def _at_width(mask: npt.NDArray[Any], height: int) -> npt.NDArray[np.bool_]:
     """At LANE_WIDTH wide; a pixel is lane when two fifths of it are, so that thin far lines survive."""
     area = (mask > 0).astype(np.float32)
     if area.shape != (height, LANE_WIDTH):
-        area = cv2.resize(area, (LANE_WIDTH, height), interpolation=cv2.INTER_AREA)
+        area = np.asarray(cv2.resize(area, (LANE_WIDTH, height), interpolation=cv2.INTER_AREA), dtype=np.float32)
     return np.asarray(area >= 0.4)
 
 

@@ -163,17 +163,21 @@ def provenance(recipe: Recipe, data: dict[str, Any], best: dict[str, float], epo
         "batch_size": recipe.batch_size,
         "kept_epoch": epoch,
         "choice_scores": best,
-        "versions": {
-            "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "cv2": cv2.__version__
-        },
-    }  # fmt: skip
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that decides pixels and weights."""
+    libraries = {"torch": torch.__version__, "numpy": np.__version__, "cv2": cv2.__version__}
+    return {"python": platform.python_version(), **libraries}
 
 
 def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: Path) -> None:
     """Write the weights as safetensors with everything needed to build and use the network in the header.
 
-    Header keys, all JSON: architecture, arguments, input_size (width, height), labels, decoder, training. Written beside
-    and renamed.
+    Header keys, all JSON: architecture, arguments, input_size (width, height), labels, decoder, training. Written
+    beside and renamed.
     """
     from safetensors.torch import save_file
 

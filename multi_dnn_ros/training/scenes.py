@@ -1,8 +1,8 @@
 """Generated road scenes with exact truth: training data, test data and a camera for the demo.
 
 A scene is drawn by lot from a seed: a road with two to four lanes and curved, dashed, solid and double lines, cars and
-trucks, people on the pavement and on the road, houses and trees, day, dusk or night, clear sky, clouds, rain, fog or snow,
-and a camera with its flaws. The same seed and index give the same pixels wherever numpy and OpenCV are the same.
+trucks, people on the pavement and on the road, houses and trees, day, dusk or night, clear sky, clouds, rain, fog or
+snow, and a camera with its flaws. The same seed and index give the same pixels wherever numpy and OpenCV are the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pinhole camera and the road's centre line in front of it.
 
-Camera coordinates are metres with the ground below the camera as origin: x to the right, y up, z forward. Road coordinates
-are `s` metres along the centre line from the camera and `d` metres to its right.
+Camera coordinates are metres with the ground below the camera as origin: x to the right, y up, z forward. Road
+coordinates are `s` metres along the centre line from the camera and `d` metres to its right.
 """
 
 from __future__ import annotations

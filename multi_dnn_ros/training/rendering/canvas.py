@@ -35,8 +35,8 @@ class Silhouette:
 
 @dataclass
 class Canvas:
-    """image: (H, W, 3) uint8 RGB. owner: (H, W) uint8, the number of the object drawn last at a pixel, 0 = the ground and
-    the sky, SCENERY = a house, a tree, ...
+    """image: (H, W, 3) uint8 RGB. owner: (H, W) uint8, the number of the object drawn last at a pixel, 0 = the ground
+    and the sky, SCENERY = a house, a tree, ...
     lamps: pixel (u, v), size, colour and owner of lights that glow at night.
     """
 
@@ -75,7 +75,7 @@ class Canvas:
         cv2.multiply(self.image[top:], cv2.merge([keep] * 3), dst=self.image[top:], scale=1 / 255)
 
     def draw(self, mesh: Mesh, position: Points, heading: float, number: int = SCENERY) -> Silhouette | None:
-        """Draw a mesh standing at `position` (3,) and turned by `heading` radians; objects in the truth have a `number`.
+        """Draw a mesh at `position` (3,), turned by `heading` radians; what can be in the truth has a `number`.
 
         Returns what it covers, or None when nothing of it falls into the image.
         """

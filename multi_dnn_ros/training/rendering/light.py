@@ -33,7 +33,7 @@ class Light:
         return np.exp(-np.asarray(distance, dtype=np.float64) / self.visibility_m)
 
     def lit(self, colours: Points, normals: Points, glow: Points, distance: float, x: float) -> Points:
-        """(M, 3) colours with (M, 3) normals, `distance` ahead and `x` to the right -> (M, 3) as the camera sees them."""
+        """(M, 3) colours and normals, `distance` ahead and `x` to the right -> (M, 3) as the camera sees them."""
         facing = 1.0 - self.contrast + self.contrast * np.clip(normals @ self.sun + 0.25, 0.0, 1.0)
         beam = self.beam * np.exp(-distance / 28.0) * np.exp(-((x / (4.0 + 0.25 * distance)) ** 2))
         factor = self.ambient[None, :] * facing[:, None] + beam
@@ -41,7 +41,8 @@ class Light:
         t = float(self.transmittance(distance))
         # Lamps pierce fog further than surfaces do.
         keep = t + (np.sqrt(t) - t) * glow[:, None]
-        return np.clip(own * keep + self.fog * (1.0 - keep), 0.0, 255.0)
+        seen: Points = np.clip(own * keep + self.fog * (1.0 - keep), 0.0, 255.0)
+        return seen
 
     def flat(self, colour: npt.ArrayLike, distance: npt.ArrayLike, x: float = 0.0) -> Points:
         """Ground of one colour (3,) at (N,) distances -> (N, 3)."""

@@ -17,8 +17,9 @@ Colour = tuple[float, float, float]
 class Mesh:
     """Polygons in paint order, in local coordinates: x right, y up, z forward, origin on the ground.
 
-    points: (N, 3) metres, the polygons one after the other. starts: (M,) first point of each. colours: (M, 3) RGB 0..255.
-    glow: (M,) 0 = lit by the scene, 1 = shines by itself. normals: (M, 3). one_sided: (M,) not drawn seen from behind.
+    points: (N, 3) metres, the polygons one after the other. starts: (M,) first point of each. colours: (M, 3) RGB
+    0..255. glow: (M,) 0 = lit by the scene, 1 = shines by itself. normals: (M, 3). one_sided: (M,) not drawn seen from
+    behind.
     """
 
     points: Points

@@ -133,8 +133,8 @@ class Person:
         )
 
     def _leg(
-        self, m: MeshBuilder, x: float, y: float, swing: float, side_on: float, wide: float, phase: float, stride: float,
-        *, shade: float,
+        self, m: MeshBuilder, x: float, y: float, swing: float, side_on: float, wide: float, phase: float,
+        stride: float, *, shade: float,
     ) -> None:  # fmt: skip
         h = self.height
         knee = (x + 0.26 * h * np.sin(swing) * side_on, y - 0.25 * h * np.cos(swing))
@@ -150,7 +150,8 @@ class Person:
         self._quad(
             m,
             [(foot[0] - 0.055 + min(toe, 0), foot[1] - 0.03), (foot[0] + 0.055 + max(toe, 0), foot[1] - 0.03),
-             (foot[0] + 0.045 + max(toe, 0) * 0.7, foot[1] + 0.04), (foot[0] - 0.045 + min(toe, 0) * 0.7, foot[1] + 0.04)],
+             (foot[0] + 0.045 + max(toe, 0) * 0.7, foot[1] + 0.04),
+             (foot[0] - 0.045 + min(toe, 0) * 0.7, foot[1] + 0.04)],
             (28, 26, 26),
         )  # fmt: skip
 

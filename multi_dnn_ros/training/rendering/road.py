@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -84,7 +85,7 @@ def _grain() -> npt.NDArray[np.uint8]:
         noise[-1, :], noise[:, -1] = noise[0, :], noise[:, 0]
         total += weight * cv2.resize(noise, (_TILE, _TILE), interpolation=cv2.INTER_LINEAR)
     total = total / total.std() * 34.0 + 128.0
-    return np.clip(total, 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(total, 0, 255), dtype=np.uint8)
 
 
 def draw_ground(canvas: Canvas, path: RoadPath, section: RoadSection, travelled: float) -> None:
@@ -174,7 +175,7 @@ def _pieces(line: LaneLine, travelled: float) -> list[tuple[float, float]]:
     """The painted stretches ahead, (from, to) in metres from the camera, far ones first."""
     if line.dash_m <= 0.0:
         cuts = np.concatenate([[0.6], np.geomspace(3.0, 160.0, 14)])
-        return [(float(a), float(b) * 1.01) for a, b in zip(cuts[:-1], cuts[1:], strict=True)][::-1]
+        return [(float(a), float(b) * 1.01) for a, b in itertools.pairwise(cuts)][::-1]
     period = line.dash_m + line.gap_m
     first = -(travelled % period)
     starts = np.arange(first, 130.0, period)
@@ -201,7 +202,7 @@ def lane_truth(canvas: Canvas, path: RoadPath, section: RoadSection) -> npt.NDAr
         if _length_inside(pixels, camera.width, camera.height) < 0.05 * camera.width:
             continue
         number += 1
-        for (u0, v0), (u1, v1) in zip(pixels[:-1].tolist(), pixels[1:].tolist(), strict=True):
+        for (u0, v0), (u1, v1) in itertools.pairwise(pixels.tolist()):
             if max(abs(u0), abs(v0), abs(u1), abs(v1)) > 30_000:
                 continue
             depth = min(max((0.5 * (v0 + v1) - horizon) / max(camera.height - horizon, 1.0), 0.0), 1.0)

@@ -15,8 +15,8 @@ from multi_dnn_ros.training.rendering.canvas import Canvas
 
 @dataclass(frozen=True)
 class Backdrop:
-    """zenith, horizon: (3,) RGB of the sky. cloud: (3,) RGB; cover: 0..1. sun: azimuth and elevation in radians, or None.
-    ridges: colour, mean height and roughness in radians, and a seed for each range of hills, far ones first.
+    """zenith, horizon: (3,) RGB of the sky. cloud: (3,) RGB; cover: 0..1. sun: azimuth and elevation in radians, or
+    None. ridges: colour, mean height and roughness in radians, and a seed for each range of hills, far ones first.
     skyline: seed of a row of distant houses, or None. stars: night.
     """
 
@@ -40,7 +40,7 @@ def _clouds() -> npt.NDArray[np.float32]:
         noise = rng.standard_normal((128 // cell + 1, 512 // cell)).astype(np.float32)
         noise = np.concatenate([noise, noise[:, :1]], axis=1)
         total += weight * cv2.resize(noise, (512, 128), interpolation=cv2.INTER_CUBIC)
-    return (total / total.std()).astype(np.float32)
+    return np.asarray(total / total.std(), dtype=np.float32)
 
 
 def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float, seconds: float) -> None:
@@ -76,9 +76,10 @@ def draw_backdrop(canvas: Canvas, backdrop: Backdrop, heading: float, seconds: f
     if backdrop.stars:
         rng = np.random.default_rng(99)
         for a, e in rng.uniform((-0.6, 0.08), (0.6, 0.6), (60, 2)).tolist():
-            u, v = int(camera.width / 2 + camera.focal * (a - 0.3 * heading)), int(camera.horizon() - camera.focal * e)
-            if 0 <= u < camera.width and 0 <= v < bottom:
-                canvas.image[v, u] = np.minimum(canvas.image[v, u] + 70, 255)
+            column = int(camera.width / 2 + camera.focal * (a - 0.3 * heading))
+            row = int(camera.horizon() - camera.focal * e)
+            if 0 <= column < camera.width and 0 <= row < bottom:
+                canvas.image[row, column] = np.minimum(canvas.image[row, column].astype(np.int64) + 70, 255)
     _ridges(canvas, backdrop, heading)
     if backdrop.skyline is not None:
         _skyline(canvas, backdrop, heading)

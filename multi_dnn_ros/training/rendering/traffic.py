@@ -21,8 +21,8 @@ class Stream:
 
     kind: what they are. d: metres right of the centre line. offsets: (K,) metres along a ring of `ring` metres that
     begins `start` metres from the camera. speed: relative to the camera, m/s, away positive. ground: own speed, m/s.
-    sway: amplitude of a slow to and fro, metres (cars ahead in the camera's own lane). across: None, or (from, to) offsets
-    between which they walk to and fro.
+    sway: amplitude of a slow to and fro, metres (cars ahead in the camera's own lane). across: None, or (from, to)
+    offsets between which they walk to and fro.
     """
 
     kind: str
@@ -46,8 +46,8 @@ class Stream:
 
 @dataclass(frozen=True)
 class Actor:
-    """One thing to draw. class_id: CAR, TRUCK, PEDESTRIAN, or None for scenery. s, d: metres; heading: radians relative to
-    the road, or None to face the camera.
+    """One thing to draw. class_id: CAR, TRUCK, PEDESTRIAN, or None for scenery. s, d: metres; heading: radians relative
+    to the road, or None to face the camera.
     """
 
     mesh: Mesh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import cv2
 import numpy as np
@@ -61,7 +62,7 @@ def glow(canvas: Canvas, strength: float) -> None:
 def rain(image: Image, amount: float, rng: np.random.Generator) -> None:
     """Streaks; amount 0..1."""
     height, width = image.shape[:2]
-    veil = np.zeros((height, width), np.uint8)
+    veil: Any = np.zeros((height, width), np.uint8)
     count = int(260 * amount * width / 640)
     slant = rng.normal(0.0, 0.12)
     start = rng.uniform((-20, -40), (width + 20, height), (count, 2))
@@ -77,7 +78,7 @@ def rain(image: Image, amount: float, rng: np.random.Generator) -> None:
 def snow(image: Image, amount: float, rng: np.random.Generator) -> None:
     """Flakes, small far ones and large near ones; amount 0..1."""
     height, width = image.shape[:2]
-    veil = np.zeros((height, width), np.uint8)
+    veil: Any = np.zeros((height, width), np.uint8)
     count = int(420 * amount * width / 640)
     place = rng.uniform((0, 0), (width, height), (count, 2))
     radius = 0.6 + rng.exponential(0.9, count) * width / 640
@@ -90,22 +91,24 @@ def snow(image: Image, amount: float, rng: np.random.Generator) -> None:
 def expose(image: Image, sensor: Sensor, rng: np.random.Generator) -> Image:
     """The picture as the camera delivers it: vignette, blur, tone, noise, compression."""
     height, width = image.shape[:2]
+    picture: Any = image  # OpenCV's stubs forget the element type
     if sensor.vignette > 0:
-        image = cv2.multiply(image, _corners(width, height, sensor.vignette), scale=1 / 255)
+        picture = cv2.multiply(picture, _corners(width, height, sensor.vignette), scale=1 / 255)
     if sensor.blur > 0.25:
-        image = cv2.GaussianBlur(image, (0, 0), sensor.blur)
+        picture = cv2.GaussianBlur(picture, (0, 0), sensor.blur)
     ramp = (np.arange(256) / 255.0) ** sensor.gamma * 255.0 * sensor.gain
     curves = np.stack([np.clip(ramp * factor, 0, 255) for factor in sensor.tint], axis=1).astype(np.uint8)
-    image = cv2.LUT(image, curves[None])
+    picture = cv2.LUT(picture, curves[None])
     if sensor.noise > 0.5:
         rows, columns = (int(rng.integers(0, max(1, 1024 - side))) for side in (min(height, 1023), min(width, 1023)))
-        tile = _noise()[rows : rows + height, columns : columns + width]
+        tile: Any = _noise()[rows : rows + height, columns : columns + width]
         if tile.shape != (height, width):
             tile = cv2.resize(_noise(), (width, height), interpolation=cv2.INTER_NEAREST)
-        grain = cv2.multiply(tile, 1, scale=sensor.noise / 64.0)
-        image = cv2.add(image, cv2.merge([grain] * 3), dtype=cv2.CV_8U)
+        one: Any = 1
+        grain = cv2.multiply(tile, one, scale=sensor.noise / 64.0)
+        picture = cv2.add(picture, cv2.merge([grain] * 3), dtype=cv2.CV_8U)
     if sensor.jpeg > 0:
-        done, coded = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, sensor.jpeg])
+        done, coded = cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, sensor.jpeg])
         if done:
-            image = cv2.imdecode(coded, cv2.IMREAD_COLOR)
-    return np.ascontiguousarray(image, dtype=np.uint8)
+            picture = cv2.imdecode(coded, cv2.IMREAD_COLOR)
+    return np.ascontiguousarray(picture, dtype=np.uint8)
