@@ -164,10 +164,10 @@ class RoadFrame:
 
 
 def road_frames(folder: Path, part: str) -> list[RoadFrame]:
-    """Real road with lane masks: a video NAME.mp4 and photos NAME.jpg, and in lane_masks/ NAME_<frame>.png and NAME.png.
+    """Real road with lane masks: a video NAME.mp4, photos NAME.jpg, and in lane_masks/ NAME_<frame>.png and NAME.png.
 
-    part: "train" is the first half of the video's frames, "video" its second half, "photos" the photos, "apart" those of
-    the photos that were not taken from a video here.
+    part: "train" is the first half of the video's frames, "video" its second half, "photos" the photos, "apart" those
+    of the photos that were not taken from a video here.
     Raises DatasetError when there is nothing, or when an image cannot be read.
     """
     if part not in ("train", "video", "photos", "apart"):

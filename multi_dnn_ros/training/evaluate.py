@@ -6,10 +6,10 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,10 @@ from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precis
 from multi_dnn_ros.training.recipes import UNSEEN_SEED, versions
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
+if TYPE_CHECKING:  # the training machine has no pydantic, which these need
+    from multi_dnn_ros.models.dnn import Dnn
+    from multi_dnn_ros.schema import Role
+
 
 def add_parser(verbs: Any) -> None:
     verb = verbs.add_parser("evaluate", help="score the built-in DNNs on scenes they have never seen, and on real road")
@@ -31,21 +35,26 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("--out", type=Path, required=True, help="JSON file to write")
 
 
+def builtin_dnns() -> dict[str, Dnn]:
+    """The package's three DNNs by role, loaded as the node loads them."""
+    from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.schema import DnnConfig
+
+    roles: tuple[Role, ...] = ("lane", "object", "pedestrian")
+    return {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}")) for role in roles}
+
+
 class Judge:
-    """Runs the three DNNs over images and keeps what they say beside the truth."""
+    """Runs a lane, an object and a pedestrian DNN over images and keeps what they say beside the truth."""
 
-    def __init__(self) -> None:
-        from multi_dnn_ros.models.load import load_dnn
-        from multi_dnn_ros.schema import DnnConfig
-
-        torch.set_grad_enabled(False)
-        configs = {role: DnnConfig(role=role, model=f"builtin:{role}") for role in ("lane", "object", "pedestrian")}
-        self.dnns = {role: load_dnn(role, config) for role, config in configs.items()}
+    def __init__(self, dnns: Mapping[str, Dnn]) -> None:
+        self.dnns = dnns
         for role in ("object", "pedestrian"):
             # Average precision wants the whole curve, not only what the node would publish.
             self.dnns[role].decoder.score_threshold = 0.01
             self.dnns[role].decoder.iou_threshold = 0.6
 
+    @torch.no_grad()
     def decode(self, role: str, image: npt.NDArray[np.uint8]) -> Any:
         """Detections or Lanes of an image (H, W, 3) uint8."""
         dnn = self.dnns[role]
@@ -94,7 +103,7 @@ def lane_scores(score: LaneScore) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> int:
-    judge = Judge()
+    judge = Judge(builtin_dnns())
     generator = SceneGenerator(640, 480, args.seed)
     drive = generator.drive(args.drive, 10.0)
     result: dict[str, Any] = {
