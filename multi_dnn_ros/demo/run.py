@@ -53,7 +53,7 @@ class Demo:
     seconds: float = 30.0
     rate_hz: float = 10.0
     size: tuple[int, int] = (640, 480)
-    seed: int = 1
+    seed: int = 8
     params_file: Path | None = None
     domain_id: int | None = None
 

@@ -35,9 +35,7 @@ STREAMS = (
     Stream("object", {"detections": "/multi_dnn/front/object/detections"}, ("car", "truck")),
     Stream("pedestrian", {"detections": "/multi_dnn/front/pedestrian/detections"}, ("pedestrian",)),
 )
-TOPICS = CameraTopics(
-    "/front/image_raw/compressed", "/front/truth/detections", "/front/truth/lane_mask", tuple(LABELS)
-)
+TOPICS = CameraTopics("/front/image_raw/compressed", "/front/truth/detections", "/front/truth/lane_mask", tuple(LABELS))
 
 
 def perfect(scene: Scene, labels: tuple[str, ...]) -> Detections:

@@ -88,7 +88,8 @@ class LiveSession:
         with self._changed:
             while not condition():
                 self._changed.wait(0.2)
-                if time.monotonic() > deadline or server.exit_code() is not None:
+                failed = self.statuses.get("node", {}).get("level") == 2 or server.exit_code() is not None
+                if failed or time.monotonic() > deadline:
                     counts = {topic: len(messages) for topic, messages in self.outputs.items()}
                     raise AssertionError(f"{counts}; node ({server.exit_code()}):\n{server.last_lines(30)}")
 

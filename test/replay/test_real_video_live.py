@@ -31,7 +31,7 @@ PARAMETERS = """\
       lane: {{role: lane, model: "builtin:lane"}}
       object:
         {{role: object, model: "{model}", decoder: grid, color: bgr, labels: ["{names}"],
-         keep: [car, truck, bus, motorcycle], score_threshold: 0.5}}
+         keep: [car, truck, bus], score_threshold: 0.5}}
       pedestrian:
         {{role: pedestrian, model: "{model}", decoder: grid, color: bgr, labels: ["{names}"],
          keep: [person], score_threshold: 0.5}}

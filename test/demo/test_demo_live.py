@@ -1,0 +1,98 @@
+"""The demo as a user runs it: three processes, a short drive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from multi_dnn_ros.bags import BagReader
+
+SHORT = ["--seconds", "3", "--size", "320x240"]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "demo", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 240.0) -> tuple[int, str, str]:
+    out, error = process.communicate(timeout=timeout_s)
+    return process.returncode, out, error
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_short_drive(tmp_path: Path) -> None:
+    output = tmp_path / "out" / "demo"
+    code, out, error = finish(start("--output", str(output), *SHORT))
+    assert code == 0, error + out
+    for word in ("lane F1", "mAP@0.5", "peak resident memory", "written to"):
+        assert word in out
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["node_ended_cleanly"]
+    assert summary["node_peak_memory_bytes"] > 100 << 20
+    for figures in summary["dnns"].values():
+        assert figures["frames"] >= 10
+        assert figures["accounts"]["offered"] <= 30
+        assert figures["latency_ms"]["p50"] > 0
+    names = {path.name for path in output.iterdir()}
+    assert names == {
+        *("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json"),
+        *("bag", "node.log", "camera.log"),
+    }
+    with BagReader(output / "bag") as bag:
+        assert bag.topics["/front/image_raw/compressed"].count == 30
+        assert bag.topics["/multi_dnn/front/lane/points"].count >= 10
+
+
+def test_node_that_cannot_configure_is_told_with_its_reason(tmp_path: Path) -> None:
+    parameters = tmp_path / "parameters.yaml"
+    parameters.write_text(
+        "/**:\n  ros__parameters:\n    dnns: [object]\n    dnn:\n"
+        "      object: {role: object, model: /nowhere/model.onnx}\n"
+    )
+    output = tmp_path / "demo"
+    code, _, error = finish(start("--output", str(output), "--params-file", str(parameters), *SHORT))
+    assert code == 1
+    assert "/nowhere/model.onnx" in error.splitlines()[-1]
+    assert str(output / "node.log") in error.splitlines()[-1]
+    assert not (output / "bag").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_the_processes_too(tmp_path: Path, number: signal.Signals) -> None:
+    process = start("--output", str(tmp_path / "demo"), "--seconds", "100", "--size", "320x240")
+    try:
+        wait_for(lambda: len(psutil.Process(process.pid).children()) == 2)
+        children = psutil.Process(process.pid).children()
+        os.kill(process.pid, number)
+        code, _, error = finish(process, 60.0)
+    finally:
+        process.kill()
+    assert code == 130
+    assert "interrupted" in error
+    assert not psutil.wait_procs(children, timeout=5.0)[1]
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["camera.log", "node.log"]
+
+
+def test_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "demo" / "bag").mkdir(parents=True)
+    (tmp_path / "demo" / "bag" / "thesis.txt").write_text("precious")
+    code, _, error = finish(start("--output", str(tmp_path / "demo"), *SHORT))
+    assert code == 2
+    assert "nothing is overwritten" in error
+    assert (tmp_path / "demo" / "bag" / "thesis.txt").read_text() == "precious"
