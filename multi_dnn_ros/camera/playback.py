@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from multi_dnn_ros.camera.pace import Pace
-from multi_dnn_ros.camera.sources import Recorded, Shot, Source
+from multi_dnn_ros.camera.source import Recorded, Shot, Source
 
 DEFAULT_RATE_HZ = 10.0
 

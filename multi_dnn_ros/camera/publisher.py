@@ -17,7 +17,7 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import resize
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
-from multi_dnn_ros.camera.sources import Recorded, Shot, SourceError
+from multi_dnn_ros.camera.source import Recorded, Shot, SourceError
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
 
 QOS: dict[str, QoSProfile] = {

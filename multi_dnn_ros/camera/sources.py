@@ -1,12 +1,11 @@
-"""Where pictures come from: a video, a folder of images, a V4L2 device, generated scenes, or a recording."""
+"""Where pictures come from: a video, a folder of images, a V4L2 device, a recording, or the generated road."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import cv2
 import numpy as np
@@ -14,52 +13,10 @@ import numpy.typing as npt
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.reader import STORAGE_SUFFIXES
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.training.scenes import Scene
+from multi_dnn_ros.camera.source import Recorded, Shot, Source, SourceError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
-
-
-#: A generated drive goes on along another road, under another weather, every so many seconds.
-_STRETCH_S = 5.0
-
-
-class SourceError(ValueError):
-    """A source cannot be opened or read; the message names it and says why."""
-
-
-@dataclass(frozen=True)
-class Shot:
-    """One picture. image: (H, W, 3) uint8 RGB. scene: its exact truth, for generated ones."""
-
-    image: npt.NDArray[np.uint8]
-    scene: Scene | None = None
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """One image message of a recording. due_ns: recording time after the first. data: CDR bytes of a `msgtype`."""
-
-    msgtype: str
-    due_ns: int
-    data: bytes
-
-
-class Source(Protocol):
-    """A sequence of pictures that can be gone through again and again.
-
-    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: what was
-    wrong with it, known once it has been read through.
-    """
-
-    name: str
-    rate_hz: float | None
-    live: bool
-    notes: list[str]
-
-    def items(self) -> Iterator[Shot | Recorded]: ...
 
 
 class VideoSource:
@@ -159,62 +116,6 @@ class DeviceSource:
             self._capture.release()
 
 
-class SceneSource:
-    """A generated drive with exact truth; the same `seed`, size and rate give the same pictures.
-
-    length: frames of one drive; a longer run goes through it again.
-    """
-
-    live = False
-
-    def __init__(self, size: tuple[int, int], seed: int, rate_hz: float, length: int) -> None:
-        from multi_dnn_ros.training.scenes import SceneGenerator
-
-        self.name = f"scenes (seed {seed})"
-        self.notes: list[str] = []
-        self.rate_hz: float | None = rate_hz
-        self.length = length
-        self._drive = SceneGenerator(*size, seed).drive(length, rate_hz, _STRETCH_S)
-
-    def items(self) -> Iterator[Shot]:
-        for index in range(self.length):
-            scene = self._drive.frame(index)
-            yield Shot(scene.image, scene)
-
-
-class PreparedSource:
-    """All pictures of another source made in advance and held in memory, so that making them takes no time later.
-
-    limit_bytes: of picture data. progress: called with every picture made.
-    Raises SourceError: more than the limit.
-    """
-
-    live = False
-
-    def __init__(
-        self,
-        source: SceneSource,
-        limit_bytes: int = 4 << 30,
-        progress: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.name = source.name
-        self.notes = source.notes
-        self.rate_hz = source.rate_hz
-        self._shots: list[Shot | Recorded] = []
-        held = 0
-        for shot in source.items():
-            held += shot.image.nbytes + (shot.scene.lane_mask.nbytes if shot.scene else 0)
-            if held > limit_bytes:
-                raise SourceError(
-                    f"{self.name}: {source.length} pictures take more than {limit_bytes >> 20} MiB; prepare fewer"
-                )
-            self._shots.append(shot)
-            progress()
-
-    def items(self) -> Iterator[Shot | Recorded]:
-        return iter(self._shots)
-
-
 class BagSource:
     """The image messages on one topic of a recording, unchanged and at their recorded intervals.
 
@@ -260,6 +161,8 @@ def open_source(
     Raises SourceError (BagError for a recording): there is no such thing, or it cannot be read.
     """
     if name == "scenes":
+        from multi_dnn_ros.camera.generated import SceneSource  # the renderer is heavy; files do not need it
+
         rate = rate_hz or 10.0
         return SceneSource(size or (640, 480), seed, rate, length=count or round(600 * rate))
     path = Path(name)

@@ -11,7 +11,7 @@ from multi_dnn_ros.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.camera.messages import CameraFormat
-    from multi_dnn_ros.camera.sources import Source
+    from multi_dnn_ros.camera.source import Source
 
 _DESCRIPTION = """\
 Publish pictures as the camera topic CAMERA/image_raw, at an even rate.
@@ -60,9 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add = parser.add_argument_group("pictures").add_argument
     add("--size", type=size, metavar="WxH", help="resize to this (scenes: 640x480 unless given)")
-    add(
-        "--encoding", choices=ENCODINGS, metavar="NAME", help=f"of raw images (default: rgb8): {', '.join(ENCODINGS)}"
-    )
+    add("--encoding", choices=ENCODINGS, metavar="NAME", help=f"of raw images (default: rgb8): {', '.join(ENCODINGS)}")
     add("--transport", choices=("raw", "compressed"), help="sensor_msgs/Image or CompressedImage (default: raw)")
     add("--format", choices=("jpeg", "png"), default="jpeg", help="of compressed images (default: jpeg)")
     add("--bag-topic", metavar="TOPIC", help="which image topic of a recording (default: the only one)")
@@ -152,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 def _prepared(source: Source) -> Source:
     from tqdm import tqdm
 
-    from multi_dnn_ros.camera.sources import PreparedSource, SceneSource
+    from multi_dnn_ros.camera.generated import PreparedSource, SceneSource
 
     assert isinstance(source, SceneSource)
     with tqdm(total=source.length, unit="picture", desc="drawing", leave=False, disable=None) as bar:
@@ -165,7 +163,7 @@ def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
     Raises UsageError: an option that does not apply to such a source.
     """
     from multi_dnn_ros.camera.messages import CameraFormat
-    from multi_dnn_ros.camera.sources import BagSource, SceneSource
+    from multi_dnn_ros.camera.sources import BagSource
 
     recorded = isinstance(source, BagSource)
     recorded_compressed = isinstance(source, BagSource) and source.msgtype.endswith("/CompressedImage")
@@ -175,9 +173,9 @@ def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
         )
     if args.bag_topic and not recorded:
         raise UsageError(f"--bag-topic is for recordings; {args.source} is none")
-    if args.truth and not isinstance(source, SceneSource):
+    if args.truth and args.source != "scenes":
         raise UsageError(f"--truth is for scenes; of {args.source} no truth is known")
-    if args.prepare and not (isinstance(source, SceneSource) and args.count):
+    if args.prepare and (args.source != "scenes" or args.count is None):
         raise UsageError("--prepare is for scenes and needs --count")
     if args.stamps == "source" and source.live:
         raise UsageError(f"--stamps source is for files; {args.source} delivers now")

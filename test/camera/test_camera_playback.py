@@ -9,7 +9,7 @@ import pytest
 
 from multi_dnn_ros.camera.pace import Pace
 from multi_dnn_ros.camera.playback import Player
-from multi_dnn_ros.camera.sources import Recorded, Shot
+from multi_dnn_ros.camera.source import Recorded, Shot
 
 
 class Time:

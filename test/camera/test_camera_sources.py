@@ -11,8 +11,10 @@ from rclpy.serialization import serialize_message
 from std_msgs.msg import Header, String
 
 from multi_dnn_ros.bags import BagError, BagWriter
+from multi_dnn_ros.camera.generated import PreparedSource, SceneSource
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.camera.sources import PreparedSource, Recorded, SceneSource, SourceError, open_source
+from multi_dnn_ros.camera.source import Recorded, SourceError
+from multi_dnn_ros.camera.sources import open_source
 
 
 def flat(value: int, size: tuple[int, int] = (64, 48)) -> np.ndarray:

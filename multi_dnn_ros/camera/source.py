@@ -1,0 +1,49 @@
+"""What every source of pictures gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.training.scenes import Scene
+
+
+class SourceError(ValueError):
+    """A source cannot be opened or read; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture. image: (H, W, 3) uint8 RGB. scene: its exact truth, for generated ones."""
+
+    image: npt.NDArray[np.uint8]
+    scene: Scene | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One image message of a recording. due_ns: recording time after the first. data: CDR bytes of a `msgtype`."""
+
+    msgtype: str
+    due_ns: int
+    data: bytes
+
+
+class Source(Protocol):
+    """A sequence of pictures that can be gone through again and again.
+
+    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: what was
+    wrong with it, known once it has been read through.
+    """
+
+    name: str
+    rate_hz: float | None
+    live: bool
+    notes: list[str]
+
+    def items(self) -> Iterator[Shot | Recorded]: ...
