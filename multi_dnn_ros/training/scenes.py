@@ -32,6 +32,7 @@ MIN_PIXELS = 0.015
 #: ... and its box is at least this high, as a share of the image's height (vehicles, pedestrians).
 MIN_HEIGHT = (0.035, 0.035, 0.045)
 
+_SMALL = ("walker", "stander", "crosser", "thing", "sign", "lamp")
 _GRID = np.concatenate([np.arange(-16.0, 40.0, 1.5), np.geomspace(40.0, 232.0, 40)])
 
 
@@ -159,7 +160,7 @@ class World:
         limit = 3.5 * self._light.visibility_m  # fog hides the rest
         for stream in self._streams:
             for slot, turn, s in stream.positions(seconds):
-                if s > limit:
+                if s > limit or (s < 0.0 and stream.kind in _SMALL):  # hidden by fog, or behind the camera
                     continue
                 actor = self._cast.actor(stream, slot, turn, s, seconds)
                 position = path.at(actor.s, actor.d)[0]

@@ -16,7 +16,7 @@ from multi_dnn_ros.training.rendering.mesh import Mesh
 SCENERY = 255
 
 _SHIFT = 4  # fractional bits of OpenCV's polygon coordinates: edges move by 1/16 pixel
-_SPECK = 0.25  # pixels; narrower polygons are not drawn
+_SPECK = 0.4  # pixels; narrower polygons are not drawn
 _LIMIT = 30_000.0  # pixels; OpenCV's fixed-point coordinates overflow far beyond the image
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from multi_dnn_ros.training.rendering.road import RoadSection
 from multi_dnn_ros.training.rendering.surroundings import Conditions
 
 CAR, TRUCK, PEDESTRIAN = 0, 1, 2
+
+_STEPS = 32  # poses in a walking cycle, so that a drive need not build every figure anew
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,11 @@ def _scenery(
                 add("thing", edge + side * 1.6, 40.0, 120.0, -2.0, -speed)
 
 
+@lru_cache(maxsize=4096)
+def _figure(person: pedestrians.Person, step: int, stride: float, side_on: float) -> Mesh:
+    return person.figure(step * 2 * np.pi / _STEPS, stride, side_on)
+
+
 class Cast:
     """Makes the actors of the streams; each looks the same for as long as it is in sight."""
 
@@ -190,7 +198,8 @@ class Cast:
             wide = right - left
             way = (1.25 * seconds + 2 * wide * lot * 7.0) % (2 * wide)
             d, side_on, stride = (left + way, 1.0, 1.0) if way < wide else (right - (way - wide), -1.0, 1.0)
-        return Actor(person.figure(phase, stride, float(side_on)), PEDESTRIAN, s, d, None, casts=True)
+        step = int(phase / (2 * np.pi) * _STEPS) % _STEPS
+        return Actor(_figure(person, step, stride, float(side_on)), PEDESTRIAN, s, d, None, casts=True)
 
     def _make(self, stream: Stream, rng: np.random.Generator) -> tuple[Mesh | pedestrians.Person, int | None, float]:
         conditions = self._conditions

@@ -1,0 +1,185 @@
+"""Rendered scenes as arrays, real road frames, and how batches are varied."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from multi_dnn_ros.training.batches import ArrayBatches, vary_colours, vary_detection, vary_lanes
+from multi_dnn_ros.training.datasets import (
+    IGNORED,
+    MAX_BOXES,
+    NO_BOX,
+    DatasetError,
+    RenderSpec,
+    SceneArrays,
+    box_rows,
+    fit,
+    fit_mask,
+    render,
+    road_frames,
+)
+from multi_dnn_ros.training.recipes import own_classes
+
+SPEC = RenderSpec(count=3, seed=6, detector_size=(96, 64), lane_size=(80, 48), wide=0.4)
+ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
+
+
+def test_rendered_arrays_hold_the_scenes(tmp_path: Path) -> None:
+    arrays = render(SPEC, tmp_path / "set", workers=1)
+    assert len(arrays) == 3
+    for k in range(3):
+        scene = SPEC.scene(k)
+        assert np.array_equal(arrays.detector_images[k], fit(scene.image, 96, 64))
+        assert np.array_equal(arrays.lane_masks[k], fit_mask(scene.lane_mask, 80, 48))
+        boxes, classes = box_rows(scene, 96, 64)
+        assert np.array_equal(arrays.boxes[k], boxes)
+        assert np.array_equal(arrays.classes[k], classes)
+
+
+def test_rendering_is_not_done_twice_and_another_set_replaces_it(tmp_path: Path) -> None:
+    render(SPEC, tmp_path, workers=1)
+    stamp = (tmp_path / "boxes.npy").stat().st_mtime_ns
+    render(SPEC, tmp_path, workers=1)
+    assert (tmp_path / "boxes.npy").stat().st_mtime_ns == stamp
+    assert len(render(RenderSpec(1, 7, (96, 64), (80, 48)), tmp_path, workers=1)) == 1
+
+
+def test_an_interrupted_rendering_is_no_data_set(tmp_path: Path) -> None:
+    render(SPEC, tmp_path, workers=1)
+    (tmp_path / "spec.json").unlink()
+    with pytest.raises(DatasetError, match=str(tmp_path)):
+        SceneArrays(tmp_path)
+
+
+def test_boxes_are_scaled_to_the_input_and_rows_filled_up() -> None:
+    scene = RenderSpec(1, 6, (96, 64), (80, 48)).scene(1)  # 640x480
+    boxes, classes = box_rows(scene, 64, 48)
+    assert boxes.shape == (MAX_BOXES, 4)
+    count = len(scene.boxes)
+    assert np.allclose(boxes[:count], scene.boxes / 10)
+    assert classes[:count].tolist() == scene.class_ids.tolist()
+    assert (classes[count : count + len(scene.ignored)] == IGNORED).all()
+    assert (classes[count + len(scene.ignored) :] == NO_BOX).all()
+
+
+def test_wide_scenes_occur_in_the_given_share() -> None:
+    spec = RenderSpec(100, 6, (96, 64), (80, 48), wide=0.3)
+    heights = [(number * 2654435761 % 2**32) < 0.3 * 2**32 for number in range(1000)]
+    assert 250 < sum(heights) < 350
+    assert {spec.scene(k).image.shape[0] for k in range(8)} == {360, 480}
+
+
+def test_a_network_sees_its_own_classes_only() -> None:
+    classes = torch.tensor([[0, 1, 2, IGNORED, NO_BOX]])
+    assert own_classes(classes, (0, 1)).tolist() == [[0, 1, NO_BOX, IGNORED, NO_BOX]]
+    assert own_classes(classes, (2,)).tolist() == [[NO_BOX, NO_BOX, 0, IGNORED, NO_BOX]]
+
+
+def test_varied_boxes_stay_on_their_objects() -> None:
+    image = torch.zeros(16, 3, 32, 64)
+    image[:, :, 8:20, 40:60] = 1.0
+    boxes = torch.tensor([40.0, 8.0, 60.0, 20.0]).repeat(16, 1, 1)
+    batch = {"image": image, "boxes": boxes, "classes": torch.zeros(16, 1, dtype=torch.int64)}
+    varied = vary_detection(batch, torch.Generator().manual_seed(0))
+    lefts = set()
+    for picture, box in zip(varied["image"], varied["boxes"][:, 0], strict=True):
+        x1, y1, x2, y2 = (int(side) for side in box)
+        lefts.add(x1)
+        assert float(picture[:, y1:y2, x1:x2].mean()) > 0.5
+        picture[:, y1:y2, x1:x2] = 0.0
+        assert float(picture.max()) < 0.3
+    assert lefts == {40, 4}  # some were mirrored
+
+
+def test_varied_masks_stay_on_their_lines() -> None:
+    image = torch.zeros(8, 3, 48, 80)
+    mask = torch.zeros(8, 1, 48, 80, dtype=torch.uint8)
+    image[..., 30:36], mask[..., 30:36] = 1.0, 255
+    varied = vary_lanes({"image": image, "mask": mask}, torch.Generator().manual_seed(1))
+    for picture, marked in zip(varied["image"], varied["mask"], strict=True):
+        bright = picture.mean(dim=0) > 0.4
+        assert float((bright == (marked[0] > 127)).float().mean()) > 0.98
+
+
+def test_varied_colours_stay_in_range() -> None:
+    varied = vary_colours(torch.rand(4, 3, 8, 8), torch.Generator().manual_seed(0), strength=3.0)
+    assert float(varied.min()) >= 0.0
+    assert float(varied.max()) <= 1.0
+
+
+def test_arrays_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"lengths \[2, 3\]"):
+        ArrayBatches({"image": torch.zeros(2, 3, 4, 4), "mask": torch.zeros(3, 1, 4, 4)}, 2, 0)
+
+
+def test_repeats_decide_how_often_a_row_is_shown() -> None:
+    image = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 3, 2, 2)
+    batches = ArrayBatches({"image": image}, 6, 0, repeats=torch.tensor([1, 1, 4]))
+    (batch,) = batches.epoch(0)
+    assert sorted((batch["image"][:, 0, 0, 0] * 255).round().tolist()) == [0, 1, 2, 2, 2, 2]
+
+
+def road(folder: Path) -> None:
+    """A video of ten frames and two photos, one of them the video's frame 1, with masks for frames 0, 4, 6."""
+    (folder / "lane_masks").mkdir(parents=True)
+    writer = cv2.VideoWriter(str(folder / "way.mp4"), cv2.VideoWriter.fourcc(*"mp4v"), 10, (64, 48))
+    for k in range(10):
+        writer.write(np.full((48, 64, 3), 20 * k, np.uint8))
+    writer.release()
+    cv2.imwrite(str(folder / "same.jpg"), np.full((48, 64, 3), 20, np.uint8))
+    cv2.imwrite(str(folder / "other.jpg"), np.dstack([np.full((48, 64), c, np.uint8) for c in (250, 10, 120)]))
+    for name in ("way_0000", "way_0004", "way_0006", "same", "other"):
+        cv2.imwrite(str(folder / "lane_masks" / f"{name}.png"), np.eye(24, 32, dtype=np.uint8) * 255)
+
+
+def test_road_frames_are_split_in_the_middle_of_the_video(tmp_path: Path) -> None:
+    road(tmp_path)
+    names = {part: [f.name for f in road_frames(tmp_path, part)] for part in ("train", "video", "photos", "apart")}
+    assert names["train"] == ["way_0000", "way_0004"]
+    assert names["video"] == ["way_0006"]
+    assert names["photos"] == ["other", "same"]
+    assert names["apart"] == ["other"]
+    (other,) = road_frames(tmp_path, "apart")
+    assert other.image.shape == (48, 64, 3)
+    assert np.abs(other.image[0, 0].astype(int) - (120, 10, 250)).max() < 12  # RGB
+    assert other.mask.shape == (24, 32)
+
+
+def test_missing_and_malformed_road_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"no lane_masks/\*\.png"):
+        road_frames(tmp_path, "train")
+    with pytest.raises(ValueError, match="'test'"):
+        road_frames(tmp_path, "test")
+    road(tmp_path)
+    (tmp_path / "other.jpg").write_bytes(b"no picture")
+    with pytest.raises(DatasetError, match=r"other\.jpg: not a readable image"):
+        road_frames(tmp_path, "photos")
+    (tmp_path / "way.mp4").write_bytes(b"no video")
+    with pytest.raises(DatasetError, match=r"way\.mp4: no frame"):
+        road_frames(tmp_path, "train")
+
+
+@pytest.mark.skipif(not ROAD.exists(), reason="needs ../shared/data/road")
+def test_training_never_sees_the_second_half_of_the_real_video() -> None:
+    trained = {int(frame.name[-4:]) for frame in road_frames(ROAD, "train")}
+    held = {int(frame.name[-4:]) for frame in road_frames(ROAD, "video")}
+    assert max(trained) < 110 <= min(held)
+    assert (len(trained), len(held)) == (28, 28)
+
+
+def test_the_shipped_lane_network_was_trained_on_the_first_half_only() -> None:
+    from safetensors import safe_open
+
+    import multi_dnn_ros
+
+    path = Path(multi_dnn_ros.__file__).parent / "weights" / "lane.safetensors"
+    with safe_open(path, "pt") as file:
+        frames = json.loads(file.metadata()["training"])["data"]["road"]["frames"]
+    assert frames
+    assert max(int(name[-4:]) for name in frames) < 110

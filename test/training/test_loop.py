@@ -1,0 +1,230 @@
+"""The training loop: it learns, it resumes to the same weights, and it never harms the last good checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.ops import box_iou
+
+from multi_dnn_ros.models.networks import ConvBlock, DetectorNet, LaneNet
+from multi_dnn_ros.training.batches import ArrayBatches, vary_lanes
+from multi_dnn_ros.training.datasets import fit, fit_mask
+from multi_dnn_ros.training.loop import Schedule, TrainingError, train
+from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
+from multi_dnn_ros.training.metrics import LaneScore
+from multi_dnn_ros.training.scenes import SceneGenerator
+
+Batch = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        ConvBlock(3, 8, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(8, 3)
+    )
+
+
+def coloured(seed: int = 0) -> ArrayBatches:
+    """Images of three colours; which one is the class."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(48) % 3
+    image = torch.randint(0, 90, (48, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    image[torch.arange(48), labels] += 120
+    return ArrayBatches({"image": image, "label": labels}, 8, seed=1)
+
+
+def cross_entropy(outputs: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(outputs, batch["label"])
+
+
+def accuracy(network: nn.Module) -> dict[str, float]:
+    data = coloured()
+    with torch.no_grad():
+        right = network(data.arrays["image"].float() / 255.0).argmax(1) == data.arrays["label"]
+    return {"top1": float(right.float().mean())}
+
+
+SCHEDULE = Schedule(epochs=6, lr=0.02, ema=0.9, seed=3)
+
+
+def run(
+    batches: object, checkpoint: Path | None = None, schedule: Schedule = SCHEDULE
+) -> tuple[nn.Module, list[dict[str, float]]]:
+    network = classifier()
+    outcome = train(
+        network, batches, cross_entropy, accuracy, schedule, main="top1", checkpoint=checkpoint, progress=False  # type: ignore[arg-type]
+    )  # fmt: skip
+    return network, outcome.history
+
+
+class Killed(BaseException):
+    """As a signal would end the run, in the middle of an epoch."""
+
+
+class DiesAt:
+    def __init__(self, inner: ArrayBatches, epoch: int) -> None:
+        self.inner = inner
+        self.dies = epoch
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        for k, batch in enumerate(self.inner.epoch(number)):
+            if number == self.dies and k == 3:
+                raise Killed
+            yield batch
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_it_learns_to_classify(optimizer: str) -> None:
+    schedule = dataclasses.replace(SCHEDULE, optimizer=optimizer, lr=0.02 if optimizer == "adamw" else 0.2)
+    network, history = run(coloured(), schedule=schedule)
+    assert accuracy(network)["top1"] > 0.9
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert not network.training
+
+
+@pytest.mark.parametrize("killed_in", [0, 1, 4])
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, killed_in: int) -> None:
+    whole, whole_history = run(coloured())
+    checkpoint = tmp_path / "run" / "last.ckpt"
+    with pytest.raises(Killed):
+        run(DiesAt(coloured(), killed_in), checkpoint)
+    resumed, history = run(coloured(), checkpoint)
+    assert history == whole_history
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+    assert [path.name for path in checkpoint.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first, _ = run(coloured(), tmp_path / "c")
+    again, _ = run(DiesAt(coloured(), 0), tmp_path / "c")
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_the_best_epoch_is_kept_and_patience_ends_the_run() -> None:
+    values = iter([0.2, 0.9, 0.5, 0.4, 0.3, 0.1])
+    kept: list[dict[str, Tensor]] = []
+
+    def score(network: nn.Module) -> dict[str, float]:
+        kept.append({name: value.clone() for name, value in network.state_dict().items()})
+        return {"top1": next(values)}
+
+    network = classifier()
+    outcome = train(
+        network,
+        coloured(),
+        cross_entropy,
+        score,
+        dataclasses.replace(SCHEDULE, patience=2),
+        main="top1",
+        progress=False,
+    )
+    assert (outcome.epoch, outcome.best) == (1, {"top1": 0.9})
+    assert len(outcome.history) == 4
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in kept[1].items())
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "c"
+    with pytest.raises(Killed):
+        run(DiesAt(coloured(), 2), checkpoint)
+    before = checkpoint.read_bytes()
+
+    def broken(outputs: Tensor, batch: Batch) -> Tensor:
+        return cross_entropy(outputs, batch) * float("nan")
+
+    with pytest.raises(TrainingError, match=r"epoch 3: the loss is nan; lower lr \(now 0.02\)"):
+        train(classifier(), coloured(), broken, accuracy, SCHEDULE, main="top1", checkpoint=checkpoint, progress=False)
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_foreign_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "c"
+    run(coloured(), checkpoint)
+    with pytest.raises(TrainingError, match="another schedule"):
+        run(coloured(), checkpoint, dataclasses.replace(SCHEDULE, lr=0.01))
+    other = nn.Sequential(ConvBlock(3, 4), nn.Flatten(), nn.Linear(4, 3))
+    with pytest.raises(TrainingError, match=r"another network: .* differs"):
+        train(other, coloured(), cross_entropy, accuracy, SCHEDULE, main="top1", checkpoint=checkpoint, progress=False)
+    checkpoint.write_bytes(checkpoint.read_bytes()[:500])
+    with pytest.raises(TrainingError, match="not a checkpoint of this loop"):
+        run(coloured(), checkpoint)
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"lr": 0.0}, {"optimizer": "adam"}, {"score_every": 0}])
+def test_a_wrong_schedule_is_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        dataclasses.replace(SCHEDULE, **wrong)  # type: ignore[arg-type]
+
+
+def test_lanes_of_a_handful_of_scenes_are_learnt() -> None:
+    drawn = [SceneGenerator(320, 240, 8).scene(k) for k in range(4)]
+    images = torch.stack([torch.from_numpy(fit(scene.image, 160, 96)) for scene in drawn])
+    masks = torch.stack([torch.from_numpy(fit_mask(scene.lane_mask, 160, 96)) for scene in drawn])
+    torch.manual_seed(0)
+    network = LaneNet(channels=(8, 16, 24, 32), blocks=(1, 1, 1), decoder=16)
+
+    def score(net: nn.Module) -> dict[str, float]:
+        counted = LaneScore()
+        with torch.no_grad():
+            for logits, mask in zip(net(images.float() / 255.0), masks, strict=True):
+                counted.add((logits[0] > 0).numpy(), mask[0].numpy() > 102)
+        return {"f1": counted.f1}
+
+    batches = ArrayBatches({"image": images, "mask": masks}, 4, seed=0)
+    schedule = Schedule(epochs=60, lr=0.01, ema=0.0, score_every=20)
+    outcome = train(network, batches, LaneLoss(), score, schedule, main="f1", progress=False)
+    assert outcome.best["f1"] > 0.8
+
+
+def test_boxes_of_a_handful_of_images_are_learnt() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(60, 90, (6, 3, 64, 64), generator=generator, dtype=torch.uint8)
+    boxes = torch.zeros(6, 1, 4)
+    for k in range(6):
+        x, y = 4 + 6 * k, 30 - 4 * k
+        boxes[k, 0] = torch.tensor([x, y, x + 20.0, y + 24.0])
+        images[k, :, y : y + 24, x : x + 20] = 230
+    classes = torch.zeros(6, 1, dtype=torch.int64)
+    torch.manual_seed(0)
+    network = DetectorNet(1, (64, 64), channels=(8, 16, 16, 16, 16), blocks=(1, 1, 1, 1), neck=16)
+
+    def score(net: nn.Module) -> dict[str, float]:
+        with torch.no_grad():
+            rows = net(images.float() / 255.0)
+        best = rows[torch.arange(6), :, rows[:, 4].argmax(1)]
+        found = torch.cat([best[:, :2] - best[:, 2:4] / 2, best[:, :2] + best[:, 2:4] / 2], dim=1)
+        return {"iou": float(box_iou(found, boxes[:, 0]).diag().mean())}
+
+    batches = ArrayBatches({"image": images, "boxes": boxes, "classes": classes}, 6, seed=0)
+    schedule = Schedule(epochs=160, lr=0.01, ema=0.0, score_every=40)
+    outcome = train(network, batches, DetectionLoss((64, 64), (8, 16, 32)), score, schedule, main="iou", progress=False)
+    assert outcome.best["iou"] > 0.7
+
+
+def test_batches_of_an_epoch_can_be_made_again_and_epochs_differ() -> None:
+    arrays = {
+        "image": torch.randint(0, 255, (6, 3, 16, 16), dtype=torch.uint8),
+        "mask": torch.zeros(6, 1, 16, 16, dtype=torch.uint8),
+    }
+    batches = ArrayBatches(arrays, 2, seed=4, vary=vary_lanes)
+    first, again, other = (torch.stack([b["image"] for b in batches.epoch(n)]) for n in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)

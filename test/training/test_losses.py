@@ -1,0 +1,117 @@
+"""What the losses ask of a network, on cases small enough to see."""
+
+from __future__ import annotations
+
+import torch
+
+from multi_dnn_ros.models.networks import cells
+from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
+
+SIZE, STRIDES = (64, 64), (8, 16, 32)
+POINTS, SCALES = cells(*SIZE, STRIDES)
+
+
+def outputs(boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """(N, 4) x1, y1, x2, y2 and (N, C) -> (1, 4 + C, N)."""
+    centre, size = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
+    return torch.cat([centre, size, scores], dim=1).T[None]
+
+
+def guess(score: float = 0.05, classes: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every cell claims a box of two strides around itself."""
+    half = SCALES[:, None]
+    return torch.cat([POINTS - half, POINTS + half], dim=1), torch.full((len(POINTS), classes), score)
+
+
+def batch(*rows: tuple[float, float, float, float, int]) -> dict[str, torch.Tensor]:
+    table = torch.tensor(rows, dtype=torch.float32).reshape(1, -1, 5)
+    return {"boxes": table[..., :4], "classes": table[..., 4].long()}
+
+
+def loss() -> DetectionLoss:
+    return DetectionLoss(SIZE, STRIDES)
+
+
+def test_cells_of_an_object_lie_in_it_and_number_at_most_top() -> None:
+    boxes, scores = guess()
+    truth = batch((8, 8, 40, 40, 1))
+    owner, quality, _ = loss().assign(boxes[None], scores[None], truth["boxes"], truth["classes"])
+    chosen = POINTS[owner[0] == 0]
+    assert 0 < len(chosen) <= loss().top
+    assert ((chosen > 8) & (chosen < 40)).all()
+    assert float(quality.max()) <= 1.0
+    assert (quality[0][owner[0] < 0] == 0).all()
+
+
+def test_the_best_cell_aims_at_the_overlap_it_has() -> None:
+    boxes, scores = guess()
+    boxes[10] = torch.tensor([16.0, 0.0, 40.0, 20.0])  # cell 10 is at (20, 12)
+    truth = batch((16, 0, 40, 20, 0))
+    owner, quality, _ = loss().assign(boxes[None], scores[None], truth["boxes"], truth["classes"])
+    assert int(owner[0, 10]) == 0
+    assert float(quality[0, 10]) == 1.0
+
+
+def test_an_object_smaller_than_a_cell_gets_cells_too() -> None:
+    boxes, scores = guess()
+    truth = batch((15, 15, 17, 17, 0))  # between four cell centres
+    owner, _, _ = loss().assign(boxes[None], scores[None], truth["boxes"], truth["classes"])
+    assert (owner[0] == 0).any()
+
+
+def test_a_cell_in_two_objects_answers_for_the_one_it_fits_better() -> None:
+    boxes, scores = guess()
+    boxes[9] = torch.tensor([8.0, 8.0, 16.0, 16.0])  # cell 9 is at (12, 12)
+    truth = batch((0, 0, 64, 64, 0), (8, 8, 16, 16, 1))
+    owner, _, _ = loss().assign(boxes[None], scores[None], truth["boxes"], truth["classes"])
+    assert int(owner[0, 9]) == 1
+
+
+def test_right_boxes_cost_less_than_wrong_ones() -> None:
+    boxes, scores = guess(0.001)
+    truth = batch((8, 8, 40, 40, 1))
+    wrong = loss()(outputs(boxes, scores), truth)
+    inside = ((POINTS > 8) & (POINTS < 40)).all(dim=1)
+    boxes[inside] = torch.tensor([8.0, 8.0, 40.0, 40.0])
+    owner, _, _ = loss().assign(boxes[None], scores[None], truth["boxes"], truth["classes"])
+    scores[owner[0] == 0, 1] = 0.999
+    right = loss()(outputs(boxes, scores), truth)
+    assert float(right) < 0.2 * float(wrong)
+
+
+def test_what_lies_in_an_ignored_box_costs_nothing() -> None:
+    boxes, scores = guess(0.001)
+    scores[0, 0] = 0.9  # cell 0 is at (4, 4)
+    free = loss()(outputs(boxes, scores), batch((0, 0, 8, 8, -2)))
+    charged = loss()(outputs(boxes, scores), batch((0, 0, 8, 8, -1)))
+    assert float(free) < 0.01 < float(charged)
+
+
+def test_images_without_objects_have_a_finite_loss_with_gradients() -> None:
+    boxes, scores = guess(0.3)
+    raw = outputs(boxes, scores).requires_grad_()
+    value = loss()(raw, batch((0, 0, 0, 0, -1)))
+    value.backward()
+    assert torch.isfinite(value)
+    assert raw.grad is not None
+    assert float(raw.grad[:, 4:].sum()) > 0  # scores are pushed down
+    assert torch.isfinite(raw.grad).all()
+
+
+def test_saturated_scores_keep_the_loss_finite() -> None:
+    boxes, scores = guess(1.0)
+    raw = outputs(boxes, scores).requires_grad_()
+    loss()(raw, batch((8, 8, 40, 40, 1))).backward()
+    assert raw.grad is not None
+    assert torch.isfinite(raw.grad).all()
+
+
+def test_lane_loss_orders_good_and_bad_masks() -> None:
+    mask = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
+    mask[..., 8] = 255
+    good = (mask.float() / 255 - 0.5) * 20
+    empty = torch.full_like(good, -10.0)
+    values = [float(LaneLoss()(logits, {"mask": mask})) for logits in (good, torch.zeros_like(good), empty, -good)]
+    assert values[0] < 0.05
+    assert values[0] < values[1] < values[3]
+    assert values[0] < values[2]
