@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -97,6 +98,31 @@ class Judge:
             each[frame.name] = round(single.f1, 4)
         return {**lane_scores(total), "frames": len(frames), "f1_by_frame": each}
 
+    def costs(self) -> dict[str, Any]:
+        """Size of each network, and its CPU time on one thread, eager: the median of 20 runs after 3."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        result = {}
+        for role, dnn in self.dnns.items():
+            times = []
+            with torch.inference_mode():
+                with FlopCounterMode(display=False) as counter:
+                    dnn.module(*dnn.example_inputs())
+                for _ in range(23):
+                    start = time.process_time()
+                    dnn.module(*dnn.example_inputs())
+                    times.append(time.process_time() - start)
+            result[role] = {
+                "input": [dnn.preprocess.width, dnn.preprocess.height],
+                "parameters": sum(p.numel() for p in dnn.module.parameters()),
+                "macs": counter.get_total_flops() // 2,
+                "cpu_ms": round(float(np.median(times[3:])) * 1e3, 1),
+            }
+        torch.set_num_threads(before)
+        return result
+
 
 def lane_scores(score: LaneScore) -> dict[str, float]:
     return {"f1": round(score.f1, 4), "precision": round(score.precision, 4), "recall": round(score.recall, 4)}
@@ -113,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
         "metric": "mAP by pycocotools; lane F1 of pixels, 3 px tolerance at 320 px wide, summed over all images",
     }
+    result["networks"] = judge.costs()
     scenes = judge.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")
     result["unseen_scenes"] = {"count": args.count, **scenes}
     frames = judge.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")

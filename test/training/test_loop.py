@@ -214,7 +214,7 @@ def test_boxes_of_a_handful_of_images_are_learnt() -> None:
         return {"iou": float(box_iou(found, boxes[:, 0]).diag().mean())}
 
     batches = ArrayBatches({"image": images, "boxes": boxes, "classes": classes}, 6, seed=0)
-    schedule = Schedule(epochs=160, lr=0.01, ema=0.0, score_every=40)
+    schedule = Schedule(epochs=100, lr=0.003, ema=0.0, score_every=50)
     outcome = train(network, batches, DetectionLoss((64, 64), (8, 16, 32)), score, schedule, main="iou", progress=False)
     assert outcome.best["iou"] > 0.7
 

@@ -1,0 +1,54 @@
+"""``python -m multi_dnn_ros.training``: from nothing to a weights file, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from multi_dnn_ros.training import recipes
+from multi_dnn_ros.training.__main__ import main
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "DETECTOR_SIZE", (96, 64))
+    monkeypatch.setattr(recipes, "LANE_SIZE", (96, 64))
+    torch.set_num_threads(1)
+
+
+def arguments(role: str, folder: Path) -> list[str]:
+    scenes = ["--scenes", str(folder / "scenes"), "--count", "8", "--choice", "4", "--workers", "1"]
+    run = ["--epochs", "2", "--batch-size", "4", "--device", "cpu", "--quiet", "--resume", str(folder / "last.ckpt")]
+    return [role, "--out", str(folder / f"{role}.safetensors"), *scenes, *run]
+
+
+@pytest.mark.parametrize("role", ["lane", "object", "pedestrian"])
+def test_a_role_is_trained_and_written(role: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(role, tmp_path)) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["role"] == role
+    with safe_open(tmp_path / f"{role}.safetensors", "pt") as file:
+        header = {name: json.loads(value) for name, value in file.metadata().items()}
+    assert header["input_size"] == [96, 64]
+    assert header["training"]["data"]["train"]["count"] == 8
+    assert header["training"]["kept_epoch"] == said["epoch"]
+    assert main(arguments(role, tmp_path)) == 0  # goes on from the checkpoint: nothing left to do
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == said
+
+
+def test_missing_road_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*arguments("lane", tmp_path), "--road", str(tmp_path / "nowhere")]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"{tmp_path / 'nowhere'}: no lane_masks/*.png"
+
+
+def test_another_schedule_does_not_touch_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments("object", tmp_path)) == 0
+    before = (tmp_path / "last.ckpt").read_bytes()
+    changed = [word if word != "2" else "3" for word in arguments("object", tmp_path)]
+    assert main(changed) == 1
+    assert "another schedule" in capsys.readouterr().err
+    assert (tmp_path / "last.ckpt").read_bytes() == before
