@@ -111,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.camera.publisher import CameraPublisher
 
     rclpy.init(args=["--ros-args", *args.ros_args])
+    node = None
     try:
         node = rclpy.create_node(f"camera_{args.camera}")
         publisher = CameraPublisher(node, camera_format, f"{args.camera}/truth" if args.truth else None)
@@ -139,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
             interrupted = True  # the signal came in the middle of publishing, which then fails in one way or another
         print(player.report, flush=True)
     finally:
+        if node is not None:
+            node.destroy_node()
         rclpy.try_shutdown()
     for note in player.report.notes:
         print(f"warning: {note}", file=sys.stderr)

@@ -6,11 +6,51 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
+from typing import Any
 
 import psutil
+
+
+class Interrupts:
+    """SIGINT and SIGTERM as KeyboardInterrupt, so that either ends what we started; a context manager.
+
+    Inside :meth:`held` they wait for the end of the block: a process that was just started must be known to whoever
+    ends it before anything is raised.
+    """
+
+    def __init__(self) -> None:
+        self._held = False
+        self._waiting = False
+        self._before: dict[int, Any] = {}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+        if self._waiting:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> Interrupts:
+        with suppress(ValueError):  # not the main thread: whoever has it decides
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._waiting = True
+        if not self._held:
+            raise KeyboardInterrupt
 
 
 class Child:
@@ -58,9 +98,11 @@ class Child:
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
             return False
+        finally:  # also when a second Ctrl-C interrupts the wait
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
         return True
 
     def last_lines(self, count: int = 5) -> str:

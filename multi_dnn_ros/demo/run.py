@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import rclpy
@@ -26,7 +24,7 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.demo.evaluation import last_statuses
 from multi_dnn_ros.demo.moments import CameraTopics, Stream
-from multi_dnn_ros.demo.processes import Child
+from multi_dnn_ros.demo.processes import Child, Interrupts
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Course, report
 from multi_dnn_ros.params_file import read_params_file
@@ -118,18 +116,20 @@ class Demo:
         serve = ["run", *(("--params-file", str(self.params_file)) if self.params_file else ())]
         print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
         with ExitStack() as stack:
-            stack.enter_context(_terminated_as_interrupted())
+            interrupts = stack.enter_context(Interrupts())
             writer = stack.enter_context(BagWriter(self.output / "bag"))
             os.environ.update(environment)
             rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
             stack.callback(rclpy.try_shutdown)
             listener = rclpy.create_node("multi_dnn_demo")
+            stack.callback(listener.destroy_node)
             executor = SingleThreadedExecutor()
             stack.callback(executor.shutdown)
             executor.add_node(listener)
             recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS)
-            node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
-            source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
+            with interrupts.held():
+                node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
+                source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
             bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="starting", disable=None))
             _watch_drive(executor, recorder, node, source, image, streams, bar)
             _finish(executor, recorder)
@@ -233,21 +233,3 @@ def _free_domain() -> int:
                 continue
         return domain
     raise CommandError("every ROS domain from 20 to 99 is in use on this machine; choose one with --domain-id")
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends us as Ctrl-C does, so that the processes we started end too."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread: whoever has it decides
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -10,7 +10,7 @@ from typing import Any
 
 import rclpy
 from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 
 
@@ -32,7 +32,7 @@ class Listener:
         self._thread.start()
 
     def _spin(self) -> None:
-        with contextlib.suppress(ExternalShutdownException):
+        with contextlib.suppress(ExternalShutdownException, ShutdownException):
             self._executor.spin()
 
     def _receiver(self, topic: str) -> Callable[[Any], None]:
@@ -54,6 +54,8 @@ class Listener:
         return self
 
     def __exit__(self, *error: object) -> None:
-        rclpy.shutdown(context=self._context)
+        self._executor.shutdown()
         self._thread.join(10.0)
+        self.node.destroy_node()  # a real rclpy frees the DDS participant only when its nodes are gone
+        rclpy.shutdown(context=self._context)
         assert not self._thread.is_alive()

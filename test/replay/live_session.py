@@ -14,7 +14,7 @@ from typing import Any
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.context import Context
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
@@ -109,7 +109,7 @@ def _listening(session: LiveSession, domain: int) -> Iterator[None]:
     executor.add_node(node)
 
     def spin() -> None:
-        with contextlib.suppress(ExternalShutdownException):
+        with contextlib.suppress(ExternalShutdownException, ShutdownException):
             executor.spin()
 
     thread = threading.Thread(target=spin, daemon=True)
@@ -117,5 +117,7 @@ def _listening(session: LiveSession, domain: int) -> Iterator[None]:
     try:
         yield
     finally:
-        rclpy.shutdown(context=context)
+        executor.shutdown()
         thread.join(10.0)
+        node.destroy_node()  # a real rclpy frees the DDS participant only when its nodes are gone
+        rclpy.shutdown(context=context)

@@ -31,7 +31,9 @@ def live(drive: list[Scene], folder: Path) -> LiveSession:
     """The recording at 5 Hz with its own stamps."""
     recording = write_road(folder / "drive", drive)
     camera = [str(recording), "--stamps", "source", "--rate", "5"]
-    return LiveSession().run(camera, ["--ros-args", "-p", "device:=cpu"], folder)
+    # Reliable and a deeper queue: what a busy test machine cannot take at once must arrive, to be accounted for.
+    settings = ["device:=cpu", "camera.front.qos:=reliable", "camera.front.depth:=10"]
+    return LiveSession().run(camera, ["--ros-args", *(word for value in settings for word in ("-p", value))], folder)
 
 
 def test_detections_are_where_the_truth_is(live: LiveSession, drive: list[Scene]) -> None:
@@ -49,8 +51,7 @@ def test_every_offered_frame_is_published_or_counted_as_dropped(live: LiveSessio
     counted = live.accounts(dnn)
     assert counted["offered"] == counted["published"] + sum(counted["dropped"].values())
     assert counted["pending"] == 0
-    # The transport is best effort; on loopback it loses nothing that matters.
-    assert FRAMES - 2 <= counted["offered"] <= FRAMES
+    assert counted["offered"] == FRAMES
     assert counted["dropped"].pop("bad_image", 0) <= 1
     assert counted["dropped"].keys() <= {"overwritten"}
     assert counted["published"] >= FRAMES // 3
