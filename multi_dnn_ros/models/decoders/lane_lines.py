@@ -11,6 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
+# numpy imports these two on first use (median, polynomial): 0.2 s in which the first frame holds up every thread.
+import numpy.ma
+import numpy.polynomial
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
@@ -138,7 +142,9 @@ class _Piece:
         slope = (ends[1][0] - ends[0][0]) / max(rows - 1.0, 1.0)
         stretch = float(np.hypot(1.0, slope))
         widths = (runs.end - runs.begin)[members]
-        return _Piece(members, ends[0], ends[1], rows * stretch, float(np.median(widths)) / stretch, len(np.unique(v)) / rows)
+        return _Piece(
+            members, ends[0], ends[1], rows * stretch, float(np.median(widths)) / stretch, len(np.unique(v)) / rows
+        )
 
 
 def _chord(v: Floats, u: Floats) -> tuple[float, float, float]:
