@@ -26,6 +26,7 @@ QOS: dict[str, QoSProfile] = {
     "default": QoSProfile(depth=10),
     "reliable": QoSProfile(depth=10),
 }
+_SETTLE_S = 0.5
 _MESSAGES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
 
 
@@ -55,13 +56,17 @@ class CameraPublisher:
     def wait_for_subscribers(self, count: int, timeout_s: float, running: Callable[[], bool] = lambda: True) -> None:
         """Wait until `count` subscriptions listen to the pictures, and one to each truth topic if it is published.
 
-        Raises TimeoutError, which names the topic that nobody listens to.
+        0: wait for nobody. Raises TimeoutError, which names the topic that nobody listens to.
         """
+        if count == 0:
+            return
         deadline = time.monotonic() + timeout_s
         wanted = [(self._images, count), *((publisher, 1) for publisher in self._truth or ())]
         while running():
             missing = [(publisher, least) for publisher, least in wanted if publisher.get_subscription_count() < least]
             if not missing:
+                # DDS matches each side by itself: a subscriber may know us some milliseconds after we know it.
+                time.sleep(_SETTLE_S)
                 return
             if time.monotonic() > deadline:
                 publisher, least = missing[0]

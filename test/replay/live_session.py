@@ -39,6 +39,7 @@ class LiveSession:
     def __init__(self) -> None:
         self.outputs: dict[str, list[Any]] = defaultdict(list)
         self.statuses: dict[str, dict[str, Any]] = {}
+        self.reports = 0
         self.node_log = ""
         self.camera_log = ""
         self.node_ended_cleanly = False
@@ -60,7 +61,8 @@ class LiveSession:
             try:
                 self._wait(lambda: "object on front" in self.statuses, _START_S, server)
                 self._wait(lambda: source.exit_code() is not None, _DRIVE_S, server)
-                self._wait(self._all_counted, 30.0, server)
+                enough = self.reports + 2  # what was reported before the last frame says nothing
+                self._wait(lambda: self.reports >= enough and self._all_counted(), 30.0, server)
             finally:
                 self.node_ended_cleanly = server.stop() and server.exit_code() == 0
                 self.node_log, self.camera_log = server.log.read_text(), source.log.read_text()
@@ -71,6 +73,7 @@ class LiveSession:
         with self._changed:
             if topic == "/diagnostics":
                 self.statuses.update(last_statuses([message], NODE))
+                self.reports += 1
             else:
                 self.outputs[topic].append(message)
             self._changed.notify_all()
@@ -78,9 +81,9 @@ class LiveSession:
     def _all_counted(self) -> bool:
         """Nothing is pending, and what was published has arrived."""
         counts = [self.accounts(dnn) for dnn in DNNS]
-        arrived = [len(self.outputs[f"{dnn}/{'mask' if dnn == 'lane' else 'detections'}"]) for dnn in DNNS]
+        arrived = [len(self.outputs[f"{dnn}/{'points' if dnn == 'lane' else 'detections'}"]) for dnn in DNNS]
         return all(
-            count["pending"] == 0 and count["published"] <= came for count, came in zip(counts, arrived, strict=True)
+            count["pending"] == 0 and count["published"] == came for count, came in zip(counts, arrived, strict=True)
         )
 
     def _wait(self, condition: Any, timeout_s: float, server: Child) -> None:
