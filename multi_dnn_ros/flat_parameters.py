@@ -159,12 +159,26 @@ def to_config(flat: Mapping[str, Any]) -> NodeConfig:
     values: dict[str, Any] = {}
     for name, field in fields.items():
         try:
-            values[name] = field.checked(name, _given(name, flat, field.default))
+            values[name] = field.checked(name, initial_value(name, field, flat))
         except ParameterError as error:
             problems.extend(error.problems)
     if problems:
         raise ParameterError(problems)
     return NodeConfig.model_validate(_nested(values, cameras, dnns), strict=True)
+
+
+def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) -> Any:
+    """The value given for a parameter, else its default, which for a DNN's model is the built-in one of its role.
+
+    ROS hands over an empty list in a parameter file as a parameter without a value.
+    """
+    value = given.get(name, field.default)
+    if value is None and field.kind.endswith("[]"):
+        return []
+    if value == "" and name.startswith("dnn.") and name.endswith(".model"):
+        role = given.get(f"{name.removesuffix('.model')}.role")
+        return f"builtin:{role}" if role in get_args(Role) else value
+    return value
 
 
 def to_flat(config: NodeConfig) -> dict[str, Any]:
@@ -221,17 +235,6 @@ def _default(name: str, kind: str, member: str) -> Any:
 
 def _did_you_mean(names: Iterable[str]) -> str:
     return "".join(f"; did you mean {name}?" for name in names)
-
-
-def _given(name: str, flat: Mapping[str, Any], default: Any) -> Any:
-    """The value given; a DNN of another name than its role still gets the built-in model of its role."""
-    if name in flat:
-        return flat[name]
-    kind, _, rest = name.partition(".")
-    if kind == "dnn" and rest.endswith(".model"):
-        role = flat.get(f"{name.removesuffix('.model')}.role")
-        return f"builtin:{role}" if role in get_args(Role) else default
-    return default
 
 
 def _nested(values: Mapping[str, Any], cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, Any]:

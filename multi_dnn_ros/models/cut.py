@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -55,7 +56,12 @@ class _Layer:
 
 
 def cut(
-    module: nn.Module, example_inputs: Tensors, jobs: int, *, costs: NodeCost | None = None, fold_batch_norm: bool = False
+    module: nn.Module,
+    example_inputs: Tensors,
+    jobs: int,
+    *,
+    costs: NodeCost | None = None,
+    fold_batch_norm: bool = False,
 ) -> list[Stage]:
     """Cut `module` (eval mode) into `jobs` stages of about equal cost whose chain equals the whole.
 
@@ -93,7 +99,7 @@ def split(graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = N
 
 
 def _inputs(graph_module: fx.GraphModule) -> list[fx.Node]:
-    return graph_module.graph.find_nodes(op="placeholder")
+    return list(graph_module.graph.find_nodes(op="placeholder"))
 
 
 def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
@@ -130,7 +136,10 @@ def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
 
 
 def _stage(
-    graph_module: fx.GraphModule, layers: Sequence[_Layer], carried_in: Sequence[fx.Node], carried_out: Sequence[fx.Node]
+    graph_module: fx.GraphModule,
+    layers: Sequence[_Layer],
+    carried_in: Sequence[fx.Node],
+    carried_out: Sequence[fx.Node],
 ) -> Stage:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -174,11 +183,13 @@ def _estimate(graph_module: fx.GraphModule) -> NodeCost:
     traced = [tensor for node in graph_module.graph.nodes if (tensor := tensor_of(node)) is not None]
     fake_mode = detect_fake_mode(traced)
 
-    def stand_in(node: fx.Node) -> object:
+    def stand_in(node: fx.Node) -> Any:
         if node.op != "get_attr":
             return node.meta.get("val")
         value = attribute(graph_module, node)
-        return fake_mode.from_tensor(value, static_shapes=True) if fake_mode and isinstance(value, torch.Tensor) else value
+        return (
+            fake_mode.from_tensor(value, static_shapes=True) if fake_mode and isinstance(value, torch.Tensor) else value
+        )
 
     def seconds(node: fx.Node) -> float:
         if is_selection(node) or _is_view(node) or not isinstance(node.target, torch._ops.OpOverload) or not fake_mode:
@@ -189,6 +200,6 @@ def _estimate(graph_module: fx.GraphModule) -> NodeCost:
             result = node.target(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
         moved = sum(_bytes(tensor) for tensor in tensors)
-        return max(counter.get_total_flops() / _FLOPS_PER_S, moved / _BYTES_PER_S) + _OPERATION_S
+        return max(float(counter.get_total_flops()) / _FLOPS_PER_S, moved / _BYTES_PER_S) + _OPERATION_S
 
     return seconds

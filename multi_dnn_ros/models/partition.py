@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 #: How much more than the least possible the costliest run may cost when that lets cheaper cuts be chosen.
 SLACK = 0.10
@@ -56,7 +57,7 @@ def partition(costs: Sequence[float], cut_costs: Sequence[float], runs: int) -> 
 
 
 def _least_bottleneck(total: Sequence[float], runs: int) -> float:
-    low = max(after - before for before, after in zip(total, total[1:], strict=False))
+    low = max(after - before for before, after in pairwise(total))
     high = total[-1]
     for _ in range(50):
         middle = (low + high) / 2

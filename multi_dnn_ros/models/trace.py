@@ -148,7 +148,7 @@ def _forget_devices(graph: fx.Graph) -> None:
 
 
 def _arguments(operation: torch._ops.OpOverload) -> Iterable[Any]:
-    return operation._schema.arguments  # type: ignore[no-any-return]
+    return operation._schema.arguments
 
 
 def _keep_selections_with_their_source(graph: fx.Graph) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torchvision.models.detection import FCOS, SSD, RetinaNet
+from torchvision.models.detection.fcos import FCOS
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.retinanet import RetinaNet
+from torchvision.models.detection.ssd import SSD
 
 from multi_dnn_ros.models.decoders.base import Decoder
 from multi_dnn_ros.models.preprocess import Preprocess
@@ -21,10 +23,10 @@ ONE_STAGE = (SSD, RetinaNet, FCOS)
 class DetectorCore(nn.Module):
     """The layers of a torchvision one-stage detector: normalized image (1, 3, h, w) -> raw head outputs by name."""
 
-    def __init__(self, detector: nn.Module) -> None:
+    def __init__(self, detector: Any) -> None:
         super().__init__()
-        self.backbone = detector.backbone
-        self.head = detector.head
+        self.backbone: nn.Module = detector.backbone
+        self.head: nn.Module = detector.head
 
     def features(self, image: torch.Tensor) -> list[torch.Tensor]:
         """The feature maps that the head reads, finest first."""
@@ -40,12 +42,12 @@ class AnchorDecoder(Decoder):
     """Decodes what a DetectorCore returns with the detector's own anchors, box coder and NMS.
 
     detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. It is taken apart: its layers become `core`, what
-    remains of it decodes and holds no weights. The input size is that of `preprocess`, so the anchors are computed once.
+    remains of it decodes and holds no weights. The input size is that of `preprocess`, so anchors are computed once.
     """
 
     name = "torchvision"
 
-    def __init__(self, detector: nn.Module, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
+    def __init__(self, detector: Any, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **options)
         self.core = DetectorCore(detector)
         size = (preprocess.height, preprocess.width)

@@ -69,9 +69,13 @@ class Decoder:
         """Raise OutputError unless there are `count` outputs."""
         if len(outputs) != count:
             shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
-            raise OutputError(f"decoder {self.name} reads {count} output(s), but the DNN returns {len(outputs)}: {shapes}")
+            raise OutputError(
+                f"decoder {self.name} reads {count} output(s), but the DNN returns {len(outputs)}: {shapes}"
+            )
 
-    def select(self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]) -> Detections:
+    def select(
+        self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]
+    ) -> Detections:
         """Candidates (all classes, any order) -> kept classes, over the threshold, after NMS per class, clipped.
 
         boxes: (N, 4) x1, y1, x2, y2 in input pixels. scores: (N,). class_ids: (N,) int64.
@@ -87,7 +91,9 @@ class Decoder:
         first = batched_nms(boxes, scores, class_ids, self.iou_threshold)
         return self.finish(boxes[first], scores[first], class_ids[first], source_size)
 
-    def finish(self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]) -> Detections:
+    def finish(
+        self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]
+    ) -> Detections:
         """Detections in source pixels, best first -> clipped to the image, those outside it left out, the best few."""
         height, width = source_size
         clipped = torch.stack(

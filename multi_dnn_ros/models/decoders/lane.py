@@ -56,7 +56,7 @@ class LaneDecoder(Decoder):
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
         mask = (logits >= math.log(threshold / (1.0 - threshold))).astype(np.uint8)
         # Close one-pixel notches and holes: each would end a piece.
-        mask = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8))
+        mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)), np.uint8)
         runs = find_runs(mask.astype(bool))
         groups = group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]
         scale = (source_size[1] / width, source_size[0] / height)
@@ -73,7 +73,8 @@ class LaneDecoder(Decoder):
             curve, points = found[index]
             probability = 1.0 / (1.0 + np.exp(-logits[numbers == number].astype(np.float64)))
             lanes.append(Lane(number, points, curve, float(probability.mean())))
-        return Lanes(cv2.resize(numbers, source_size[::-1], interpolation=cv2.INTER_NEAREST), tuple(lanes))
+        drawn = cv2.resize(numbers, source_size[::-1], interpolation=cv2.INTER_NEAREST)
+        return Lanes(np.asarray(drawn, np.uint8), tuple(lanes))
 
     def _lane_logits(self, logits: torch.Tensor) -> npt.NDArray[np.float32]:
         if len(logits) > 1:
@@ -95,7 +96,7 @@ class LaneDecoder(Decoder):
         content = logits[top : max(bottom, top + 1), left : max(right, left + 1)]
         if content.shape[1] > MAX_WIDTH:
             height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
-            content = cv2.resize(content, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA)
+            content = np.asarray(cv2.resize(content, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA), np.float32)
         return content
 
 
@@ -104,9 +105,9 @@ Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]
 
 def _line(runs: Runs, members: npt.NDArray[np.int64], scale: tuple[float, float]) -> Line:
     """Curve and points, bottom up, of one line in source pixels."""
-    u = (runs.center[members] + 0.5) * scale[0] - 0.5
-    v = (runs.row[members] + 0.5) * scale[1] - 0.5
-    curve = fit_curve(v, u, bend=np.ptp(runs.row[members]) >= 16)
+    u = ((runs.center[members] + 0.5) * scale[0] - 0.5).astype(np.float64)
+    v = ((runs.row[members] + 0.5) * scale[1] - 0.5).astype(np.float64)
+    curve = fit_curve(v, u, bend=bool(np.ptp(runs.row[members]) >= 16))
     at = np.linspace(v.max(), v.min(), min(_POINTS, len(np.unique(v))))
     points = np.stack([np.polynomial.polynomial.polyval(at, curve), at], axis=1)
     return curve, points.astype(np.float32)
@@ -115,4 +116,4 @@ def _line(runs: Runs, members: npt.NDArray[np.int64], scale: tuple[float, float]
 def _bottom_u(curve: npt.NDArray[np.float64], points: npt.NDArray[np.float32], height: int) -> float:
     """Where the line meets the bottom of the image, straight on from its lowest point."""
     u, v = float(points[0, 0]), float(points[0, 1])
-    return u + (curve[1] + 2.0 * curve[2] * v) * (height - 1 - v)
+    return float(u + (curve[1] + 2.0 * curve[2] * v) * (height - 1 - v))

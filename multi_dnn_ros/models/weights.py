@@ -1,0 +1,74 @@
+"""Weights from a file into a network, without running anything that the file holds."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from multi_dnn_ros.models.dnn import ModelError
+
+#: Mismatches that an error message lists.
+_SHOWN = 3
+
+
+def existing_file(path: str, what: str) -> Path:
+    """`path` if it is a file that can be read; ModelError names it and what it was for."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ModelError(f"{what} is '{path}': there is no such file")
+    return file
+
+
+def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a .safetensors file, or of a .pth or .pt file read with weights_only. ModelError names it."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ModelError(
+            f"{path}: not a plain file of weights, or damaged. A pickle of anything but tensors can run code when "
+            "it is read and is refused; where you trust it, convert it: "
+            "safetensors.torch.save_file(model.state_dict(), ...)"
+        ) from None
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{path}: cannot be read as weights: {_first_line(error)}") from None
+    for key in ("state_dict", "model"):  # how training scripts wrap it
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise ModelError(f"{path}: holds {type(content).__name__}; it must map names to tensors (a state_dict)")
+    return {str(name): value for name, value in content.items()}
+
+
+def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
+    """Fill `network`. ModelError names the first tensors that are missing, too many or of another shape, with shapes.
+
+    Counters of batch norms may be missing: nothing reads them after training.
+    """
+    own = network.state_dict()
+    problems = [
+        f"{name} has shape {tuple(weights[name].shape)}, the network's {tuple(own[name].shape)}"
+        for name in own
+        if name in weights and weights[name].shape != own[name].shape
+    ]
+    missing = [name for name in own if name not in weights and not name.endswith("num_batches_tracked")]
+    if missing:
+        problems.append(f"{len(missing)} tensors are missing, such as {missing[0]}")
+    foreign = [name for name in weights if name not in own]
+    if foreign:
+        problems.append(f"{len(foreign)} tensors are unknown to the network, such as {foreign[0]}")
+    if problems:
+        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
+        raise ModelError(f"{source} does not fit {type(network).__name__}: {'; '.join(problems[:_SHOWN])}{more}")
+    network.load_state_dict(weights, strict=False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

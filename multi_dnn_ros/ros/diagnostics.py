@@ -1,0 +1,193 @@
+"""Statistics to diagnostic_msgs: one status a DNN and camera, one a camera, one for the node.
+
+Units stand in the keys. Times are the engine's (monotonic), so they are right under simulated time too; only the stamp
+and the age of a result against its header are on the node's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+
+from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
+from multi_dnn_ros.engine.task import DropReason
+
+OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
+Stream = tuple[str, str]
+
+#: A DNN that gets fewer than this part of a camera's frames done is worth a warning.
+_SERVED = 0.5
+_WINDOW_NS = 10_000_000_000
+#: Lost by the DNN's own fault.
+_FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
+#: A DNN slower than its camera overwrites frames all the time, and stopping drops what is under way: no faults.
+_HARMLESS = (DropReason.OVERWRITTEN, DropReason.SHUTDOWN, *_FAILURES)
+
+
+@dataclass
+class CameraRecord:
+    """What came in from one camera. Times are the engine's clock, nanoseconds."""
+
+    name: str
+    topic: str
+    since_ns: int  # subscribed
+    received: int = 0
+    last_ns: int | None = None
+    shape: str = ""
+    arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=512))
+
+    def arrived(self, now_ns: int, shape: str) -> None:
+        """Count a message. shape: size and encoding as the message claims them."""
+        self.received += 1
+        self.last_ns = now_ns
+        self.shape = shape
+        self.arrivals.append(now_ns)
+
+    def silent_s(self, now_ns: int) -> float:
+        """Seconds since the last image, or since subscribing when there was none."""
+        return (now_ns - (self.since_ns if self.last_ns is None else self.last_ns)) / 1e9
+
+    def rate_hz(self, now_ns: int) -> float:
+        recent = [at for at in self.arrivals if now_ns - at <= _WINDOW_NS]
+        return (len(recent) - 1) * 1e9 / (recent[-1] - recent[0]) if len(recent) > 1 and recent[-1] > recent[0] else 0.0
+
+
+class PublishAges:
+    """How old results are when they go out: header stamp to publishing, on the node's clock; a window a stream.
+
+    Written by the DNN threads; a deque's append is atomic.
+    """
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self._ages: dict[Stream, deque[tuple[int, int]]] = {stream: deque(maxlen=1024) for stream in streams}
+
+    def add(self, stream: Stream, now_ns: int, age_ns: int) -> None:
+        """now_ns: engine's clock. age_ns: node's clock less header stamp; may be negative when clocks disagree."""
+        self._ages[stream].append((now_ns, age_ns))
+
+    def percentiles(self, stream: Stream, now_ns: int) -> Percentiles:
+        return Percentiles.of(age for at, age in tuple(self._ages[stream]) if now_ns - at <= _WINDOW_NS)
+
+
+class DiagnosticsReport:
+    """Makes the messages; holds the counts of the last one, because levels are about what happened since.
+
+    name: prefix of every status. stale_after_s: silence of a camera that makes it STALE.
+    """
+
+    def __init__(self, name: str, hardware_id: str, stale_after_s: float) -> None:
+        self._name = name
+        self._hardware_id = hardware_id
+        self._stale_after_s = stale_after_s
+        self._last: dict[Stream, StreamStatistics] = {}
+
+    def message(self, stamp: Time, statuses: Iterable[DiagnosticStatus]) -> DiagnosticArray:
+        array = DiagnosticArray()
+        array.header.stamp = stamp
+        array.status = list(statuses)
+        return array
+
+    def streams(
+        self, statistics: Statistics, cameras: Mapping[str, CameraRecord], ages: PublishAges, now_ns: int
+    ) -> list[DiagnosticStatus]:
+        """A status a DNN and camera."""
+        statuses = []
+        for (dnn, camera), stream in statistics.streams.items():
+            before = self._last.get((dnn, camera), StreamStatistics())
+            level, text = self._judge(stream, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
+            values = _stream_values(stream, ages.percentiles((dnn, camera), now_ns))
+            statuses.append(self.status(f"{dnn} on {camera}", level, text, values))
+        self._last = dict(statistics.streams)
+        return statuses
+
+    def cameras(
+        self, statistics: Statistics, cameras: Mapping[str, CameraRecord], now_ns: int
+    ) -> list[DiagnosticStatus]:
+        """A status a camera."""
+        statuses = []
+        for name, camera in cameras.items():
+            bad = max(
+                (
+                    stream.dropped.get(DropReason.BAD_IMAGE, 0)
+                    for (_, of_camera), stream in statistics.streams.items()
+                    if of_camera == name
+                ),
+                default=0,
+            )
+            silence = self._silence(camera, now_ns)
+            level, text = (STALE, silence) if silence else (OK, f"{camera.rate_hz(now_ns):.1f} Hz")
+            values = {
+                "topic": camera.topic,
+                "received": camera.received,
+                "bad images": bad,
+                "rate (Hz)": f"{camera.rate_hz(now_ns):.2f}",
+                "silent (s)": f"{camera.silent_s(now_ns):.3f}",
+                "image": camera.shape or "none yet",
+            }
+            statuses.append(self.status(f"camera {name}", level, text, values))
+        return statuses
+
+    def status(self, task: str, level: bytes, text: str, values: Mapping[str, object]) -> DiagnosticStatus:
+        status = DiagnosticStatus(
+            level=level, name=f"{self._name}: {task}", message=text, hardware_id=self._hardware_id
+        )
+        status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
+        return status
+
+    def _silence(self, camera: CameraRecord, now_ns: int) -> str:
+        silent_s = camera.silent_s(now_ns)
+        if silent_s <= self._stale_after_s:
+            return ""
+        return f"no image on {camera.topic} {'yet' if camera.last_ns is None else 'any more'}, for {silent_s:.1f} s"
+
+    def _judge(
+        self, now: StreamStatistics, before: StreamStatistics, disabled: str | None, camera: CameraRecord, now_ns: int
+    ) -> tuple[bytes, str]:
+        """Level and message: about what happened since the last report, save for a DNN that was taken out."""
+        if disabled is not None:
+            return ERROR, disabled
+        lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}
+        failures = {reason: count for reason, count in lost.items() if count and reason in _FAILURES}
+        if failures:
+            return ERROR, _counts(failures)
+        silence = self._silence(camera, now_ns)
+        if silence:
+            return STALE, silence
+        warnings = []
+        missed = now.deadline_misses - before.deadline_misses
+        if missed:
+            warnings.append(f"{missed} deadlines missed")
+        others = {reason: count for reason, count in lost.items() if count and reason not in _HARMLESS}
+        if others:
+            warnings.append(_counts(others))
+        done, overwritten = now.published - before.published, lost[DropReason.OVERWRITTEN]
+        if overwritten and done < _SERVED * (done + overwritten):
+            warnings.append(f"{overwritten} of {done + overwritten} frames overwritten before their turn")
+        if warnings:
+            return WARN, "; ".join(warnings)
+        return OK, f"{now.rate_hz:.1f} Hz"
+
+
+def _counts(lost: Mapping[DropReason, int]) -> str:
+    return ", ".join(f"{count} frames lost: {reason.value}" for reason, count in lost.items())
+
+
+def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, object]:
+    values: dict[str, object] = {
+        "rate (Hz)": f"{stream.rate_hz:.2f}",
+        "offered": stream.offered,
+        "published": stream.published,
+        "pending": stream.pending,
+        "deadline misses": stream.deadline_misses,
+    }
+    values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
+    for stage, percentiles in {**stream.stages, "header stamp to publish": age}.items():
+        for name in ("p50", "p95", "p99", "max"):
+            value = getattr(percentiles, name) if percentiles.count else math.nan
+            values[f"{stage} {name} (ms)"] = f"{value:.3f}"
+    return values

@@ -1,0 +1,257 @@
+"""The node: parameters and life cycle. What it does while active is in :mod:`multi_dnn_ros.ros.serving`."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from rclpy.clock import Clock, ClockType
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+
+from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
+from multi_dnn_ros.ros.machine import hardware_id, versions
+from multi_dnn_ros.ros.outputs import ResultPublishers
+from multi_dnn_ros.ros.parameters import NodeParameters
+from multi_dnn_ros.ros.serving import LogThrottle, Serving
+from multi_dnn_ros.ros.warm_up import warm_up
+from multi_dnn_ros.schema import NodeConfig
+
+SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+#: Runtime parameters that the decoder of a DNN reads for each frame.
+_DECODER = ("score_threshold", "iou_threshold", "max_detections")
+
+
+def _build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
+    # Imported when configuring: it takes seconds, in which the node is on the graph already and can be asked and told.
+    from multi_dnn_ros.pipeline import build
+
+    return build(config, progress)
+
+
+class MultiDnnNode(LifecycleNode):
+    """configure: load, cut and warm up the DNNs. activate: start the engine and subscribe. deactivate: take no more
+    frames, finish those under way. cleanup: free the DNNs' memory.
+
+    With the parameter `autostart` it configures and activates by itself once an executor spins it.
+    build: makes the pipeline (see :func:`multi_dnn_ros.pipeline.build`); further arguments are LifecycleNode's.
+    """
+
+    def __init__(self, *, build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build, **arguments: Any) -> None:
+        super().__init__("multi_dnn", **arguments)
+        self.hung: list[str] = []  # threads that did not end when they were told to
+        self.configuring = False
+        self._build = build
+        self._config: NodeConfig | None = None
+        self._pipeline: Any = None
+        self._outputs: ResultPublishers | None = None
+        self._serving: Serving | None = None
+        self._failure = ""
+        self._throttle = LogThrottle()
+        self._node_parameters = NodeParameters(self, self._apply)
+        self._report = self._new_report("")
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        # Steady: diagnostics go out also while simulated time stands still.
+        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._diagnostics_timer = self._new_diagnostics_timer()
+        self._start_timer = None
+        if self._node_parameters.value("autostart"):
+            self._start_timer = self.create_timer(0.001, self._start, clock=self._steady)
+
+    def close(self) -> None:
+        """Stop and free everything, in whatever state the node is; for the end of the process."""
+        try:
+            self.trigger_shutdown()
+        except Exception:  # in the middle of a transition, or shut down already
+            self._release()
+
+    # -- transitions
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """FAILURE, with the reason in the log, leaves the node unconfigured; parameters may then be set right."""
+        self.configuring = True
+        try:
+            self._failure = ""
+            self._config = config = self._node_parameters.config()
+            self._pipeline = pipeline = self._build(config, self.get_logger().info)
+            warm_up(pipeline.tasks, pipeline.device, self.get_logger().info)
+            self._outputs = ResultPublishers(
+                self,
+                streams={task.name: task.cameras for task in pipeline.tasks},
+                lanes=frozenset(name for name, settings in config.dnns.items() if settings.role == "lane"),
+                labels={name: dnn.labels for name, dnn in pipeline.dnns.items() if config.dnns[name].role != "lane"},
+            )
+            self._report = self._new_report(hardware_id(pipeline.device))
+            self.destroy_timer(self._diagnostics_timer)
+            self._diagnostics_timer = self._new_diagnostics_timer()
+        except Exception as error:
+            self._fail("configure", error)
+            self._release()
+            return FAILURE
+        finally:
+            self.configuring = False
+        self._node_parameters.lock(True)
+        self.get_logger().info(
+            f"configured: {len(config.dnns)} DNNs, {len(config.cameras)} cameras, {pipeline.workers} workers on "
+            f"{pipeline.device}, policy {config.policy}; {_memory(pipeline.device)}"
+        )
+        return super().on_configure(state)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        assert self._config is not None
+        assert self._outputs is not None
+        super().on_activate(state)  # before the first result: inactive publishers drop what they are given
+        try:
+            self._serving = Serving(self, self._config, self._pipeline, self._outputs)
+            self._outputs.publish_labels()
+        except Exception as error:
+            self._fail("activate", error)
+            self._stop()
+            super().on_deactivate(state)
+            return FAILURE
+        self._failure = ""
+        self.get_logger().info("active")
+        return SUCCESS
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._stop()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        result = super().on_cleanup(state)
+        self._release()
+        return result
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        self._release()
+        return SUCCESS
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """An unexpected error in a transition: everything is freed, and the node may be configured again."""
+        self._release()
+        return SUCCESS
+
+    def _start(self) -> None:
+        """Once, by timer: configure and activate."""
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+            self.destroy_timer(self._start_timer)
+            self._start_timer = None
+        if self._pipeline is None and self.trigger_configure() == SUCCESS:
+            self.trigger_activate()
+
+    def _stop(self) -> None:
+        serving, self._serving = self._serving, None
+        if serving is None:
+            return
+        assert self._config is not None
+        hung = serving.stop(self._config.stop_timeout_s)
+        if hung:
+            self.hung += hung
+            self.get_logger().error(
+                f"threads did not end within {self._config.stop_timeout_s} s (parameter stop_timeout_s): "
+                f"{', '.join(hung)}"
+            )
+
+    def _release(self) -> None:
+        """Free what configuring made, if anything, and say how much that was."""
+        self._stop()
+        if self._outputs is not None:
+            self._outputs.close()
+            self._outputs = None
+        pipeline, self._pipeline, self._config = self._pipeline, None, None
+        self._node_parameters.lock(False)
+        if pipeline is None:
+            return
+        device = pipeline.device
+        before = _memory(device)
+        del pipeline
+        gc.collect()  # traced graphs refer to themselves
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.get_logger().info(f"freed: {before} before, {_memory(device)} after")
+
+    def _fail(self, what: str, error: Exception) -> None:
+        """Mistakes in parameters and files are told in words; anything else with where it happened."""
+        self._failure = f"cannot {what}: {error}"
+        expected = isinstance(error, (ValueError, OSError))
+        for line in str(error).splitlines() if expected else traceback.format_exc().splitlines():
+            self.get_logger().error(f"cannot {what}: {line}")
+
+    # -- parameters
+
+    def _apply(self, name: str, value: Any) -> None:
+        """A runtime parameter has changed; before configuring there is nothing to change."""
+        _, dnn, field = name.split(".")
+        if self._config is None or dnn not in self._config.dnns:
+            return
+        setattr(self._config.dnns[dnn], field, value)
+        if field in _DECODER:
+            setattr(self._pipeline.dnns[dnn].decoder, field, value)
+        elif self._serving is not None:
+            self._serving.update(dnn, field, value)
+        self.get_logger().info(f"{name} is now {value}")
+
+    # -- diagnostics
+
+    def _new_report(self, hardware: str) -> DiagnosticsReport:
+        name = self.get_fully_qualified_name().lstrip("/")
+        return DiagnosticsReport(name, hardware, self._node_parameters.value("stale_after_s"))
+
+    def _new_diagnostics_timer(self) -> Any:
+        period_s = self._node_parameters.value("diagnostics_period_s")
+        return self.create_timer(period_s, self._publish_diagnostics, clock=self._steady)
+
+    def _publish_diagnostics(self) -> None:
+        try:
+            statuses = [self._status(), *(self._serving.statuses(self._report) if self._serving is not None else ())]
+            self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
+        except Exception:  # diagnostics must never be what ends the node
+            more = self._throttle.passes("diagnostics")
+            if more is not None:
+                self.get_logger().error(f"diagnostics: {traceback.format_exc()}{more}")
+
+    def _status(self) -> DiagnosticStatus:
+        state = "active" if self._serving else "unconfigured" if self._pipeline is None else "inactive"
+        level, text = OK, state
+        if self._failure or self.hung:
+            level = ERROR
+            text = self._failure or f"threads hang: {', '.join(self.hung)}"
+        elif self._pipeline is None:
+            level = WARN
+        values: dict[str, object] = {"state": state, **versions()}
+        if self._config is not None and self._pipeline is not None:
+            values.update(
+                {
+                    "device": self._pipeline.device,
+                    "workers": self._pipeline.workers,
+                    "policy": self._config.policy,
+                    "DNNs": ", ".join(self._config.dnns),
+                    "cameras": ", ".join(self._config.cameras),
+                    **_memory_values(self._pipeline.device),
+                }
+            )
+        return self._report.status("node", level, text, values)
+
+
+def _memory_values(device: torch.device) -> dict[str, int]:
+    values = {"resident memory (bytes)": psutil.Process().memory_info().rss}
+    if device.type == "cuda":
+        values["GPU allocated (bytes)"] = torch.cuda.memory_allocated(device)
+        values["GPU reserved (bytes)"] = torch.cuda.memory_reserved(device)
+    return values
+
+
+def _memory(device: torch.device) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in _memory_values(device).items())
+
+
+def main(args: list[str] | None = None) -> int:
+    """The executable ``multi_dnn_node``."""
+    from multi_dnn_ros.ros.process import run
+
+    return run(args)

@@ -1,0 +1,83 @@
+"""Results out: the publishers of every DNN on every camera."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rclpy.lifecycle import LifecycleNode
+from sensor_msgs.msg import Image, PointCloud2
+from vision_msgs.msg import Detection2DArray
+
+from multi_dnn_ros.engine.task import Result
+from multi_dnn_ros.models.results import Lanes
+from multi_dnn_ros.ros.qos import LATCHED, PICTURES, RESULTS
+from multi_dnn_ros.ros.result_messages import detections_message, lane_mask_message, lane_points_message
+
+try:
+    from vision_msgs.msg import LabelInfo, VisionClass
+except ImportError:  # vision_msgs before 4.0
+    LabelInfo = VisionClass = None
+
+
+class ResultPublishers:
+    """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay``, and ``~/<dnn>/label_info``.
+
+    streams: cameras of each DNN. lanes: the DNNs whose role is lane. labels: class names of each DNN that has any.
+    Publishing is called from the DNNs' threads; each has publishers of its own.
+    """
+
+    def __init__(
+        self,
+        node: LifecycleNode,
+        streams: Mapping[str, tuple[str, ...]],
+        lanes: frozenset[str],
+        labels: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self._node = node
+        self._labels = labels
+        self._publishers: dict[tuple[str, ...], Any] = {}
+        for dnn, cameras in streams.items():
+            for camera in cameras:
+                if dnn in lanes:
+                    self._add(Image, PICTURES, camera, dnn, "mask")
+                    self._add(PointCloud2, RESULTS, camera, dnn, "points")
+                else:
+                    self._add(Detection2DArray, RESULTS, camera, dnn, "detections")
+        for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
+            self._add(Image, PICTURES, camera, "overlay")
+        if LabelInfo is not None:
+            for dnn in labels:
+                self._add(LabelInfo, LATCHED, dnn, "label_info")
+
+    @property
+    def overlays(self) -> dict[str, Any]:
+        """The overlay publisher of each camera."""
+        return {key[0]: publisher for key, publisher in self._publishers.items() if key[-1] == "overlay"}
+
+    def publish(self, result: Result) -> None:
+        """Publish one result, empty ones too, with the header of its image."""
+        header, camera, dnn = result.frame.context, result.frame.camera, result.dnn
+        if isinstance(result.output, Lanes):
+            self._publishers[camera, dnn, "points"].publish(lane_points_message(result.output, header))
+            self._publishers[camera, dnn, "mask"].publish(lane_mask_message(result.output, header))
+        else:
+            self._publishers[camera, dnn, "detections"].publish(detections_message(result.output, header))
+
+    def publish_labels(self) -> None:
+        """Once after activating: which class name stands for which index of the DNN's output."""
+        if LabelInfo is None:
+            return
+        for dnn, labels in self._labels.items():
+            message = LabelInfo()
+            message.header.stamp = self._node.get_clock().now().to_msg()
+            message.class_map = [VisionClass(class_id=place, class_name=name) for place, name in enumerate(labels)]
+            self._publishers[dnn, "label_info"].publish(message)
+
+    def close(self) -> None:
+        for publisher in self._publishers.values():
+            self._node.destroy_lifecycle_publisher(publisher)
+        self._publishers.clear()
+
+    def _add(self, kind: type, qos: Any, *path: str) -> None:
+        self._publishers[path] = self._node.create_lifecycle_publisher(kind, f"~/{'/'.join(path)}", qos)

@@ -1,0 +1,114 @@
+"""Publishes results drawn on their image, while someone looks; in a thread of its own, so that no DNN waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import Drop, Result
+from multi_dnn_ros.overlay import Layer, draw
+from multi_dnn_ros.ros.result_messages import image_message
+
+#: Frames of one camera that some DNN has not answered yet; the oldest is given up for the next.
+_OPEN_FRAMES = 8
+#: A DNN that dropped a frame is shown with what it last found, for so long.
+_HELD_NS = 1_000_000_000
+
+
+@dataclass
+class _Picture:
+    """What has come in for one frame. waiting: DNNs that have neither answered nor dropped it."""
+
+    frame: Frame
+    waiting: set[str]
+    layers: dict[str, Layer] = field(default_factory=dict)
+
+
+class OverlayPublisher:
+    """Collects the results of a frame until every DNN of its camera has answered or dropped it, then draws.
+
+    publishers: by camera. dnns: the names of each camera's DNNs. report: gets a line when drawing fails.
+    Only the newest complete frame of a camera is drawn.
+    """
+
+    def __init__(
+        self, publishers: Mapping[str, Any], dnns: Mapping[str, tuple[str, ...]], report: Callable[[str], None]
+    ) -> None:
+        self._publishers = publishers
+        self._dnns = dnns
+        self._report = report
+        self._open: dict[str, OrderedDict[Frame, _Picture]] = {camera: OrderedDict() for camera in publishers}
+        self._latest: dict[str, dict[str, tuple[int, Layer]]] = {camera: {} for camera in publishers}
+        self._ready: dict[str, _Picture] = {}
+        self._wake = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
+        self._thread.start()
+
+    def add(self, result: Result) -> None:
+        """A DNN's answer; drawing happens elsewhere."""
+        layer = Layer(result.dnn, result.output, result.timing.end_to_end_ns / 1e6)
+        self._answer(result.dnn, result.frame, layer)
+
+    def skip(self, drop: Drop) -> None:
+        """A DNN gives no answer for this frame."""
+        self._answer(drop.dnn, drop.frame, None)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread; False when it did not in time."""
+        with self._wake:
+            self._ended = True
+            self._wake.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _answer(self, dnn: str, frame: Frame, layer: Layer | None) -> None:
+        camera = frame.camera
+        with self._wake:
+            if self._publishers[camera].get_subscription_count() == 0:
+                self._open[camera].clear()
+                self._latest[camera].clear()
+                return
+            pictures = self._open[camera]
+            picture = pictures.get(frame)
+            if picture is None:
+                picture = pictures[frame] = _Picture(frame, set(self._dnns[camera]))
+                if len(pictures) > _OPEN_FRAMES:
+                    pictures.popitem(last=False)
+            picture.waiting.discard(dnn)
+            if layer is not None:
+                picture.layers[dnn] = layer
+                self._latest[camera][dnn] = (frame.received_ns, layer)
+            if picture.waiting:
+                return
+            del pictures[frame]
+            if picture.layers:
+                self._ready[camera] = picture
+                self._wake.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._ready or self._ended)
+                if self._ended:
+                    return
+                camera, picture = self._ready.popitem()
+                layers = [*picture.layers.values(), *self._held(camera, picture)]
+            try:
+                pixels = draw(picture.frame.image(), layers)
+                self._publishers[camera].publish(image_message(pixels, "rgb8", picture.frame.context))
+            except Exception as error:  # a picture that cannot be drawn must not end the pictures
+                self._report(f"overlay of camera {camera}: {type(error).__name__}: {error}")
+            del picture, layers  # nothing of a frame may live on while this thread waits
+
+    def _held(self, camera: str, picture: _Picture) -> list[Layer]:
+        """What the DNNs that dropped this frame found last; without it their boxes would flicker."""
+        return [
+            Layer(layer.dnn, layer.output, layer.latency_ms, held=True)
+            for dnn, (received_ns, layer) in self._latest[camera].items()
+            if dnn not in picture.layers and 0 <= picture.frame.received_ns - received_ns <= _HELD_NS
+        ]

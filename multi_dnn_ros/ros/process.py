@@ -1,0 +1,120 @@
+"""The node's process: from the command line to the last flush, ended by SIGINT or SIGTERM with exit code 0."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Any
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+
+from multi_dnn_ros.ros.node import MultiDnnNode
+
+#: How late a signal may be noticed while nothing else happens.
+_POLL_S = 0.1
+#: Callbacks that raise one after another without any that works in between.
+_MAX_ERRORS = 100
+
+
+def run(args: list[str] | None = None) -> int:
+    """Run the node until a signal ends it. 0: ended as asked; 1: could not start, or threads of it hang."""
+    stop = _StopSignal()
+    try:
+        # rclpy's own handlers would shut the context down at once, and what is under way could not be published.
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    except KeyboardInterrupt:
+        return 0
+    except Exception as error:  # a bad command line or parameter file; rclpy has several types for it
+        print(f"multi_dnn_node: {error}", file=sys.stderr)
+        return 1
+    node: MultiDnnNode | None = None
+    forward: logging.Handler | None = None
+    executor = SingleThreadedExecutor()
+    try:
+        node = MultiDnnNode()
+        stop.node = node
+        forward = _RosLog(node.get_logger())
+        logging.getLogger("multi_dnn_ros").addHandler(forward)
+        executor.add_node(node)
+        _spin(executor, node, stop)
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    finally:
+        stop.node = None
+        if node is not None:
+            if stop.number is not None:
+                node.get_logger().info(f"{signal.Signals(stop.number).name}: ending")
+            node.close()
+            executor.remove_node(node)
+            node.destroy_node()
+        executor.shutdown()
+        if forward is not None:
+            logging.getLogger("multi_dnn_ros").removeHandler(forward)
+        rclpy.try_shutdown()
+        stop.restore()
+    return 1 if node is not None and node.hung else 0
+
+
+def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSignal) -> None:
+    errors = 0
+    while stop.number is None and rclpy.ok():
+        try:
+            executor.spin_once(timeout_sec=_POLL_S)
+            errors = 0
+        except ExternalShutdownException:
+            raise
+        except Exception:  # rclpy raises here what a callback raised: a transition asked for in the wrong state, say
+            errors += 1
+            node.get_logger().error(f"a callback failed: {traceback.format_exc()}")
+            if errors >= _MAX_ERRORS:
+                raise
+
+
+class _StopSignal:
+    """SIGINT and SIGTERM: the first one is noted, and breaks off loading; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.node: MultiDnnNode | None = None
+        self._before: dict[int, Any] = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        except ValueError:
+            pass  # not the main thread: whoever has it handles signals
+
+    def restore(self) -> None:
+        """Put the former handlers back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        signal.signal(number, signal.SIG_DFL)
+        if self.node is None or self.node.configuring:
+            raise KeyboardInterrupt
+
+
+class _RosLog(logging.Handler):
+    """Python's log records of this package into the node's log."""
+
+    def __init__(self, logger: Any) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        # rclpy ties a level to the line of the call: one call each.
+        if record.levelno >= logging.ERROR:
+            self._logger.error(text)
+        elif record.levelno >= logging.WARNING:
+            self._logger.warning(text)
+        elif record.levelno >= logging.INFO:
+            self._logger.info(text)
+        else:
+            self._logger.debug(text)
