@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import operator
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.decoders.anchor import ONE_STAGE
 from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.onnx_shapes import fix_shapes
 from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.schema import DnnConfig
 
@@ -200,7 +200,7 @@ def _onnx(path: Path) -> Source:
     try:
         model = onnx.load(path)
         module = onnx2torch.convert(model).eval()
-        _fix_shapes(module)
+        fix_shapes(module)
     except NotImplementedError as error:
         raise ModelError(f"{path}: an operator that onnx2torch does not have: {_first_line(error)}") from None
     except Exception as error:
@@ -213,19 +213,6 @@ def _onnx(path: Path) -> Source:
     ]
     size = _image_size(path, shapes)
     return Source(module, size, "", fixed_size=size is not None)
-
-
-def _fix_shapes(module: fx.GraphModule) -> None:
-    """Write reshapes to a shape that the file holds as plain ones: a shape read from a tensor cannot be traced."""
-    for node in list(module.graph.find_nodes(op="call_module")):
-        if type(module.get_submodule(str(node.target))).__name__ != "OnnxReshape" or len(node.args) != 2:
-            continue
-        source, shape = node.args
-        if isinstance(shape, fx.Node) and shape.op == "get_attr":
-            sizes = operator.attrgetter(str(shape.target))(module).tolist()
-            if 0 not in sizes:  # ONNX's 0 keeps a size of the input, which is not known here
-                node.op, node.target, node.args = "call_function", torch.reshape, (source, sizes)
-    module.recompile()
 
 
 def _image_size(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int, int] | None:

@@ -1,0 +1,54 @@
+"""The node, with what a robot's launch file wants to say about it."""
+
+from launch import LaunchDescription
+from launch.actions import DeclareLaunchArgument
+from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
+from launch_ros.actions import Node
+from launch_ros.parameter_descriptions import ParameterValue
+from launch_ros.substitutions import FindPackageShare
+
+ARGUMENTS = {
+    "namespace": ("", "Namespace of the node and of its relative topics."),
+    "params_file": (
+        PathJoinSubstitution([FindPackageShare("multi_dnn_ros"), "config", "multi_dnn.yaml"]),
+        "Parameters: cameras, DNNs, device. The default runs the package's own three DNNs on camera `front`.",
+    ),
+    "use_sim_time": ("false", "Take the time from /clock."),
+    "autostart": ("true", "Configure and activate at start; false: wait for `ros2 lifecycle set`."),
+    "log_level": ("info", "debug, info, warn, error or fatal."),
+    "respawn": ("false", "Start the node again when it ends unexpectedly."),
+    "respawn_delay": ("1.0", "Seconds before it is started again."),
+    "image": ("front/image_raw", "Image topic of camera `front`, relative to the namespace unless it begins with /."),
+    "compressed_image": ("front/image_raw/compressed", "The same for a camera whose transport is `compressed`."),
+}
+
+
+def generate_launch_description() -> LaunchDescription:
+    """Arguments, then the node; no logic."""
+    node = Node(
+        package="multi_dnn_ros",
+        executable="multi_dnn_node",
+        name="multi_dnn",
+        namespace=LaunchConfiguration("namespace"),
+        parameters=[
+            LaunchConfiguration("params_file"),
+            {
+                "use_sim_time": ParameterValue(LaunchConfiguration("use_sim_time"), value_type=bool),
+                "autostart": ParameterValue(LaunchConfiguration("autostart"), value_type=bool),
+            },
+        ],
+        remappings=[
+            ("front/image_raw", LaunchConfiguration("image")),
+            ("front/image_raw/compressed", LaunchConfiguration("compressed_image")),
+        ],
+        arguments=["--ros-args", "--log-level", ["multi_dnn:=", LaunchConfiguration("log_level")]],
+        respawn=LaunchConfiguration("respawn"),
+        respawn_delay=LaunchConfiguration("respawn_delay"),
+        output="screen",
+        emulate_tty=True,
+    )
+    declared = [
+        DeclareLaunchArgument(name, default_value=default, description=text)
+        for name, (default, text) in ARGUMENTS.items()
+    ]
+    return LaunchDescription([*declared, node])
