@@ -45,8 +45,8 @@ def trace(
     _fold_constants(graph_module)
     if fold_batch_norm:
         _fold_batch_norms(graph_module)
+    graph.eliminate_dead_code()  # what was folded is gone, and the device that it was made on
     _forget_devices(graph)
-    graph.eliminate_dead_code()
     _keep_selections_with_their_source(graph)
     graph_module.recompile()
     return graph_module

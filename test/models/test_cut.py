@@ -1,0 +1,203 @@
+"""Any DNN cut into any number of jobs computes what the whole computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.trace import TraceError
+from multi_dnn_ros.schema import DnnConfig
+
+
+def randomized(module: nn.Module) -> nn.Module:
+    """Eval mode, with batch norm statistics that are not the trivial ones."""
+    generator = torch.Generator().manual_seed(1)
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.copy_(0.1 * torch.randn(layer.num_features, generator=generator))
+            layer.running_var.copy_(0.5 + torch.rand(layer.num_features, generator=generator))
+    return module.eval()
+
+
+def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple[int, ...], **options: bool) -> None:
+    with torch.inference_mode():
+        whole = [leaf for leaf in pytree.tree_leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
+        for jobs in job_counts:
+            stages = cut(module, inputs, jobs, **options)
+            assert 1 <= len(stages) <= jobs
+            carried = inputs
+            for stage in stages:
+                carried = stage(carried)
+            assert len(carried) == len(whole)
+            for expected, got in zip(whole, carried, strict=True):
+                scale = max(1.0, float(expected.abs().max()))
+                assert float((got - expected).abs().max()) <= 1e-5 * scale
+
+
+@pytest.mark.parametrize(
+    ("builder", "size", "job_counts"),
+    [
+        ("alexnet", 224, (1, 3, 1000)),
+        ("squeezenet1_1", 224, (1, 4, 1000)),
+        ("vgg16", 64, (4,)),
+        ("resnet18", 128, (1, 2, 7, 1000)),
+        ("resnet50", 96, (5,)),
+        ("resnet152", 64, (8,)),
+        ("inception_v3", 160, (6,)),
+        ("regnet_y_32gf", 64, (8,)),
+        ("mobilenet_v3_large", 128, (3, 1000)),
+        ("densenet121", 96, (8,)),
+    ],
+)
+def test_torchvision_classifiers(builder: str, size: int, job_counts: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    options = {"init_weights": False} if builder in ("inception_v3", "vgg16") else {}
+    module = randomized(torchvision.models.get_model(builder, weights=None, **options))
+    check(module, (torch.rand(1, 3, size, size),), job_counts)
+
+
+@pytest.mark.parametrize("builder", ["lraspp_mobilenet_v3_large", "deeplabv3_mobilenet_v3_large"])
+def test_segmentation_with_a_dictionary_of_outputs(builder: str) -> None:
+    torch.manual_seed(0)
+    module = torchvision.models.get_model(builder, weights=None, weights_backbone=None, aux_loss=None)
+    check(randomized(module), (torch.rand(1, 3, 96, 128),), (1, 5))
+
+
+def test_a_detector_is_cut_in_its_layers() -> None:
+    dnn = load_dnn(
+        "object", DnnConfig(role="object", model="torchvision:ssdlite320_mobilenet_v3_large", weights="random")
+    )
+    check(dnn.module, dnn.example_inputs(), (1, 6))
+
+
+def test_onnx_file() -> None:
+    file = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "models" / "FastestDet.onnx"
+    if not file.exists():
+        pytest.skip("needs ../shared/data")
+    labels = [str(file.parent / "coco.names")]
+    dnn = load_dnn("object", DnnConfig(role="object", model=str(file), decoder="grid", labels=labels))
+    torch.manual_seed(0)
+    check(dnn.module, (torch.rand(1, 3, 352, 352),), (1, 5, 1000))
+
+
+def test_onnx_made_here(tmp_path: Path) -> None:
+    """Reshape, slice, pad, gather and resize with constants, as exporters write them."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    constants = {
+        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64),
+        "starts": np.array([1], np.int64),
+        "ends": np.array([9], np.int64),
+        "axes": np.array([2], np.int64),
+        "shape": np.array([0, 3, -1, 10], np.int64),
+        "index": np.array(1, np.int64),
+        "scales": np.array([1, 1, 2, 2], np.float32),
+        "roi": np.array([], np.float32),
+    }
+    nodes = [
+        helper.make_node("Pad", ["image", "pads"], ["padded"]),
+        helper.make_node("Slice", ["padded", "starts", "ends", "axes"], ["sliced"]),
+        helper.make_node("Reshape", ["sliced", "shape"], ["shaped"]),
+        helper.make_node("Gather", ["shaped", "index"], ["one"], axis=1),
+        helper.make_node("Resize", ["shaped", "roi", "scales"], ["large"], mode="nearest"),
+        helper.make_node("Relu", ["one"], ["out"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "shapes",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("out", "large")],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    file = tmp_path / "shapes.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), file)
+
+    import onnx2torch
+    import onnxruntime
+
+    from multi_dnn_ros.models.onnx_shapes import fix_shapes
+
+    module = onnx2torch.convert(str(file)).eval()
+    fix_shapes(module)
+    image = torch.randn(1, 3, 8, 8)
+    expected = onnxruntime.InferenceSession(str(file)).run(None, {"image": image.numpy()})
+    for reference, got in zip(expected, module(image), strict=True):
+        torch.testing.assert_close(got, torch.from_numpy(reference))
+    check(module, (image,), (1, 3))
+
+
+class Branches(nn.Module):
+    """In-place operations, views that outlive cuts, a constant, a tensor used early and late, several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, object]:
+        a = self.first(x)
+        b = torch.relu_(a)
+        left, right = b.chunk(2, dim=1)
+        c = self.norm(self.second(torch.cat([right, left], 1)))
+        c += torch.arange(c.shape[3], dtype=c.dtype, device=c.device)
+        d = c.view(c.shape[0], -1)
+        d.mul_(0.5)
+        return {"late": (c, left.mean()), "early": x + 1, "number": 3}
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 30))
+def test_branches_for_any_number_of_jobs(jobs: int) -> None:
+    torch.manual_seed(0)
+    check(randomized(Branches()), (torch.rand(1, 3, 8, 12),), (jobs,))
+
+
+def test_batch_norms_can_be_folded_into_convolutions() -> None:
+    torch.manual_seed(0)
+    module = randomized(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)))
+    check(module, (torch.rand(1, 3, 16, 16),), (1, 3), fold_batch_norm=True)
+    (stage,) = cut(module, (torch.rand(1, 3, 16, 16),), 1, fold_batch_norm=True)
+    assert not any("batch_norm" in operation for operation in stage.operations)
+
+
+def test_jobs_are_of_about_equal_cost_and_share_the_weights() -> None:
+    torch.manual_seed(0)
+    module = torchvision.models.resnet50(weights=None).eval()
+    stages = cut(module, (torch.rand(1, 3, 224, 224),), 8)
+    costs = [stage.cost_s for stage in stages]
+    assert max(costs) <= 1.4 * sum(costs) / len(costs)
+    own = {parameter.data_ptr() for parameter in module.parameters()}
+    cut_off = {parameter.data_ptr() for stage in stages for parameter in stage.parameters()}
+    assert cut_off <= own
+
+
+def test_nothing_of_the_exporting_device_stays_in_the_graph() -> None:
+    for stage in cut(Branches().eval(), (torch.rand(1, 3, 8, 12),), 3):
+        for node in stage.graph.graph.nodes:
+            assert not any(isinstance(value, torch.device) for value in (*node.args, *node.kwargs.values()))
+
+
+def test_wrong_use_is_an_error_that_names_it() -> None:
+    image = (torch.rand(1, 3, 8, 8),)
+    with pytest.raises(ValueError, match="jobs = 0"):
+        cut(nn.ReLU().eval(), image, 0)
+    with pytest.raises(ValueError, match=r"training mode; call \.eval"):
+        cut(nn.ReLU(), image, 1)
+
+    class DataDependent(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(TraceError, match="cannot trace DataDependent"):
+        cut(DataDependent().eval(), image, 1)

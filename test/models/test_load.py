@@ -1,0 +1,171 @@
+"""Where DNNs come from, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torch import nn
+
+from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.schema import DnnConfig
+
+BUILDER = "ssdlite320_mobilenet_v3_large"
+
+
+def config(**values: object) -> DnnConfig:
+    return DnnConfig(**{"role": "object", **values})
+
+
+def run(dnn, image: np.ndarray) -> Detections | Lanes:
+    with torch.inference_mode():
+        outputs = dnn.module(*dnn.preprocess(torch.from_numpy(image)))
+    flat = list(outputs.values()) if isinstance(outputs, dict) else [outputs]
+    return dnn.decoder(tuple(flat), image.shape[:2])
+
+
+@pytest.mark.parametrize(("role", "labels"), [("lane", ("lane",)), ("object", ("car", "truck")),
+                                              ("pedestrian", ("pedestrian",))])  # fmt: skip
+def test_builtin(role: str, labels: tuple[str, ...]) -> None:
+    dnn = load_dnn(role, config(role=role, model=f"builtin:{role}"))
+    assert dnn.labels == labels
+    assert not dnn.module.training
+    assert isinstance(run(dnn, np.zeros((48, 64, 3), np.uint8)), Lanes if role == "lane" else Detections)
+
+
+def test_torchvision_detector_equals_its_own_forward() -> None:
+    """Decoder and preprocessing of ours, against the model as torchvision runs it."""
+    torch.manual_seed(0)
+    image = np.random.default_rng(0).integers(0, 256, (320, 320, 3), dtype=np.uint8)
+    dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights="random", score_threshold=0.005,
+                                    iou_threshold=0.55, max_detections=300))  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        reference = torchvision.models.get_model(f"{BUILDER}", weights=None, weights_backbone=None).eval()
+    reference.score_thresh, reference.nms_thresh, reference.detections_per_img = 0.005, 0.55, 300
+    with torch.inference_mode():
+        expected = reference([torch.from_numpy(image).permute(2, 0, 1) / 255])[0]
+    found = run(dnn, image)
+    assert len(found) == len(expected["scores"]) > 0
+    np.testing.assert_allclose(found.scores, expected["scores"].numpy(), atol=1e-4)
+    np.testing.assert_allclose(found.boxes, expected["boxes"].numpy(), atol=0.5)
+
+
+def test_exported_program(tmp_path: Path) -> None:
+    dnn = load_dnn("object", config(model="builtin:object"))
+    file = tmp_path / "object.pt2"
+    torch.export.save(torch.export.export(dnn.module, dnn.example_inputs()), file)
+    copy = load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car", "truck"], resize="stretch"))
+    image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    copy.decoder.score_threshold = dnn.decoder.score_threshold = 0.0
+    np.testing.assert_allclose(run(copy, image).scores, run(dnn, image).scores, atol=1e-5)
+    with pytest.raises(ModelError, match=r"shape \(1, 6, 2268\), but decoder yolo with 1 classes"):
+        load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car"]))
+    with pytest.raises(ModelError, match=r"decoder is 'auto'.*allowed: yolo, grid, lane"):
+        load_dnn("copy", config(model=str(file), labels=["car", "truck"]))
+    with pytest.raises(ModelError, match=r"labels is \[\]"):
+        load_dnn("copy", config(model=str(file), decoder="yolo"))
+    with pytest.raises(ModelError, match=r"ask for 320 x 288; allowed .*: 384 x 288"):
+        load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car", "truck"], input_width=320))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_from_a_file(tmp_path: Path, suffix: str) -> None:
+    source = torchvision.models.get_model(BUILDER, weights=None, weights_backbone=None, num_classes=3)
+    file = tmp_path / f"weights{suffix}"
+    save = save_file if suffix == ".safetensors" else torch.save
+    save({name: value.contiguous() for name, value in source.state_dict().items()}, file)
+    values = {"model": f"torchvision:{BUILDER}", "weights": str(file), "labels": ["none", "cat", "dog"]}
+    dnn = load_dnn("object", config(num_classes=3, **values))
+    own = dnn.module.state_dict()
+    assert all(torch.equal(own[name], value) for name, value in source.state_dict().items() if name in own)
+    with pytest.raises(ModelError, match=r"has shape \(\d+, .*the network's \(\d+, "):
+        load_dnn("object", config(num_classes=4, **{**values, "labels": list("abcd")}))
+
+
+class Exploit:
+    def __reduce__(self):
+        return (print, ("code from a file ran",))
+
+
+def test_a_pickle_is_refused_and_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file = tmp_path / "evil.pth"
+    torch.save({"weights": Exploit()}, file)
+    with pytest.raises(ModelError, match=r"evil\.pth.*convert it"):
+        load_dnn("object", config(model=f"torchvision:{BUILDER}", weights=str(file)))
+    plain = tmp_path / "plain.pth"
+    plain.write_bytes(pickle.dumps(Exploit()))
+    with pytest.raises(ModelError, match=r"plain\.pth"):
+        load_dnn("object", config(model=f"torchvision:{BUILDER}", weights=str(plain)))
+    assert "ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["w.pth", "w.safetensors", "m.pt2", "m.onnx"])
+@pytest.mark.parametrize("content", [b"", b"not a model at all", b"PK\x03\x04" + b"\0" * 64])
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str, content: bytes) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    values = {"model": str(file), "decoder": "yolo", "labels": ["car"]}
+    if name.startswith("w"):
+        values = {"model": f"torchvision:{BUILDER}", "weights": str(file)}
+    with pytest.raises(ModelError, match=name.replace(".", r"\.")):
+        load_dnn("object", config(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": "builtin:sofa"}, r"dnn\.x\.model is 'builtin:sofa'; allowed: builtin:lane, builtin:object"),
+        ({"model": "model.pkl"}, r"model is 'model\.pkl'; allowed: .*\.onnx file"),
+        ({"model": "missing.pt2"}, r"model is 'missing\.pt2': there is no such file"),
+        ({"model": "torchvision:resnet18", "weights": "random"}, r"allowed builders: .*ssd300_vgg16"),
+        ({"model": "torchvision:fasterrcnn_resnet50_fpn", "weights": "random"}, r"two stages.*RetinaNet"),
+        ({"model": f"torchvision:{BUILDER}"}, r"weights is 'default'; allowed: COCO_V1, random"),
+        ({"model": f"torchvision:{BUILDER}", "weights": "w.pth"}, r"weights is 'w\.pth': there is no such file"),
+        (
+            {"model": "builtin:object", "weights": "random"},
+            r"weights is 'random'; allowed with builtin:object: default",
+        ),
+        ({"model": "builtin:object", "role": "lane"}, r"role is 'lane', but builtin:object is decoded as 'yolo'"),
+        ({"model": "builtin:object", "keep": ["cat"]}, r"keep = \['cat'\]: no class 'cat'; allowed: car, truck"),
+        ({"model": "builtin:object", "labels": ["a"]}, r"labels has 1 names, but builtin:object has 2 classes"),
+        (
+            {"model": "builtin:object", "decoder": "torchvision"},
+            r"decoder is 'torchvision'; allowed .*yolo, grid, lane",
+        ),
+        ({"model": "builtin:object", "mean": [1.0]}, r"each needs one value for each of 3 channels"),
+    ],
+)
+def test_wrong_parameters(values: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_dnn("x", config(**values))
+
+
+def test_an_operator_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    graph = helper.make_graph(
+        [helper.make_node("Det", ["image"], ["out"])],
+        "g",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [1, 3])],
+    )
+    file = tmp_path / "det.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), file)
+    with pytest.raises(ModelError, match=r"det\.onnx: an operator that onnx2torch does not have: .*Det"):
+        load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
+
+
+def test_a_layer_that_fails_is_told_when_loading(tmp_path: Path) -> None:
+    program = torch.export.export(nn.Flatten(), (torch.zeros(1, 3, 8, 8),))
+    file = tmp_path / "flat.pt2"
+    torch.export.save(program, file)
+    with pytest.raises(ModelError, match=r"flat\.pt2: output of shape \(1, 192\), but decoder yolo"):
+        load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
