@@ -61,7 +61,7 @@ def make_task(
 ) -> DnnTask:
     """Cut one DNN into its jobs and make them ready."""
     inputs = dnn.example_inputs()
-    stages = backend.prepare(cut(dnn.module, inputs, settings.jobs), inputs, device)
+    stages = backend.prepare(cut(dnn.module, inputs, settings.jobs, fold_batch_norm=True), inputs, device)
     return DnnTask(
         name=dnn.name,
         cameras=cameras,
