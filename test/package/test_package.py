@@ -104,3 +104,9 @@ def test_syntax_is_3_10_clean():
 
     for source in (ROOT / "multi_dnn_ros").rglob("*.py"):
         ast.parse(source.read_text(), feature_version=(3, 10))
+
+
+def test_every_folder_with_code_is_a_package():
+    """find_packages leaves out folders without __init__.py: they work in a checkout and are missing once installed."""
+    for folder in {source.parent for source in (ROOT / "multi_dnn_ros").rglob("*.py")}:
+        assert (folder / "__init__.py").is_file(), folder
