@@ -1,0 +1,126 @@
+"""Raw outputs with known content come back as the boxes and lines that were put in."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multi_dnn_ros.models.decoders.grid import GridDecoder
+from multi_dnn_ros.models.decoders.lane import LaneDecoder
+from multi_dnn_ros.models.decoders.yolo import YoloDecoder
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.models.results import OutputError
+
+LABELS = ("car", "truck", "bus")
+SIZE = (480, 640)
+
+boxes = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 3), st.floats(0.3, 0.9), st.floats(0.3, 0.9), st.integers(0, 2)),
+    min_size=0,
+    max_size=8,
+    unique_by=lambda box: box[:2],
+)
+
+
+def placed(box: tuple[int, int, float, float, int]) -> np.ndarray:
+    """A box inside its own cell of a 4 x 4 grid, source pixels: no two overlap."""
+    column, row, width, height, _ = box
+    cell_w, cell_h = SIZE[1] / 4, SIZE[0] / 4
+    cx, cy = (column + 0.5) * cell_w, (row + 0.5) * cell_h
+    w, h = width * cell_w, height * cell_h
+    return np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2])
+
+
+@settings(max_examples=40, deadline=None)
+@given(boxes, st.sampled_from(["stretch", "letterbox"]))
+def test_yolo_gives_back_the_boxes(found: list, fit: str) -> None:
+    preprocess = Preprocess(320, 320, fit=fit)
+    place = preprocess.geometry(SIZE)
+    raw = torch.zeros(1, 4 + len(LABELS), 20)
+    for index, box in enumerate(found):
+        x1, y1, x2, y2 = placed(box)
+        x1, x2 = (x * place.scale_x + place.left for x in (x1, x2))
+        y1, y2 = (y * place.scale_y + place.top for y in (y1, y2))
+        raw[0, :4, index] = torch.tensor([(x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1])
+        raw[0, 4 + box[4], index] = 0.9 - 0.01 * index
+    result = YoloDecoder(preprocess, LABELS)((raw,), SIZE)
+    assert len(result) == len(found)
+    assert list(result.class_ids) == [box[4] for box in found]  # best score first, as they were put in
+    for got, box in zip(result.boxes, found, strict=True):
+        np.testing.assert_allclose(got, placed(box), atol=0.01)
+    only = YoloDecoder(preprocess, LABELS, keep=["truck"])((raw,), SIZE)
+    assert len(only) == sum(box[4] == 1 for box in found)
+
+
+def test_grid_gives_back_a_box() -> None:
+    """One cell of FastestDet's head, with the formula of its documentation."""
+    raw = torch.full((1, 5 + len(LABELS), 22, 22), 0.0)
+    raw[0, 0, 10, 5] = 0.81
+    raw[0, 1:3, 10, 5] = torch.atanh(torch.tensor([0.25, 0.5]))
+    raw[0, 3:5, 10, 5] = torch.logit(torch.tensor([0.2, 0.1]))
+    raw[0, 5 + 2, 10, 5] = 0.64
+    result = GridDecoder(Preprocess(352, 352), LABELS)((raw,), SIZE)
+    (box,) = result.boxes
+    cx, cy, w, h = (5 + 0.25) / 22 * 640, (10 + 0.5) / 22 * 480, 0.2 * 640, 0.1 * 480
+    np.testing.assert_allclose(box, [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], rtol=1e-4)
+    assert result.scores[0] == pytest.approx(0.81**0.6 * 0.64**0.4, rel=1e-4)
+    assert result.labels[result.class_ids[0]] == "bus"
+
+
+def lane_logits(lines: list[np.ndarray]) -> torch.Tensor:
+    mask = np.zeros((192, 320), np.uint8)
+    for line in lines:
+        cv2.polylines(mask, [line.astype(np.int32)], False, 255, 3)
+    return torch.from_numpy(np.where(mask > 0, 4.0, -4.0).astype(np.float32))[None, None]
+
+
+def line(bottom: float, top: float, begin: int = 191, end: int = 80) -> np.ndarray:
+    v = np.arange(begin, end, -1)
+    u = bottom + (top - bottom) * (191 - v) / (191 - 80)
+    return np.stack([u, v], 1)
+
+
+def test_lanes_are_numbered_from_the_left_and_dashes_are_one_line() -> None:
+    dashes = [line(160, 160, begin, begin - 14) for begin in range(188, 90, -28)]
+    result = LaneDecoder(Preprocess(320, 192), ("lane",))(
+        (lane_logits([line(20, 130), *dashes, line(300, 190)]),), SIZE
+    )
+    assert [lane.number for lane in result.lanes] == [1, 2, 3]
+    assert result.mask.shape == SIZE
+    assert set(np.unique(result.mask)) == {0, 1, 2, 3}
+    for lane, (bottom, top) in zip(result.lanes, [(20, 130), (160, 160), (300, 190)], strict=True):
+        c0, c1, c2 = lane.curve
+        for v in (100, 170):
+            expected = (bottom + (top - bottom) * (191 - v) / 111) * 2
+            assert c0 + c1 * (v * 2.5) + c2 * (v * 2.5) ** 2 == pytest.approx(expected, abs=8)
+        assert lane.points[0, 1] > lane.points[-1, 1]  # from the bottom up
+        assert lane.score > 0.9
+
+
+def test_no_lane_and_a_blob_give_no_line() -> None:
+    decoder = LaneDecoder(Preprocess(320, 192), ("lane",))
+    for logits in (torch.full((1, 1, 192, 320), -4.0), lane_logits([np.array([[10, 150], [300, 150]])])):
+        result = decoder((logits,), SIZE)
+        assert result.lanes == ()
+        assert not result.mask.any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_an_error(bad: float) -> None:
+    raw = torch.zeros(1, 7, 5)
+    raw[0, 0, 0] = bad
+    with pytest.raises(OutputError, match="output 0 holds 1 NaN or infinite values of 35"):
+        YoloDecoder(Preprocess(64, 64), LABELS)((raw,), SIZE)
+
+
+def test_a_wrong_shape_names_both() -> None:
+    with pytest.raises(OutputError, match=r"shape \(1, 20, 7\), but decoder yolo with 3 classes reads \(1, 7, N\)"):
+        YoloDecoder(Preprocess(64, 64), LABELS)((torch.zeros(1, 20, 7),), SIZE)
+    with pytest.raises(OutputError, match=r"shape \(1, 9, 22, 22\)"):
+        GridDecoder(Preprocess(64, 64), LABELS)((torch.zeros(1, 9, 22, 22),), SIZE)
+    with pytest.raises(OutputError, match=r"reads 1 output\(s\), but the DNN returns 2"):
+        LaneDecoder(Preprocess(64, 64), ("lane",))((torch.zeros(1, 1, 4, 4),) * 2, SIZE)
