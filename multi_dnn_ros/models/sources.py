@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import nn
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.decoders.anchor import ONE_STAGE
 from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
 from multi_dnn_ros.models.onnx_shapes import fix_shapes
 from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.schema import DnnConfig
@@ -141,6 +142,10 @@ def _torchvision(name: str, builder: str, config: DnnConfig) -> Source:
 
 
 def _fill_torchvision(name: str, config: DnnConfig, network: nn.Module, catalogue: Any) -> None:
+    def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
+        # The auxiliary head serves training alone: weights that bring one fit the network that is run without it.
+        load_weights(network, {key: value for key, value in weights.items() if "aux_classifier." not in key}, source)
+
     names = [entry.name for entry in catalogue]
     if config.weights == "random":
         return
@@ -151,7 +156,7 @@ def _fill_torchvision(name: str, config: DnnConfig, network: nn.Module, catalogu
             raise ModelError(
                 f"parameter dnn.{name}.weights is '{config.weights}', which cannot be downloaded: {error}; give a file"
             ) from None
-        load_weights(network, weights, f"parameter dnn.{name}.weights '{config.weights}'")
+        fill(weights, f"parameter dnn.{name}.weights '{config.weights}'")
         return
     if Path(config.weights).suffix not in (".safetensors", ".pth", ".pt"):
         raise ModelError(
@@ -159,24 +164,28 @@ def _fill_torchvision(name: str, config: DnnConfig, network: nn.Module, catalogu
             "a .safetensors, .pth or .pt file"
         )
     file = existing_file(config.weights, f"parameter dnn.{name}.weights")
-    load_weights(network, read_state_dict(file), str(file))
+    fill(read_state_dict(file), str(file))
 
 
 def _exported(path: Path) -> Source:
     try:
+        check_archive(path)
         with _no_pickles():
             program = torch.export.load(path)
         module: nn.Module = program.module(check_guards=False)
+    except UnsafeArchive as error:
+        raise ModelError(f"{path}: refused, as loading it could run code: it {error}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as an exported program: {_first_line(error)}") from None
     shapes = [
-        tuple(node.meta["val"].shape)
+        tuple(axis if isinstance(axis, int) else 0 for axis in node.meta["val"].shape)  # symbolic: free
         for node in program.graph.find_nodes(op="placeholder")
         if node.name in program.graph_signature.user_inputs
     ]
     for part in module.modules():  # exported modules refuse eval(); what they compute was fixed at export
         part.training = False
-    return Source(module, _image_size(path, shapes), "", fixed_size=True)
+    size = _image_size(path, shapes)
+    return Source(module, size, "", fixed_size=size is not None)
 
 
 @contextlib.contextmanager
@@ -216,7 +225,7 @@ def _onnx(path: Path) -> Source:
 
 
 def _image_size(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int, int] | None:
-    """(width, height) of the one image input; None where they are free."""
+    """(width, height) of the one image input, None where they are free; 0 in `shapes` is a free axis."""
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] not in (3, 0) or shapes[0][0] not in (1, 0):
         raise ModelError(f"{path}: takes inputs of shapes {shapes}; allowed: one image (1, 3, height, width)")
     _, _, height, width = shapes[0]

@@ -1,0 +1,75 @@
+"""Is a .pt2 archive data only? Read before ``torch.export.load``, which runs what such an archive may hold as text.
+
+Beside pickles (kept out by PyTorch's weights-only switch) there are four ways from an archive to running code:
+compiled libraries and TorchScript objects in it, symbolic sizes (passed to sympy, which evaluates them), operations
+that are any function of torch, and names, which end up in the source of the generated forward. Only what
+``torch.export.save`` writes for an ordinary network is let through.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_RECORD = re.compile(
+    r"(models/\w+\.json|data/weights/(weight_\d+|\w+_config\.json)|data/constants/(tensor_\d+|\w+_config\.json)"
+    r"|data/sample_inputs/\w+\.pt|archive_format|archive_version|byteorder|version|\.data/\w+)"
+)
+_OPERATION = re.compile(
+    r"torch\.ops\.(aten|prims|torchvision|higher_order)(\.(?!__)\w+|\.__i?(and|or|xor|lshift|rshift)__){1,2}"
+    r"|_operator\.(getitem|add|sub|mul|floordiv|truediv|mod|neg|lt|le|gt|ge|eq|ne)"
+    r"|torch\.sym_(not|float|int|max|min|sum)"
+)
+_NAME = re.compile(r"(?!__)[\w+\-]*(\.(?!__)[\w+\-]*)*")
+_SYMBOLIC = re.compile(
+    r"(Symbol\('[su]\d+'|\b(Integer|Add|Mul|Max|Min|FloorDiv|CeilDiv|CleanDiv|Mod|positive|integer|nonnegative|True)\b"
+    r"|-?\b\d+\b|[(), =])*"
+)
+_TREE = re.compile(r'(?!.*__)[\w\s\[\]{}"\\,.:\-]*')
+#: Text that is quoted or kept as a note, never part of generated source.
+_QUOTED = ("metadata", "as_string", "guards_code", "__debug_artifacts")
+
+
+class UnsafeArchive(ValueError):
+    """The archive holds more than a graph and tensors; the message names the first such thing."""
+
+
+def check_archive(path: Path) -> None:
+    """Raise UnsafeArchive if loading the .pt2 file `path` could run code.
+
+    A damaged file raises RuntimeError, ValueError or zipfile.BadZipFile.
+    """
+    with zipfile.ZipFile(path) as archive:
+        names = [name.partition("/")[2] for name in archive.namelist()]
+    reader = torch._C.PyTorchFileReader(str(path))
+    for name in (*names, *reader.get_all_records()):
+        if not _RECORD.fullmatch(name) and not name.startswith("extra/"):
+            raise UnsafeArchive(f"holds {name[:80]!r}; allowed: graph, weights, constant tensors")
+    for name in reader.get_all_records():
+        if name.endswith(".json") and not name.startswith("extra/"):
+            _check(json.loads(reader.get_record(name)), key="")
+
+
+def _check(value: Any, key: str) -> None:
+    if isinstance(value, dict):
+        for inner_key, inner in value.items():
+            _check_text(inner_key, "name")
+            if inner_key not in _QUOTED:
+                _check(inner, inner_key)
+    elif isinstance(value, list):
+        for inner in value:
+            _check(inner, key)
+    elif isinstance(value, str):
+        _check_text(value, key)
+
+
+def _check_text(text: str, key: str) -> None:
+    allowed = {"expr_str": _SYMBOLIC, "target": _OPERATION, "in_spec": _TREE, "out_spec": _TREE}.get(key, _NAME)
+    if text and not allowed.fullmatch(text) and text not in _QUOTED:
+        what = {"expr_str": "symbolic size", "target": "operation"}.get(key, "name")
+        raise UnsafeArchive(f"has the {what} {text[:80]!r}, which torch.export does not write for an ordinary network")
