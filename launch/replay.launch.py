@@ -15,6 +15,7 @@ from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.substitutions import FindPackageShare
 
+OUTPUTS = ".*/multi_dnn/.*|/diagnostics"
 ARGUMENTS = {
     "bag": (None, "The recording to play: a rosbag2 folder or an .mcap file."),
     "output": ("multi_dnn_results", "Folder of the new recording; it must not exist yet."),
@@ -41,13 +42,15 @@ def generate_launch_description() -> LaunchDescription:
     )
     record = ExecuteProcess(
         cmd=["ros2", "bag", "record", "--use-sim-time", "--output", LaunchConfiguration("output"),
-             "--regex", ".*/multi_dnn/.*|/diagnostics"],
+             "--regex", OUTPUTS],
         output="screen",
     )  # fmt: skip
     play = ExecuteProcess(
-        cmd=["ros2", "bag", "play", LaunchConfiguration("bag"), "--clock", "--rate", LaunchConfiguration("rate")],
+        # A recording of an earlier run holds that run's results: they must not mix with the new ones.
+        cmd=["ros2", "bag", "play", LaunchConfiguration("bag"), "--clock", "--rate", LaunchConfiguration("rate"),
+             "--exclude-regex", OUTPUTS],
         output="screen",
-    )
+    )  # fmt: skip
     end = RegisterEventHandler(
         OnProcessExit(target_action=play, on_exit=[TimerAction(period=2.0, actions=[EmitEvent(event=Shutdown())])])
     )
