@@ -45,7 +45,7 @@ def run(args: list[str] | None = None) -> int:
     except (KeyboardInterrupt, ExternalShutdownException):
         pass
     finally:
-        stop.node = None
+        stop.ending = True
         if node is not None:
             if stop.number is not None:
                 node.get_logger().info(f"{signal.Signals(stop.number).name}: ending")
@@ -76,10 +76,14 @@ def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSigna
 
 
 class _StopSignal:
-    """SIGINT and SIGTERM: the first one is noted, and breaks off loading; a second one ends the process at once."""
+    """SIGINT and SIGTERM: the first one is noted, and breaks off loading.
+
+    Further ones change nothing: ending takes a bounded time, and a terminal and a launcher may both send one.
+    """
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.ending = False
         self.node: MultiDnnNode | None = None
         self._before: dict[int, Any] = {}
         try:
@@ -94,8 +98,9 @@ class _StopSignal:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None or self.ending:
+            return
         self.number = number
-        signal.signal(number, signal.SIG_DFL)
         if self.node is None or self.node.configuring:
             raise KeyboardInterrupt
 
