@@ -40,7 +40,7 @@ def test_stop_with_jobs_queued_drops_them(start, recorder):
     engine = start(*(task(name, jobs=2, on_job=lambda index: gate()) for name in "abc"), workers=1)
     engine.offer(frame(value=1))
     gate.wait_for_job()  # one job runs, two are queued
-    engine.offer(frame(value=2))  # three wait in their mailboxes
+    assert engine.submit(frame(value=2), WAIT)  # once all three have begun, three wait in their mailboxes
     stopper = threading.Thread(target=engine.stop, args=(WAIT,))
     stopper.start()
     recorder.wait(lambda: len(recorder.drops) == 5)
