@@ -11,11 +11,14 @@ import torch
 
 from multi_dnn_ros.backends import Backend
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
+
+BACKENDS: Mapping[str, type[Backend]] = {"eager": Eager, "torchscript": TorchScript}
 
 
 class ConfigError(ValueError):
@@ -41,14 +44,13 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     workers = config.workers or default_workers(device, len(config.dnns))
     if device.type == "cpu":
         torch.set_num_threads(config.cpu_threads or max(1, cpu_count() // workers))
-    backend = Eager()
     dnns: dict[str, Dnn] = {}
     tasks: list[DnnTask] = []
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
         begin = time.perf_counter()
         cameras = _cameras_of(name, settings, config)
         dnns[name] = load_dnn(name, settings)
-        tasks.append(make_task(dnns[name], settings, cameras, backend, device))
+        tasks.append(make_task(dnns[name], settings, cameras, choose_backend(settings.backend, device), device))
         progress(
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
             f"{len(tasks[-1].stages)} jobs after {time.perf_counter() - begin:.1f} s"
@@ -72,6 +74,13 @@ def make_task(
         deadline_ns=milliseconds(settings.deadline_ms) or None,
         max_age_ns=milliseconds(settings.max_age_ms) or None,
     )
+
+
+def choose_backend(name: str, device: torch.device) -> Backend:
+    """The backend of parameter `backend`."""
+    if name == "auto":
+        name = "torchscript" if device.type == "cpu" else "eager"
+    return BACKENDS[name]()
 
 
 def milliseconds(value: float) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.models.decoders.base import Decoder
-from multi_dnn_ros.models.decoders.lane_lines import Runs, find_runs, fit_curve, group_runs
+from multi_dnn_ros.models.decoders.lane_lines import Line, Runs, find_runs, group_runs
 from multi_dnn_ros.models.preprocess import Geometry, Preprocess
 from multi_dnn_ros.models.results import Lane, Lanes, OutputError
 
@@ -54,27 +54,32 @@ class LaneDecoder(Decoder):
         logits = self._content(logits, place)
         height, width = logits.shape
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
-        mask = (logits >= math.log(threshold / (1.0 - threshold))).astype(np.uint8)
+        mask = (logits >= math.log(threshold / (1.0 - threshold))).view(np.uint8)
         # Close one-pixel notches and holes: each would end a piece.
         mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)), np.uint8)
-        runs = find_runs(mask.astype(bool))
-        groups = group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]
+        runs = find_runs(mask)
         scale = (source_size[1] / width, source_size[0] / height)
-        found = [_line(runs, members, scale) for members in groups]
-        order = sorted(range(len(found)), key=lambda index: _bottom_u(*found[index], source_size[0]))
+        found = []
+        for line in group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]:
+            curve = _in_source(line.curve, scale)
+            found.append((_bottom_u(runs, line, curve, scale, source_size[0]), line.members, curve))
+        found.sort(key=lambda line: line[0])
 
         number_of_run = np.zeros(len(runs.row), np.uint8)
-        for number, index in enumerate(order, start=1):
-            number_of_run[groups[index]] = number
+        for number, (_, members, _) in enumerate(found, start=1):
+            number_of_run[members] = number
+        marked = np.flatnonzero(mask)  # pixel by pixel in the order of the runs
+        number_of_pixel = np.repeat(number_of_run, runs.end - runs.begin)
+        probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[marked].astype(np.float64)))
+        score = np.bincount(number_of_pixel, probability) / np.maximum(np.bincount(number_of_pixel), 1)
+        lanes = tuple(
+            Lane(number, _points(runs, members, curve, scale[1]), curve, float(score[number]))
+            for number, (_, members, curve) in enumerate(found, start=1)
+        )
         numbers = np.zeros((height, width), np.uint8)
-        numbers[mask.astype(bool)] = np.repeat(number_of_run, runs.end - runs.begin)
-        lanes = []
-        for number, index in enumerate(order, start=1):
-            curve, points = found[index]
-            probability = 1.0 / (1.0 + np.exp(-logits[numbers == number].astype(np.float64)))
-            lanes.append(Lane(number, points, curve, float(probability.mean())))
+        numbers.reshape(-1)[marked] = number_of_pixel
         drawn = cv2.resize(numbers, source_size[::-1], interpolation=cv2.INTER_NEAREST)
-        return Lanes(np.asarray(drawn, np.uint8), tuple(lanes))
+        return Lanes(np.asarray(drawn, np.uint8), lanes)
 
     def _lane_logits(self, logits: torch.Tensor) -> npt.NDArray[np.float32]:
         if len(logits) > 1:
@@ -100,20 +105,27 @@ class LaneDecoder(Decoder):
         return content
 
 
-Line = tuple[npt.NDArray[np.float64], npt.NDArray[np.float32]]
+def _in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:
+    """A curve of mask pixels in source pixels; scale: source pixels across, down, a mask pixel."""
+    across, down = scale
+    c0, c1, c2 = curve.tolist()
+    shift = 0.5 / down - 0.5  # v of the mask = v of the source / down + shift
+    at_origin, slope = c0 + c1 * shift + c2 * shift**2, (c1 + 2.0 * c2 * shift) / down
+    return np.array([(at_origin + 0.5) * across - 0.5, slope * across, c2 / down**2 * across])
 
 
-def _line(runs: Runs, members: npt.NDArray[np.int64], scale: tuple[float, float]) -> Line:
-    """Curve and points, bottom up, of one line in source pixels."""
-    u = ((runs.center[members] + 0.5) * scale[0] - 0.5).astype(np.float64)
-    v = ((runs.row[members] + 0.5) * scale[1] - 0.5).astype(np.float64)
-    curve = fit_curve(v, u, bend=bool(np.ptp(runs.row[members]) >= 16))
-    at = np.linspace(v.max(), v.min(), min(_POINTS, len(np.unique(v))))
-    points = np.stack([np.polynomial.polynomial.polyval(at, curve), at], axis=1)
-    return curve, points.astype(np.float32)
+def _points(
+    runs: Runs, members: npt.NDArray[np.int64], curve: npt.NDArray[np.float64], down: float
+) -> npt.NDArray[np.float32]:
+    """Points on the curve, bottom up, from the line's lowest row to its highest, in source pixels."""
+    rows = runs.row[members]
+    high, low = ((int(row) + 0.5) * down - 0.5 for row in (rows.min(), rows.max()))
+    at = np.linspace(low, high, min(_POINTS, int(rows.max() - rows.min()) + 1))
+    return np.stack([curve[0] + at * (curve[1] + at * curve[2]), at], axis=1).astype(np.float32)
 
 
-def _bottom_u(curve: npt.NDArray[np.float64], points: npt.NDArray[np.float32], height: int) -> float:
+def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tuple[float, float], height: int) -> float:
     """Where the line meets the bottom of the image, straight on from its lowest point."""
-    u, v = float(points[0, 0]), float(points[0, 1])
-    return float(u + (curve[1] + 2.0 * curve[2] * v) * (height - 1 - v))
+    lowest = (float(runs.row[line.members].max()) + 0.5) * scale[1] - 0.5
+    c0, c1, c2 = curve.tolist()
+    return float(c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest))

@@ -1,0 +1,76 @@
+"""TorchScript: a whole job in one call that runs without Python's global lock. For CPUs.
+
+Eager PyTorch gives the lock back in every operation and has to win it again after each; workers and decoders then wait
+for one another a hundred times a frame. PyTorch deprecates TorchScript without another way to run a graph outside of
+the lock (AOTInductor's Python runner holds it for the whole call), so this is used while it is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.eager import Eager
+
+log = logging.getLogger(__name__)
+
+#: The first calls of a script are observed and then optimized for what was seen.
+_WARM_UP_CALLS = 3
+
+
+class TorchScript:
+    """Runs each stage as a frozen script; a stage that cannot be scripted, or computes otherwise then, stays eager."""
+
+    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+        """Move to `device`, script, compare with eager results on `inputs`, warm up."""
+        eager = Eager().prepare(stages, inputs, device)
+        ready: list[Stage] = []
+        with torch.inference_mode():
+            carried = tuple(tensor.to(device) for tensor in inputs)
+            for index, stage in enumerate(eager):
+                expected = stage(carried)
+                try:
+                    ready.append(_scripted(stage, carried, expected))
+                except Exception as error:  # whatever a tracer raises, eager runs it
+                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    log.warning("job %d runs eager, as TorchScript does not take it: %s", index, reason)
+                    ready.append(stage)
+                carried = expected
+        return tuple(ready)
+
+
+def _scripted(stage: Stage, carried: Tensors, expected: Tensors) -> Stage:
+    if not carried or not isinstance(stage, torch.nn.Module):
+        raise ValueError("a stage without inputs cannot be traced")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecation, and constants that are fixed here on purpose
+        traced = torch.jit.trace(_Positional(stage).eval(), carried, check_trace=False)
+        script = torch.jit.freeze(traced)
+
+    def run(tensors: Tensors) -> Tensors:
+        results: Tensors = script(*tensors)
+        return results
+
+    for _ in range(_WARM_UP_CALLS):
+        results = run(carried)
+    if len(results) != len(expected):
+        raise ValueError(f"{len(results)} results instead of {len(expected)}")
+    for result, right in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return run
+
+
+class _Positional(torch.nn.Module):
+    """A stage with its carried tensors as single arguments, as tracing wants them."""
+
+    def __init__(self, stage: torch.nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, *carried: torch.Tensor) -> Tensors:
+        results: Tensors = self.stage(carried)
+        return results

@@ -1,0 +1,92 @@
+"""However the jobs of a DNN run, they compute the same."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+import torch
+import torchvision
+
+from multi_dnn_ros.backends import Backend, Tensors
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline import BACKENDS, choose_backend
+from multi_dnn_ros.schema import DnnConfig
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return BACKENDS[request.param]()
+
+
+def through(stages: tuple, inputs: Tensors) -> Tensors:
+    with torch.inference_mode():
+        for stage in stages:
+            inputs = stage(inputs)
+        return inputs
+
+
+def test_a_cpu_runs_scripts_and_a_gpu_does_not() -> None:
+    assert type(choose_backend("auto", CPU)) is BACKENDS["torchscript"]
+    assert type(choose_backend("auto", torch.device("cuda:0"))) is BACKENDS["eager"]
+    assert type(choose_backend("eager", CPU)) is BACKENDS["eager"]
+
+
+@pytest.mark.parametrize("jobs", [1, 5])
+def test_our_dnns_compute_what_their_module_computes(backend: Backend, jobs: int) -> None:
+    dnn = load_dnn("object", DnnConfig(role="object", model="builtin:object"))
+    stages = backend.prepare(cut(dnn.module, dnn.example_inputs(), jobs), dnn.example_inputs(), CPU)
+    inputs = tuple(torch.rand_like(tensor) for tensor in dnn.example_inputs())
+    with torch.inference_mode():
+        expected = dnn.module(*inputs)
+    (output,) = through(stages, inputs)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_stages_run_in_many_threads_at_once(backend: Backend) -> None:
+    torch.manual_seed(0)
+    module = torchvision.models.mobilenet_v3_small(weights=None).eval()
+    example = (torch.rand(1, 3, 64, 64),)
+    stages = backend.prepare(cut(module, example, 3), example, CPU)
+    inputs = [(torch.rand(1, 3, 64, 64),) for _ in range(12)]
+    with torch.inference_mode():
+        expected = [module(*each) for each in inputs]
+    results: dict[int, torch.Tensor] = {}
+
+    def run(first: int) -> None:
+        for index in range(first, len(inputs), 4):
+            results[index] = through(stages, inputs[index])[0]
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, right in enumerate(expected):
+        torch.testing.assert_close(results[index], right, rtol=1e-4, atol=1e-5)
+
+
+class ChangesWhenTraced(torch.nn.Module):
+    def forward(self, carried: Tensors) -> Tensors:
+        return (carried[0] + (1.0 if torch.jit.is_tracing() else 0.0),)
+
+
+class RefusesToBeTraced(torch.nn.Module):
+    def forward(self, carried: Tensors) -> Tensors:
+        if torch.jit.is_tracing():
+            raise RuntimeError("no tracing here")
+        return (carried[0] * 2,)
+
+
+@pytest.mark.parametrize(("stage", "expected"), [(ChangesWhenTraced(), 3.0), (RefusesToBeTraced(), 6.0)])
+def test_a_stage_that_cannot_be_scripted_runs_eager(
+    stage: torch.nn.Module, expected: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        stages = BACKENDS["torchscript"]().prepare([stage], (torch.zeros(2),), CPU)
+    assert "job 0 runs eager" in caplog.text
+    torch.testing.assert_close(through(stages, (torch.full((2,), 3.0),))[0], torch.full((2,), expected))
