@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.arguments import natural, positive, positive_float
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.schema import NodeConfig
 
 _DESCRIPTION = """\
-Measure this machine. Every scenario runs its baselines in the same process run, in random order, and prints a table;
---output writes the figures with machine, versions, sample counts and command as JSON.
+Measure this machine. Every scenario runs its baselines in the same process run, in random order where it can, and
+prints a table; --output writes the figures with machine, versions, sample counts and command as JSON.
 
 scenarios:
   cpu        the configured DNNs through the engine, one after another in one thread, and as one process each
   overhead   the engine's own cost per job, with jobs that compute nothing
+  load       the node under three cameras, one at over four times the rate that can be served: are latency, memory and
+             accounts at the end of a long run what they were at its beginning? (processes on loopback DDS)
+  rough      cameras that stall, send broken images, are killed and come back: do the others notice?
+  cycles     activate and deactivate again and again: is anything left behind?
 """
 _EXAMPLES = """\
 examples:
   multi-dnn benchmark cpu --output results/benchmark_cpu.json
   multi-dnn benchmark cpu --params-file my_robot.yaml --frames 50
   multi-dnn benchmark overhead
+  multi-dnn benchmark load --minutes 10 --output results/load_cpu.json --plot results/load_cpu.png
+  multi-dnn benchmark cycles --repeats 50 --device cuda
 """
 
 
@@ -30,43 +45,62 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", choices=("cpu", "overhead"))
+    parser.add_argument("scenario", choices=tuple(_SCENARIOS))
     parser.add_argument(
         "--params-file", type=Path, help="DNNs to measure, as for `multi-dnn run` (default: the package's)"
     )
-    parser.add_argument("--frames", type=int, default=20, help="frames in each repeat (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=9, help="repeats of each condition (default: %(default)s)")
+    parser.add_argument("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the generated images and the order (default: %(default)s)"
+        "--frames", type=positive, default=20, help="cpu, overhead: frames in each repeat (default: %(default)s)"
     )
+    parser.add_argument(
+        "--repeats", type=positive, help="repeats of each condition (default: 9), or cycles (default: 50)"
+    )
+    parser.add_argument(
+        "--minutes", type=positive_float, default=10.0, help="load: length of the run (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive_float, default=15.0, help="rough: length of each phase (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--seed", type=natural, default=0, help="of the generated images and the order (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--logs", type=Path, help="load, rough: folder for the processes' logs (default: a temporary one)"
+    )
+    parser.add_argument("--plot", type=Path, help="load: write a picture of latency and memory over time")
     parser.add_argument("--output", type=Path, help="write the figures to this JSON file")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print a table, write JSON."""
+    """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
     from multi_dnn_ros.benchmark.report import provenance, write_json
-    from multi_dnn_ros.cli.errors import UsageError
 
-    for name in ("frames", "repeats"):
-        if getattr(args, name) < 1:
-            raise UsageError(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    figures, text = _cpu(args) if args.scenario == "cpu" else _overhead(args)
+    figures, text = _SCENARIOS[args.scenario](args)
     print(text)
     if args.output is not None:
         write_json(args.output, {"scenario": args.scenario, **provenance(), **figures})
         print(f"written to {args.output}")
-    return 0
+    return 0 if figures.get("passed", True) else 1
 
 
-def _cpu(args: argparse.Namespace) -> tuple[dict, str]:
-    from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency
-    from multi_dnn_ros.benchmark.report import table
+def _config(args: argparse.Namespace) -> NodeConfig:
     from multi_dnn_ros.params_file import read_params_file
     from multi_dnn_ros.resources import config_file
+    from multi_dnn_ros.schema import NodeConfig
 
     config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
-    figures = measure_concurrency(config, args.frames, args.repeats, args.seed)
+    if args.device is None:
+        return config
+    return NodeConfig.model_validate({**config.model_dump(), "device": args.device})
+
+
+def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency
+    from multi_dnn_ros.benchmark.report import table
+
+    figures = measure_concurrency(_config(args), args.frames, args.repeats or 9, args.seed)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
     rows = [
         [name, f"{times['p50']:.1f}", f"{times['min']:.1f}", f"{times['max']:.1f}", f"{engine / times['p50']:.2f}"]
@@ -76,11 +110,11 @@ def _cpu(args: argparse.Namespace) -> tuple[dict, str]:
     return figures, table(header, rows)
 
 
-def _overhead(args: argparse.Namespace) -> tuple[dict, str]:
+def _overhead(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.overhead import measure_overhead
     from multi_dnn_ros.benchmark.report import table
 
-    cases = [measure_overhead(jobs, args.frames * 10, args.repeats, dnns=3, workers=2) for jobs in (1, 4, 8, 32)]
+    cases = [measure_overhead(jobs, args.frames * 10, args.repeats or 9, dnns=3, workers=2) for jobs in (1, 4, 8, 32)]
     rows = [
         [
             str(case["jobs"]),
@@ -91,3 +125,45 @@ def _overhead(args: argparse.Namespace) -> tuple[dict, str]:
         for case in cases
     ]
     return {"cases": cases}, table(["jobs a frame", "engine, us a job", "called directly", "the engine's own"], rows)
+
+
+def _load(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    from multi_dnn_ros.benchmark.load import load_table, measure_load
+    from multi_dnn_ros.benchmark.load_plot import plot_load
+
+    with _logs(args) as folder:
+        measured = measure_load(_config(args), folder, args.minutes * 60.0, args.seed)
+    if args.plot is not None:
+        plot_load(measured, args.plot)
+        print(f"plotted in {args.plot}")
+    return measured.figures, load_table(measured.figures)
+
+
+def _rough(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    from multi_dnn_ros.benchmark.rough import measure_rough, rough_table
+
+    with _logs(args) as folder:
+        figures = measure_rough(_config(args), folder, args.seconds, args.seed)
+    return figures, rough_table(figures)
+
+
+def _cycles(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    from multi_dnn_ros.benchmark.cycles import cycles_table, measure_cycles
+
+    figures = measure_cycles(_config(args), args.repeats or 50)
+    return figures, cycles_table(figures)
+
+
+@contextmanager
+def _logs(args: argparse.Namespace) -> Iterator[Path]:
+    if args.logs is not None:
+        yield args.logs
+        return
+    with tempfile.TemporaryDirectory(prefix="multi_dnn_benchmark_") as folder:
+        yield Path(folder)
+
+
+_SCENARIOS = {"cpu": _cpu, "overhead": _overhead, "load": _load, "rough": _rough, "cycles": _cycles}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.demo.evaluation import last_statuses
 from multi_dnn_ros.demo.moments import CameraTopics, Stream
-from multi_dnn_ros.demo.processes import Child, Interrupts
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Course, report
 from multi_dnn_ros.params_file import read_params_file
+from multi_dnn_ros.processes import Child, Interrupts, free_domain, on_loopback
 from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
 from multi_dnn_ros.resources import config_file
 from multi_dnn_ros.schema import DnnConfig
@@ -101,13 +100,8 @@ class Demo:
     def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
         """Run both processes to the end of the drive; the node's peak resident bytes, and whether it ended in time."""
         frames = max(1, round(self.seconds * self.rate_hz))
-        domain = _free_domain() if self.domain_id is None else self.domain_id
-        environment = {
-            "ROS_DOMAIN_ID": str(domain),
-            "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
-            # Before Iron there was only this one; newer ones warn about it.
-            **({"ROS_LOCALHOST_ONLY": "1"} if os.environ.get("ROS_DISTRO") == "humble" else {}),
-        }
+        domain = free_domain() if self.domain_id is None else self.domain_id
+        environment = on_loopback(domain)
         drive = [
             *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--prepare"),
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
@@ -216,20 +210,3 @@ def _clear(output: Path) -> None:
         (output / name).unlink(missing_ok=True)
     if bag.exists():
         shutil.rmtree(bag)
-
-
-def _free_domain() -> int:
-    """A ROS domain whose first discovery port nobody on this machine has open.
-
-    Up to 101, because the ports of higher ones lie where Linux takes those of outgoing connections from.
-    """
-    first = os.getpid()
-    for step in range(80):
-        domain = 20 + (first + step) % 80
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))
-            except OSError:
-                continue
-        return domain
-    raise CommandError("every ROS domain from 20 to 99 is in use on this machine; choose one with --domain-id")

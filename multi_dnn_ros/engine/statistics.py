@@ -81,6 +81,8 @@ class StreamRecorder:
         if deadline_ns is not None and published_ns - timing.received_ns > deadline_ns:
             self.deadline_misses += 1
         self._samples.append((published_ns, timing))
+        while published_ns - self._samples[0][0] > self._window_ns:  # nobody asks for older ones
+            self._samples.popleft()
 
     def snapshot(self, now_ns: int) -> StreamStatistics:
         recent = [(at, timing) for at, timing in self._samples if now_ns - at <= self._window_ns]

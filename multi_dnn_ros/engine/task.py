@@ -50,7 +50,7 @@ class DropReason(str, Enum):
     SHUTDOWN = "shutdown"  # the engine stopped first
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Where the time of one frame went, nanoseconds on the engine's clock."""
 

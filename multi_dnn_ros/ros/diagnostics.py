@@ -68,10 +68,13 @@ class PublishAges:
 
     def add(self, stream: Stream, now_ns: int, age_ns: int) -> None:
         """now_ns: engine's clock. age_ns: node's clock less header stamp; may be negative when clocks disagree."""
-        self._ages[stream].append((now_ns, age_ns))
+        ages = self._ages[stream]
+        ages.append((now_ns, age_ns))
+        while now_ns - ages[0][0] > _WINDOW_NS:
+            ages.popleft()
 
     def percentiles(self, stream: Stream, now_ns: int) -> Percentiles:
-        return Percentiles.of(age for at, age in tuple(self._ages[stream]) if now_ns - at <= _WINDOW_NS)
+        return Percentiles.of(age for at, age in self._ages[stream].copy() if now_ns - at <= _WINDOW_NS)
 
 
 class DiagnosticsReport:

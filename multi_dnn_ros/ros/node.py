@@ -62,6 +62,10 @@ class MultiDnnNode(LifecycleNode):
         if self._node_parameters.value("autostart"):
             self._start_timer = self.create_timer(0.001, self._start, clock=self._steady)
 
+    def published(self) -> dict[tuple[str, str], int]:
+        """Results published since activating, by DNN and camera; empty while inactive."""
+        return self._serving.published() if self._serving is not None else {}
+
     def close(self) -> None:
         """Stop and free everything, in whatever state the node is; for the end of the process."""
         try:

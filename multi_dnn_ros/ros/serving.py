@@ -96,6 +96,10 @@ class Serving:
         elif field == "max_age_ms":
             self._engine.update(dnn, max_age_ns=nanoseconds(value))
 
+    def published(self) -> dict[tuple[str, str], int]:
+        """Results published so far, by DNN and camera."""
+        return {stream: figures.published for stream, figures in self._engine.statistics().streams.items()}
+
     def statuses(self, report: DiagnosticsReport) -> Iterable[DiagnosticStatus]:
         """Diagnostics of the streams and of the cameras."""
         statistics, now_ns = self._engine.statistics(), time.monotonic_ns()

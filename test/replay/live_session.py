@@ -20,7 +20,7 @@ from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.demo.evaluation import accounts, last_statuses
-from multi_dnn_ros.demo.processes import Child
+from multi_dnn_ros.processes import Child
 
 OUTPUTS = {
     "lane/mask": Image,

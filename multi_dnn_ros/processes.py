@@ -1,9 +1,10 @@
-"""The processes of the demo: started with their output in a log file, and ended whatever happens."""
+"""Our commands as processes: started with their output in a log file, and ended whatever happens."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,35 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import psutil
+
+from multi_dnn_ros.cli.errors import CommandError
+
+
+def on_loopback(domain: int) -> dict[str, str]:
+    """Environment in which ROS speaks in this domain, on this machine only."""
+    return {
+        "ROS_DOMAIN_ID": str(domain),
+        "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
+        # Before Iron there was only this one; newer ones warn about it.
+        **({"ROS_LOCALHOST_ONLY": "1"} if os.environ.get("ROS_DISTRO") == "humble" else {}),
+    }
+
+
+def free_domain() -> int:
+    """A ROS domain whose first discovery port nobody on this machine has open.
+
+    Up to 101, because the ports of higher ones lie where Linux takes those of outgoing connections from.
+    """
+    first = os.getpid()
+    for step in range(80):
+        domain = 20 + (first + step) % 80
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))
+            except OSError:
+                continue
+        return domain
+    raise CommandError("every ROS domain from 20 to 99 is in use on this machine; choose one with --domain-id")
 
 
 class Interrupts:
@@ -90,6 +120,10 @@ class Child:
         except psutil.Error:  # it has just ended
             return
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
         """End it as Ctrl-C does; kill it when that takes too long. False when it had to be killed."""

@@ -1,0 +1,130 @@
+"""Activate, serve and deactivate a node again and again: does anything stay behind?"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import rclpy
+import torch
+import yaml
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import Image
+from tqdm import tqdm
+
+from multi_dnn_ros.benchmark.report import table
+from multi_dnn_ros.benchmark.rig import flat
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.processes import free_domain
+from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.schema import NodeConfig
+
+#: Cycles after which everything that is made once has been made.
+WARM_UP = 5
+_SERVE_LIMIT_S = 60.0
+
+
+def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
+    """What the process holds after each deactivation, from the fifth to the last one.
+
+    In each cycle every camera sends a frame and every DNN answers.
+    """
+    config = config.model_copy(update={"autostart": False})
+    with tempfile.TemporaryDirectory(prefix="multi_dnn_cycles_") as folder:
+        parameters = Path(folder) / "parameters.yaml"
+        parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(config)}}), encoding="utf-8")
+        rclpy.init(args=["--ros-args", "--params-file", str(parameters)], domain_id=free_domain())
+    executor = SingleThreadedExecutor()
+    node, camera = MultiDnnNode(), rclpy.create_node("camera")
+    try:
+        executor.add_node(node)
+        executor.add_node(camera)
+        if node.trigger_configure() != TransitionCallbackReturn.SUCCESS:
+            raise CommandError("the node could not be configured; its log says why")
+        cameras = _Cameras(camera, config)
+        samples = []
+        for _ in tqdm(range(repeats + WARM_UP), desc="cycles", unit="cycle", disable=None):
+            node.trigger_activate()
+            _serve(executor, node, cameras)
+            node.trigger_deactivate()
+            executor.spin_once(timeout_sec=0.0)
+            samples.append(_sample(node))
+    finally:
+        node.close()
+        executor.shutdown()
+        node.destroy_node()
+        camera.destroy_node()
+        rclpy.try_shutdown()
+    first, last = samples[WARM_UP - 1], samples[-1]
+    left = {name: last[name] - first[name] for name in last}
+    # Pages of the allocator come and go: a MiB must stay behind over all cycles to count.
+    exact = {name: count for name, count in left.items() if not name.endswith("bytes")}
+    passed = not any(exact.values()) and all(count < 1 << 20 for name, count in left.items() if name.endswith("bytes"))
+    return {"repeats": repeats, "device": config.device, "first": first, "last": last, "left": left, "passed": passed}
+
+
+def cycles_table(figures: Mapping[str, Any]) -> str:
+    """For the terminal."""
+    rows = [
+        [name.replace("_", " "), f"{figures['first'][name]:,}", f"{figures['last'][name]:,}", f"{left:+,}"]
+        for name, left in figures["left"].items()
+    ]
+    text = table(["held", f"after cycle {WARM_UP}", f"{figures['repeats']} cycles later", "left behind"], rows)
+    return text if figures["passed"] else f"{text}\nNOT RIGHT: something is left behind"
+
+
+class _Cameras:
+    """Black images on every camera of the configuration."""
+
+    def __init__(self, node: Any, config: NodeConfig) -> None:
+        compressed = [name for name, camera in config.cameras.items() if camera.transport != "raw"]
+        if compressed:
+            raise CommandError(f"parameter camera.{compressed[0]}.transport: this scenario sends raw images only")
+        self._publishers = [
+            node.create_publisher(Image, camera.topic or f"{name}/image_raw", QoSProfile(depth=1))
+            for name, camera in config.cameras.items()
+        ]
+        self._message = Image(height=480, width=640, encoding="rgb8", step=640 * 3, data=bytes(480 * 640 * 3))
+
+    def publish(self) -> None:
+        for publisher in self._publishers:
+            publisher.publish(self._message)
+
+
+def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Cameras) -> None:
+    """Send frames until every DNN has answered one of each camera."""
+    deadline, next_s = time.monotonic() + _SERVE_LIMIT_S, 0.0
+    while not all(node.published().values()):
+        now = time.monotonic()
+        if now > deadline:
+            raise CommandError(f"a DNN answered nothing for {_SERVE_LIMIT_S:g} s: {node.published()}")
+        if now >= next_s:
+            cameras.publish()
+            next_s = now + 0.1
+        executor.spin_once(timeout_sec=0.02)
+
+
+def _sample(node: MultiDnnNode) -> dict[str, int]:
+    gc.collect()
+    process = psutil.Process()
+    sample = {
+        "threads": threading.active_count(),
+        "open_files": process.num_fds(),
+        "subscriptions": len(list(node.subscriptions)),
+        "publishers": len(list(node.publishers)),
+        "timers": len(list(node.timers)),
+        "services": len(list(node.services)),
+        "resident_bytes": process.memory_info().rss,
+    }
+    if torch.cuda.is_available():
+        sample["gpu_allocated_bytes"] = torch.cuda.memory_allocated()
+        sample["gpu_reserved_bytes"] = torch.cuda.memory_reserved()
+    return sample

@@ -1,0 +1,235 @@
+"""A long run under more load than can be served: is it still as quick, as small and as exact at the end?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from multi_dnn_ros.benchmark.report import distribution, table
+from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Receipt, Rig, Stream
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.schema import NodeConfig
+
+FLOODED = "front"
+#: Different size, rate, encoding and transport.
+CAMERAS = (
+    CameraPlan(FLOODED, (320, 240), "rgb8", 30.0),
+    CameraPlan("left", (640, 480), "", 10.0),
+    CameraPlan("rear", (480, 360), "yuv422_yuy2", 5.0),
+)
+#: The flooded camera sends so many times what was served of it when it sent less.
+_FLOOD = 4.4
+_CALIBRATION_S = 15.0
+_BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """What was measured, and what the plots are made of. Times are on the monotonic clock."""
+
+    figures: dict[str, Any]
+    receipts: Mapping[Stream, Sequence[Receipt]]
+    samples: Sequence[NodeSample]
+    begin_s: float
+    end_s: float
+
+
+def measure_load(config: NodeConfig, folder: Path, seconds: float, seed: int = 0) -> LoadRun:
+    """Serve three cameras for `seconds`, one of them at over four times the rate that can be served.
+
+    The second window (a minute of a run of ten) is what the last one is compared with.
+    """
+    with Rig(folder, config, CAMERAS, seed) as rig:
+        rate_hz = _calibrate(rig)
+        rig.start_camera(FLOODED, rate_hz)
+        rig.spin(3.0)  # the new process finds its subscriber
+        before, begin_s = rig.accounts(), rig.samples[-1].at_s
+        with tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar:
+            rig.spin(seconds, progress=bar.update)
+        after, end_s = rig.accounts(), rig.samples[-1].at_s
+        for plan in CAMERAS:
+            rig.stop_camera(plan.name)
+        rig.settle()
+        final = rig.accounts()
+        received = {plan.name: int(rig.value(f"camera {plan.name}", "received") or 0) for plan in CAMERAS}
+        device, gpu = rig.value("node", "device"), rig.value("node", "GPU reserved (bytes)")
+        rig.spin(2.0)
+        ended_in_time = rig.node.stop(3.0)
+        exit_code = rig.node.exit_code()
+    rates = {
+        stream: {
+            key: (after[stream][key] - before[stream][key]) / (end_s - begin_s) for key in ("offered", "published")
+        }
+        for stream in after
+    }
+    figures = {
+        "seconds": seconds,
+        "seed": seed,
+        "device": device,
+        "gpu_reserved_bytes": gpu,
+        "cameras": {
+            plan.name: {
+                "size": list(plan.size),
+                "encoding": plan.encoding or "jpeg (CompressedImage)",
+                "rate_hz": rate_hz if plan.name == FLOODED else plan.rate_hz,
+                "received": received[plan.name],
+            }
+            for plan in CAMERAS
+        },
+        "flood_ratio": min(
+            rate["offered"] / max(rate["published"], 1e-9) for (_, camera), rate in rates.items() if camera == FLOODED
+        ),
+        "latency": _latency(rig.receipts, begin_s, end_s),
+        "memory": _memory(rig.samples, begin_s, end_s),
+        "accounts": {
+            f"{dnn} on {camera}": {
+                **counts,
+                "exact": counts["offered"] == counts["published"] + sum(counts["dropped"].values()) + counts["pending"]
+                and counts["offered"] == received[camera]
+                and counts["published"] == len(rig.receipts[dnn, camera]),
+                "observed": len(rig.receipts[dnn, camera]),
+            }
+            for (dnn, camera), counts in final.items()
+        },
+        "fairness": _fairness(rates, [plan.name for plan in CAMERAS], list(config.dnns)),
+        "ended_within_3_s": ended_in_time,
+        "exit_code": exit_code,
+    }
+    figures["passed"] = not load_problems(figures)
+    return LoadRun(figures, rig.receipts, rig.samples, begin_s, end_s)
+
+
+def _calibrate(rig: Rig) -> float:
+    """The rate at which the flooded camera sends: from what is served of it while all cameras send."""
+    for plan in CAMERAS:
+        rig.start_camera(plan.name)
+    if not rig.until(lambda: all(rig.receipts.values()), 60.0):
+        silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), receipts in rig.receipts.items() if not receipts)
+        raise CommandError(f"no results of {silent} after 60 s; see {rig.folder}")
+    before = {stream: len(receipts) for stream, receipts in rig.receipts.items()}
+    rig.spin(_CALIBRATION_S)
+    served = max(
+        (len(receipts) - before[dnn, camera]) / _CALIBRATION_S
+        for (dnn, camera), receipts in rig.receipts.items()
+        if camera == FLOODED
+    )
+    return float(max(10.0, np.ceil(_FLOOD * served)))
+
+
+def _window_s(begin_s: float, end_s: float) -> float:
+    """A minute of a run of ten; shorter runs have shorter windows."""
+    return min(60.0, (end_s - begin_s) / 5.0)
+
+
+def _latency(receipts: Mapping[Stream, Sequence[Receipt]], begin_s: float, end_s: float) -> dict[str, Any]:
+    """Stamp to receipt of all streams together and of each, in the second and in the last window."""
+    window = _window_s(begin_s, end_s)
+    everything = [receipt for stream in receipts.values() for receipt in stream]
+
+    def compared(of: Sequence[Receipt]) -> dict[str, Any]:
+        second = [r.latency_ms for r in of if begin_s + window <= r.at_s < begin_s + 2 * window]
+        last = [r.latency_ms for r in of if end_s - window <= r.at_s < end_s]
+        if not second or not last:
+            return {}
+        figures = {"second_window_ms": distribution(second), "last_window_ms": distribution(last)}
+        return {
+            **figures,
+            "p95_last_over_second": figures["last_window_ms"]["p95"] / figures["second_window_ms"]["p95"],
+        }
+
+    return {
+        "window_s": window,
+        "all": compared(everything),
+        **{f"{dnn} on {camera}": compared(of) for (dnn, camera), of in receipts.items()},
+    }
+
+
+def _memory(samples: Sequence[NodeSample], begin_s: float, end_s: float) -> dict[str, Any]:
+    window = _window_s(begin_s, end_s)
+    second = [s for s in samples if begin_s + window <= s.at_s < begin_s + 2 * window]
+    later = [s for s in samples if begin_s + 2 * window <= s.at_s <= end_s]
+    reference = max(s.resident_bytes for s in second)
+    return {
+        "second_window_bytes": reference,
+        "most_afterwards_bytes": max(s.resident_bytes for s in later),
+        "growth": max(s.resident_bytes for s in later) / reference - 1.0,
+        "threads": [second[0].threads, later[-1].threads],
+        "open_files": [second[0].files, later[-1].files],
+    }
+
+
+def _fairness(
+    rates: Mapping[Stream, Mapping[str, float]], cameras: Sequence[str], dnns: Sequence[str]
+) -> dict[str, Any]:
+    """What each camera got of each DNN, against its share: all that it asks for, or an equal part of what is left."""
+    table = {}
+    for dnn in dnns:
+        wanted = {camera: rates[dnn, camera]["offered"] for camera in cameras}
+        got = {camera: rates[dnn, camera]["published"] for camera in cameras}
+        share = fair_shares(wanted, sum(got.values()))
+        table[dnn] = {
+            camera: {"wanted_hz": wanted[camera], "published_hz": got[camera], "share_hz": share[camera],
+                     "of_share": got[camera] / share[camera] if share[camera] else 1.0}
+            for camera in cameras
+        }  # fmt: skip
+    return {"least_of_share": min(row["of_share"] for dnn in table.values() for row in dnn.values()), "dnns": table}
+
+
+def fair_shares(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
+    """Max-min fair: nobody gets more than is wanted, and what they leave is shared equally among the others."""
+    shares: dict[str, float] = {}
+    left = capacity
+    for position, (name, rate) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+        shares[name] = min(rate, left / (len(wanted) - position))
+        left -= shares[name]
+    return shares
+
+
+def load_problems(figures: Mapping[str, Any]) -> list[str]:
+    """What was not as it should be, in words; empty when all was."""
+    problems = []
+    latency, memory = figures["latency"]["all"].get("p95_last_over_second", np.inf), figures["memory"]["growth"]
+    if latency > 1.10:
+        problems.append(f"latency p95 of the last window is {latency:.2f} of the second one's; at most 1.10 is right")
+    if memory >= 0.01:
+        problems.append(f"resident memory grew by {memory:.1%} after the second window; under 1 % is right")
+    problems += [f"{name}: the accounts do not add up" for name, of in figures["accounts"].items() if not of["exact"]]
+    if figures["flood_ratio"] < 4.0:
+        problems.append(f"{FLOODED} sent {figures['flood_ratio']:.1f} times what was served; at least 4 was asked for")
+    if figures["fairness"]["least_of_share"] < 0.8:
+        problems.append(
+            f"a camera got {figures['fairness']['least_of_share']:.0%} of its share; at least 80 % is right"
+        )
+    if not figures["ended_within_3_s"] or figures["exit_code"] != 0:
+        problems.append(f"the node did not end within 3 s with exit code 0 (exit code {figures['exit_code']})")
+    return problems
+
+
+def load_table(figures: Mapping[str, Any]) -> str:
+    """For the terminal."""
+    rows = []
+    for stream, accounts in figures["accounts"].items():
+        dnn, _, camera = stream.partition(" on ")
+        share = figures["fairness"]["dnns"][dnn][camera]
+        latency = figures["latency"].get(stream) or {}
+        second, last = (latency.get(f"{name}_window_ms", {}).get("p95", np.nan) for name in ("second", "last"))
+        dropped = ", ".join(f"{count} {reason}" for reason, count in accounts["dropped"].items()) or "none"
+        rows.append([stream, f"{share['wanted_hz']:.1f}", f"{share['published_hz']:.1f}", f"{share['of_share']:.0%}",
+                     f"{second:.0f}", f"{last:.0f}", str(accounts["offered"]), str(accounts["published"]), dropped,
+                     "yes" if accounts["exact"] else "NO"])  # fmt: skip
+    header = ["stream", "offered Hz", "published Hz", "of fair share", "p95 ms then", "p95 ms now", "offered",
+              "published", "dropped", "exact"]  # fmt: skip
+    memory, latency = figures["memory"], figures["latency"]["all"]
+    lines = [
+        table(header, rows),
+        f"latency p95 of all, last window over second: {latency.get('p95_last_over_second', np.nan):.3f}",
+        f"resident memory after that window: {memory['growth']:+.2%} of {memory['second_window_bytes'] >> 20} MiB",
+        f"{FLOODED} sent {figures['flood_ratio']:.1f} times what was served",
+        *(f"NOT RIGHT: {problem}" for problem in load_problems(figures)),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,40 @@
+"""A picture of a long run: latency of each camera and memory of the node over time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from multi_dnn_ros.benchmark.load import LoadRun
+
+_BINS = 60
+
+
+def plot_load(run: LoadRun, path: Path) -> None:
+    """Write a PNG: p95 of the latency by camera in 60 steps, and resident memory."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    edges = np.linspace(run.begin_s, run.end_s, _BINS + 1)
+    middle = (edges[1:] + edges[:-1]) / 2 - run.begin_s
+    for camera in dict.fromkeys(camera for _, camera in run.receipts):
+        receipts = [r for (_, of), stream in run.receipts.items() if of == camera for r in stream]
+        places = np.digitize([r.at_s for r in receipts], edges) - 1
+        latencies = np.array([r.latency_ms for r in receipts])
+        p95 = [np.percentile(latencies[places == place], 95) if (places == place).any() else np.nan
+               for place in range(_BINS)]  # fmt: skip
+        above.plot(middle, p95, label=camera)
+    above.set(
+        ylabel="stamp to receipt, p95 (ms)", title=f"Three cameras on {run.figures['device']}, one of them flooding"
+    )
+    above.set_ylim(bottom=0)
+    above.legend(title="camera", loc="lower right")
+    samples = [s for s in run.samples if run.begin_s <= s.at_s <= run.end_s]
+    below.plot([s.at_s - run.begin_s for s in samples], [s.resident_bytes / 2**20 for s in samples], color="black")
+    below.set(xlabel="time (s)", ylabel="resident (MiB)")
+    below.set_ylim(0, 1.2 * max(s.resident_bytes for s in samples) / 2**20)
+    beside = path.with_name(path.name + ".tmp")
+    figure.savefig(beside, dpi=110, format="png")
+    beside.replace(path)

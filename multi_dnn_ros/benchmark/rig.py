@@ -1,0 +1,305 @@
+"""A node and cameras as processes on loopback DDS, and an observer: what long and rough runs are measured on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import psutil
+import rclpy
+import yaml
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.qos import QoSProfile
+from rclpy.serialization import deserialize_message, serialize_message
+from rclpy.signals import SignalHandlerOptions
+from std_msgs.msg import Header
+
+from multi_dnn_ros.bags import BagWriter
+from multi_dnn_ros.bags.definitions import message_class
+from multi_dnn_ros.camera.messages import CameraFormat, image_message
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.processes import Child, Interrupts, free_domain, on_loopback
+from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
+from multi_dnn_ros.schema import CameraConfig, NodeConfig
+from multi_dnn_ros.training.scenes import SceneGenerator
+
+NODE = "/multi_dnn"
+_START_LIMIT_S = 300.0
+_RECORDED_FRAMES = 20
+#: The encapsulation of CDR, then the header's stamp: first field of every message we publish.
+_STAMP = struct.Struct("<4xiI")
+_REASON = re.compile(r"^dropped: (\w+)$")
+
+Stream = tuple[str, str]  # DNN, camera
+
+
+@dataclass(frozen=True)
+class CameraPlan:
+    """One camera. size: (width, height). encoding: of raw images, or empty for JPEG as CompressedImage."""
+
+    name: str
+    size: tuple[int, int]
+    encoding: str
+    rate_hz: float
+
+    @property
+    def config(self) -> CameraConfig:
+        return CameraConfig(transport="raw" if self.encoding else "compressed")
+
+    @property
+    def topic(self) -> str:
+        return f"/{self.name}/image_raw" + ("" if self.encoding else "/compressed")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A result that arrived. at_s: monotonic clock. latency_ms: from the image's stamp to now."""
+
+    at_s: float
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """What the node's process holds. at_s: monotonic clock."""
+
+    at_s: float
+    resident_bytes: int
+    threads: int
+    files: int
+
+
+class Rig:
+    """Starts a node that serves `cameras` with the DNNs of `config`; a context manager. Cameras start one by one.
+
+    folder: for logs, recordings to publish, and the parameter file. Everything runs in a ROS domain of its own, on
+    loopback. `receipts`, `samples` and `statuses` (newest diagnostics by name) fill while :meth:`spin` runs.
+    """
+
+    def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
+        self.folder = folder
+        self.config = config.model_copy(update={"cameras": {plan.name: plan.config for plan in cameras}})
+        self.plans = {plan.name: plan for plan in cameras}
+        self.receipts: dict[Stream, list[Receipt]] = {}
+        self.samples: list[NodeSample] = []
+        self.statuses: dict[str, Any] = {}
+        self.reports = 0
+        self.cameras: dict[str, Child] = {}
+        self.node: Child
+        self._seed = seed
+        self._stack = ExitStack()
+        self._environment = on_loopback(free_domain())
+        self._started = 0
+        self._next_sample_s = 0.0
+
+    def __enter__(self) -> Rig:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        interrupts = self._stack.enter_context(Interrupts())
+        for plan in self.plans.values():
+            _record(self.folder / plan.name, plan, self._seed)
+        parameters = self.folder / "parameters.yaml"
+        parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(self.config)}}), encoding="utf-8")
+        os.environ.update(self._environment)
+        domain = int(self._environment["ROS_DOMAIN_ID"])
+        rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
+        self._stack.callback(rclpy.try_shutdown)
+        self._clock_node = rclpy.create_node("rig")
+        self._stack.callback(self._clock_node.destroy_node)
+        self._executor = SingleThreadedExecutor()
+        self._stack.callback(self._executor.shutdown)
+        self._executor.add_node(self._clock_node)
+        self._subscriptions = [
+            self._clock_node.create_subscription(
+                DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50), raw=True
+            ),
+            *(self._listen(dnn, camera) for dnn in self.config.dnns for camera in self.plans),
+        ]
+        with interrupts.held():
+            self.node = self._stack.enter_context(
+                Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
+            )
+        self._process = psutil.Process(self.node.pid)
+        if not self.until(lambda: self.value("node", "state") == "active", _START_LIMIT_S):
+            raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
+
+    def start_camera(self, name: str, rate_hz: float | None = None, recording: Path | None = None) -> None:
+        """Start (again) the process of a camera; what ran before is ended."""
+        self.stop_camera(name)
+        plan = self.plans[name]
+        self._started += 1
+        arguments = [
+            *("camera", str(recording or self.folder / plan.name), "--camera", name, "--topic", plan.topic, "--loop"),
+            *("--rate", f"{rate_hz or plan.rate_hz:g}", "--wait-for-subscribers", "1"),
+        ]
+        log = self.folder / f"camera_{name}_{self._started}.log"
+        self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
+
+    def stop_camera(self, name: str) -> None:
+        """End the process of a camera, if one runs."""
+        if name in self.cameras:
+            self.cameras.pop(name).stop()
+
+    def kill_camera(self, name: str) -> None:
+        """End the process of a camera without a chance to say goodbye."""
+        child = self.cameras.pop(name)
+        child.send(signal.SIGKILL)
+        child.stop()
+
+    def spin(self, seconds: float, progress: Callable[[float], object] = lambda seconds: None) -> None:
+        """Observe for so long. progress: called with the seconds passed since its last call."""
+        end, told = time.monotonic() + seconds, time.monotonic()
+        while (now := time.monotonic()) < end:
+            self._once(min(0.1, end - now))
+            progress(time.monotonic() - told)
+            told = time.monotonic()
+
+    def until(self, condition: Callable[[], object], limit_s: float) -> bool:
+        """Observe until the condition holds; False when it takes longer."""
+        end = time.monotonic() + limit_s
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            self._once(0.1)
+        return True
+
+    def now(self) -> float:
+        """Seconds on the clock of receipts and samples."""
+        return time.monotonic()
+
+    def settle(self, limit_s: float = 20.0) -> None:
+        """Observe until the node has nothing under way, and two reports in a row say so."""
+        quiet, seen = 0, self.reports
+
+        def settled() -> bool:
+            nonlocal quiet, seen
+            if self.reports > seen:
+                pending = sum(accounts["pending"] for accounts in self.accounts().values())
+                quiet, seen = (quiet + 1 if pending == 0 else 0), self.reports
+            return quiet >= 2
+
+        if not self.until(settled, limit_s):
+            raise CommandError(f"the node still has frames under way {limit_s:g} s after the last one was sent")
+
+    def value(self, status: str, key: str) -> str | None:
+        """A value of the newest diagnostics: of `node`, `camera front`, `lane on front`."""
+        found: str | None = self.statuses.get(status, {}).get(key)
+        return found
+
+    def level(self, status: str) -> int:
+        """OK 0, WARN 1, ERROR 2, STALE 3; -1 when there was no report yet."""
+        return int(self.statuses.get(status, {}).get("level", -1))
+
+    def accounts(self) -> dict[Stream, dict[str, Any]]:
+        """offered, published, pending and dropped (by reason, without zeros) of every stream, as last reported."""
+        accounts = {}
+        for dnn in self.config.dnns:
+            for camera in self.plans:
+                values = self.statuses.get(f"{dnn} on {camera}", {})
+                dropped = {m[1]: int(v) for k, v in values.items() if (m := _REASON.match(k)) and int(v)}
+                counts = {key: int(values.get(key, 0)) for key in ("offered", "published", "pending")}
+                accounts[dnn, camera] = {**counts, "dropped": dropped}
+        return accounts
+
+    # -- inside
+
+    def _once(self, timeout_s: float) -> None:
+        self._executor.spin_once(timeout_sec=timeout_s)
+        for child in (self.node, *self.cameras.values()):
+            if child.exit_code() is not None:
+                raise CommandError(
+                    f"the {child.name} process ended with exit code {child.exit_code()}; see {child.log}"
+                )
+        now = time.monotonic()
+        if now >= self._next_sample_s:
+            self._next_sample_s = now + 1.0
+            with self._process.oneshot():
+                self.samples.append(
+                    NodeSample(
+                        now, self._process.memory_info().rss, self._process.num_threads(), self._process.num_fds()
+                    )
+                )
+
+    def _listen(self, dnn: str, camera: str) -> Any:
+        receipts = self.receipts.setdefault((dnn, camera), [])
+        topics = OUTPUT_TOPICS[self.config.dnns[dnn].role]
+        topic = "points" if "points" in topics else next(iter(topics))
+
+        def receive(data: bytes) -> None:
+            seconds, nanoseconds = _STAMP.unpack_from(data)
+            age_ns = self._clock_node.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
+            receipts.append(Receipt(time.monotonic(), age_ns / 1e6))
+
+        return self._clock_node.create_subscription(
+            message_class(topics[topic]), f"{NODE}/{camera}/{dnn}/{topic}", receive, QoSProfile(depth=50), raw=True
+        )
+
+    def _on_diagnostics(self, data: bytes) -> None:
+        message: Any = deserialize_message(data, DiagnosticArray)
+        for status in message.status:
+            name = status.name.partition(": ")[2]
+            level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
+            values = {item.key: item.value for item in status.values}
+            self.statuses[name] = {**values, "level": level, "message": status.message}
+        self.reports += 1
+
+
+def flat(config: NodeConfig) -> Mapping[str, Any]:
+    """As a parameter file has it; empty lists cannot stand in one and are defaults anyway."""
+    values = config.model_dump()
+    cameras, dnns = values.pop("cameras"), values.pop("dnns")
+    values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
+    without: Mapping[str, Any] = _without_empty_lists(values)
+    return without
+
+
+def _without_empty_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_empty_lists(item) for key, item in value.items() if item != []}
+    return value
+
+
+def _record(path: Path, plan: CameraPlan, seed: int) -> None:
+    """What a camera publishes over and over, so that making pictures takes no time from the node."""
+    if path.exists():
+        return
+    drive = SceneGenerator(*plan.size, seed).drive(_RECORDED_FRAMES, 5.0)
+    pixels = [drive.frame(number).image for number in range(_RECORDED_FRAMES)]
+    write_recording(path, plan, [np.ascontiguousarray(image) for image in pixels])
+
+
+def write_recording(
+    path: Path, plan: CameraPlan, pictures: Sequence[Any], change: Callable[[Any], None] = lambda message: None
+) -> None:
+    """A bag of a camera's messages. pictures: (H, W, 3) uint8 RGB. change: does something to each message before."""
+    shape = CameraFormat(plan.topic, plan.name, compressed=not plan.encoding, encoding=plan.encoding or "rgb8")
+    with BagWriter(path) as writer:
+        writer.add_topic(plan.topic, f"sensor_msgs/msg/{'Image' if plan.encoding else 'CompressedImage'}")
+        for number, image in enumerate(pictures):
+            message = image_message(image, Header(stamp=Time(sec=number), frame_id=plan.name), shape)
+            change(message)
+            writer.write(plan.topic, number * 1_000_000_000, bytes(serialize_message(message)))

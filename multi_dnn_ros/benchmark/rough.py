@@ -1,0 +1,151 @@
+"""Cameras that stall, send broken images, are killed and come back: the others must not notice."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multi_dnn_ros.benchmark.report import distribution, table
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, write_recording
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.schema import NodeConfig
+
+BROKEN = "front"
+#: Rates that two cores can serve, so that whatever changes is the broken camera's doing.
+CAMERAS = (
+    CameraPlan(BROKEN, (320, 240), "rgb8", 4.0),
+    CameraPlan("left", (640, 480), "", 4.0),
+    CameraPlan("rear", (480, 360), "yuv422_yuy2", 4.0),
+)
+#: Rate at which the broken images come.
+_BROKEN_HZ = 30.0
+#: The others' p95 may be this much above what it was when all was well.
+_TOLERANCE = 1.25
+_NOTICE_LIMIT_S = 20.0
+STALE, OK = 3, 0
+
+
+def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
+    """Latency and rate of the well cameras for `seconds` in each phase, and how long the node took to notice."""
+    phases: dict[str, dict[str, Any]] = {}
+    with Rig(folder, config, CAMERAS, seed) as rig:
+        broken = folder / "broken"
+        write_broken(broken, CAMERAS[0])
+        for plan in CAMERAS:
+            rig.start_camera(plan.name)
+        _wait(rig, "results of all cameras", lambda: all(rig.receipts.values()))
+        rig.spin(2.0)
+        phases["all well"] = _phase(rig, seconds)
+
+        rig.cameras[BROKEN].send(signal.SIGSTOP)
+        noticed_s = _wait(rig, "STALE", lambda: rig.level(f"camera {BROKEN}") == STALE)
+        phases["stalled"] = {**_phase(rig, seconds), "stale_after_s": noticed_s}
+        rig.cameras[BROKEN].send(signal.SIGCONT)
+        phases["stalled"]["ok_again_after_s"] = _wait(rig, "OK", lambda: rig.level(f"camera {BROKEN}") == OK)
+
+        before = _bad_images(rig)
+        rig.start_camera(BROKEN, _BROKEN_HZ, broken)
+        _wait(rig, "bad images", lambda: _bad_images(rig) > before)
+        phases["broken images"] = _phase(rig, seconds)
+        phases["broken images"]["counted"] = _bad_images(rig) - before
+
+        rig.start_camera(BROKEN)
+        seen = len(rig.receipts[next(iter(config.dnns)), BROKEN])
+        _wait(rig, "results", lambda: len(rig.receipts[next(iter(config.dnns)), BROKEN]) > seen)
+        rig.kill_camera(BROKEN)
+        noticed_s = _wait(rig, "STALE", lambda: rig.level(f"camera {BROKEN}") == STALE)
+        phases["killed"] = {**_phase(rig, seconds), "stale_after_s": noticed_s}
+        seen = len(rig.receipts[next(iter(config.dnns)), BROKEN])
+        rig.start_camera(BROKEN)
+        phases["killed"]["served_again_after_s"] = _wait(
+            rig, "results", lambda: len(rig.receipts[next(iter(config.dnns)), BROKEN]) > seen
+        )
+        for plan in CAMERAS:
+            rig.stop_camera(plan.name)
+        rig.settle()
+        accounts = {
+            f"{dnn} on {camera}": {
+                **counts,
+                "exact": counts["offered"] == counts["published"] + sum(counts["dropped"].values())
+                and counts["published"] == len(rig.receipts[dnn, camera]),
+            }
+            for (dnn, camera), counts in rig.accounts().items()
+        }
+        device = rig.value("node", "device")
+    well = phases["all well"]["latency_ms"]["p95"]
+    for phase in phases.values():
+        phase["p95_over_all_well"] = phase["latency_ms"]["p95"] / well
+    passed = all(of["exact"] for of in accounts.values()) and all(
+        phase["p95_over_all_well"] <= _TOLERANCE for phase in phases.values()
+    )
+    return {
+        "seconds": seconds,
+        "seed": seed,
+        "device": device,
+        "phases": phases,
+        "accounts": accounts,
+        "passed": passed,
+    }
+
+
+def rough_table(figures: Mapping[str, Any]) -> str:
+    """For the terminal."""
+    rows = [
+        [
+            name,
+            f"{phase['rate_hz']:.2f}",
+            f"{phase['latency_ms']['p50']:.0f}",
+            f"{phase['latency_ms']['p95']:.0f}",
+            f"{phase['p95_over_all_well']:.2f}",
+            "; ".join(f"{key.replace('_', ' ')} {phase[key]:.3g}" for key in _NOTES if key in phase),
+        ]
+        for name, phase in figures["phases"].items()
+    ]
+    header = [f"{BROKEN} is", "others: Hz a stream", "p50 ms", "p95 ms", "of all well", "noticed"]
+    exact = all(of["exact"] for of in figures["accounts"].values())
+    return table(header, rows) + f"\naccounts: {'exact' if exact else 'DO NOT ADD UP'}"
+
+
+_NOTES = ("stale_after_s", "ok_again_after_s", "counted", "served_again_after_s")
+
+
+def write_broken(path: Path, plan: CameraPlan) -> None:
+    """Images wrong in many ways, one after another: sizes, step, data, encoding."""
+    image = np.zeros((plan.size[1], plan.size[0], 3), np.uint8)
+    faults = (
+        lambda m: setattr(m, "step", m.step - 1),
+        lambda m: setattr(m, "data", m.data[: len(m.data) // 2]),
+        lambda m: setattr(m, "encoding", "no_such_encoding"),
+        lambda m: setattr(m, "height", 0),
+        lambda m: setattr(m, "width", 4_000_000_000),
+        lambda m: setattr(m, "data", m.data[:0]),
+    )
+    remaining = list(faults)
+    write_recording(path, plan, [image] * len(faults), change=lambda message: remaining.pop(0)(message))
+
+
+def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
+    """What the well cameras' streams deliver from now on."""
+    others = {stream: receipts for stream, receipts in rig.receipts.items() if stream[1] != BROKEN}
+    before = {stream: len(receipts) for stream, receipts in others.items()}
+    rig.spin(seconds)
+    latencies = [receipt.latency_ms for stream, receipts in others.items() for receipt in receipts[before[stream] :]]
+    if not latencies:
+        raise CommandError(f"no results at all for {seconds:g} s; see {rig.folder}")
+    return {"latency_ms": distribution(latencies), "rate_hz": len(latencies) / seconds / len(others)}
+
+
+def _bad_images(rig: Rig) -> int:
+    return int(rig.value(f"camera {BROKEN}", "bad images") or 0)
+
+
+def _wait(rig: Rig, what: str, condition: Any) -> float:
+    """Seconds until the condition held."""
+    begin = rig.now()
+    if not rig.until(condition, _NOTICE_LIMIT_S):
+        raise CommandError(f"waited {_NOTICE_LIMIT_S:g} s for {what} of camera {BROKEN}; see {rig.folder}")
+    return rig.now() - begin

@@ -1,0 +1,106 @@
+"""The scenarios of long and rough runs, short: what they assert of the node holds, and what they report is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.benchmark import load
+from multi_dnn_ros.benchmark.load import fair_shares, load_problems
+from multi_dnn_ros.cli.main import main
+
+ONE_DNN = """\
+/**:
+  ros__parameters:
+    dnns: [object]
+    stale_after_s: 1.0
+    diagnostics_period_s: 0.25
+"""
+
+
+@pytest.fixture
+def parameters(tmp_path: Path) -> str:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(ONE_DNN)
+    return str(path)
+
+
+def figures(output: Path) -> dict:
+    return dict(json.loads(output.read_text()))
+
+
+def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
+    tmp_path: Path, parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "_CALIBRATION_S", 3.0)
+    output, plot = tmp_path / "load.json", tmp_path / "load.png"
+    # The verdict may be 1: what a busy machine does to latencies in ten seconds says nothing.
+    assert main(
+        ["benchmark", "load", "--minutes", "0.17", "--params-file", parameters, "--output", str(output),
+         "--plot", str(plot), "--logs", str(tmp_path / "logs")]
+    ) in (0, 1)  # fmt: skip
+    found = figures(output)
+    assert all(of["exact"] and of["published"] > 0 for of in found["accounts"].values()), found["accounts"]
+    assert found["accounts"]["object on front"]["dropped"]["overwritten"] > 0
+    assert found["fairness"]["least_of_share"] >= 0.8
+    assert found["exit_code"] == 0
+    assert found["ended_within_3_s"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    log = (tmp_path / "logs" / "node.log").read_text()
+    assert "Traceback" not in log
+
+
+def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, parameters: str) -> None:
+    output = tmp_path / "rough.json"
+    assert main(
+        ["benchmark", "rough", "--seconds", "2", "--params-file", parameters, "--output", str(output),
+         "--logs", str(tmp_path / "logs")]
+    ) in (0, 1)  # fmt: skip
+    found = figures(output)
+    assert list(found["phases"]) == ["all well", "stalled", "broken images", "killed"]
+    assert all(of["exact"] for of in found["accounts"].values()), found["accounts"]
+    assert found["phases"]["broken images"]["counted"] >= 30
+    assert found["accounts"]["object on front"]["dropped"]["bad_image"] >= 30
+    assert not found["accounts"]["object on left"]["dropped"].get("bad_image")
+    assert found["phases"]["killed"]["served_again_after_s"] > 0
+    log = (tmp_path / "logs" / "node.log").read_text()
+    assert "no_such_encoding" in log
+    assert "Traceback" not in log
+
+
+def test_nothing_stays_behind_when_deactivating_again_and_again(tmp_path: Path, parameters: str) -> None:
+    output = tmp_path / "cycles.json"
+    assert main(
+        ["benchmark", "cycles", "--repeats", "8", "--params-file", parameters, "--output", str(output)]
+    ) in (0, 1)  # fmt: skip
+    left = figures(output)["left"]
+    assert not any(count for name, count in left.items() if not name.endswith("bytes")), left
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0.0, 1000.0), min_size=1, max_size=6), st.floats(0.0, 5000.0))
+def test_fair_shares_are_max_min_fair(wanted: dict[str, float], capacity: float) -> None:
+    shares = fair_shares(wanted, capacity)
+    assert shares.keys() == wanted.keys()
+    assert sum(shares.values()) == pytest.approx(min(capacity, sum(wanted.values())), abs=1e-6)
+    assert all(share <= wanted[name] + 1e-9 for name, share in shares.items())
+    unsatisfied = [share for name, share in shares.items() if share < wanted[name] - 1e-6]
+    assert all(share == pytest.approx(max(shares.values()), abs=1e-6) for share in unsatisfied)
+
+
+def test_what_is_not_right_is_said() -> None:
+    wrong = {
+        "latency": {"all": {"p95_last_over_second": 1.3}},
+        "memory": {"growth": 0.02},
+        "accounts": {"lane on front": {"exact": False}},
+        "flood_ratio": 2.0,
+        "fairness": {"least_of_share": 0.5},
+        "ended_within_3_s": False,
+        "exit_code": -9,
+    }
+    text = "\n".join(load_problems(wrong))
+    for words in ("1.30", "2.0%", "lane on front", "2.0 times", "50%", "-9"):
+        assert words in text

@@ -1,0 +1,193 @@
+"""The built package under a real ROS 2: node, launch files, tools, and our standalone runtime on the other side."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ros_system import RosSystem, Running
+
+PARAMETERS = """\
+/**:
+  ros__parameters:
+    dnns: [object]
+    cpu_threads: 1
+    stale_after_s: 1.0
+"""
+OUT = "/multi_dnn/front/object/detections"
+
+
+@pytest.fixture
+def parameters(tmp_path: Path) -> str:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(PARAMETERS)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bag of 40 generated pictures at 5 Hz."""
+    import multi_dnn_ros.ros  # noqa: F401
+    from multi_dnn_ros.benchmark.rig import CameraPlan, write_recording
+    from multi_dnn_ros.training.scenes import SceneGenerator
+
+    path = tmp_path_factory.mktemp("bags") / "road"
+    drive = SceneGenerator(320, 240, 3).drive(8, 5.0)
+    write_recording(path, CameraPlan("front", (320, 240), "bgr8", 5.0), [drive.frame(i % 8).image for i in range(8)])
+    return path
+
+
+def camera(ros: RosSystem, recording: Path, *arguments: str) -> Running:
+    return ros.start(
+        *("ros2", "run", "multi_dnn_ros", "multi-dnn", "camera", str(recording), "--loop", "--rate", "5"),
+        *("--wait-for-subscribers", "1", *arguments),
+    )
+
+
+def detections() -> Any:
+    from vision_msgs.msg import Detection2DArray
+
+    return Detection2DArray
+
+
+def test_launch_with_namespace_remap_and_respawn(ros: RosSystem, recording: Path, parameters: str) -> None:
+    launched = ros.start(
+        *("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", "namespace:=robot", f"params_file:={parameters}"),
+        *("image:=/usb/image", "respawn:=true", "respawn_delay:=0.5", "log_level:=debug"),
+    )
+    heard = ros.listen("/robot" + OUT, detections())
+    camera(ros, recording, "--topic", "/usb/image")
+    ros.until(lambda: heard, "detections")
+    assert heard[0].header.frame_id == "front"
+    killed = launched.child("multi_dnn_node")
+    killed.kill()
+    before = len(heard)
+    time.sleep(0.2)  # what was on the wire when it was killed
+    before = len(heard)
+    seconds = ros.until(lambda: len(heard) > before, "detections of the node started again")
+    print(f"serving again {seconds:.1f} s after SIGKILL")
+    assert launched.child("multi_dnn_node").pid != killed.pid
+    launched.end(timeout_s=15.0)
+    assert "Traceback" not in launched.text()
+
+
+def test_the_whole_life_cycle_twice_by_the_tools(ros: RosSystem, recording: Path, parameters: str) -> None:
+    ros.start(
+        "ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}", "autostart:=false"
+    )
+    heard = ros.listen(OUT, detections())
+    camera(ros, recording)
+    ros.until(lambda: "/multi_dnn" in ros.ros2("lifecycle", "nodes")[1], "the node")
+    for _ in range(2):
+        for transition, state in (("configure", "inactive"), ("activate", "active")):
+            assert "Transitioning successful" in ros.ros2("lifecycle", "set", "/multi_dnn", transition)[1]
+            assert ros.ros2("lifecycle", "get", "/multi_dnn")[1].startswith(state)
+        before = len(heard)
+        ros.until(lambda before=before: len(heard) > before + 3, "detections while active")
+        for transition, state in (("deactivate", "inactive"), ("cleanup", "unconfigured")):
+            assert "Transitioning successful" in ros.ros2("lifecycle", "set", "/multi_dnn", transition)[1]
+            assert ros.ros2("lifecycle", "get", "/multi_dnn")[1].startswith(state)
+
+
+def test_parameters_by_the_tools(ros: RosSystem, recording: Path, parameters: str) -> None:
+    ros.start("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}")
+    heard = ros.listen(OUT, detections())
+    camera(ros, recording)
+    ros.until(lambda: heard, "detections")
+    threshold = "dnn.object.score_threshold"
+    assert "successful" in ros.ros2("param", "set", "/multi_dnn", threshold, "1.0")[1]
+    ros.until(lambda: not heard[-1].detections, "empty arrays above the threshold")
+    assert "1.0" in ros.ros2("param", "get", "/multi_dnn", threshold)[1]
+    assert "successful" not in ros.ros2("param", "set", "/multi_dnn", threshold, "1.5")[1].lower().replace(
+        "unsuccessful", ""
+    )
+    text = ros.ros2("param", "set", "/multi_dnn", "workers", "4")[1]
+    assert "read-only while the node is configured" in text
+    assert "1.0" in ros.ros2("param", "get", "/multi_dnn", threshold)[1]
+
+
+def test_every_output_is_on_the_graph_with_rate_and_content(ros: RosSystem, recording: Path) -> None:
+    ros.start("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py")
+    camera(ros, recording)
+    heard = ros.listen(OUT, detections())
+    ros.until(lambda: len(heard) > 3, "detections")
+    for topic, kind in {
+        "/multi_dnn/front/lane/mask": "sensor_msgs/msg/Image",
+        "/multi_dnn/front/lane/points": "sensor_msgs/msg/PointCloud2",
+        "/multi_dnn/front/object/detections": "vision_msgs/msg/Detection2DArray",
+        "/multi_dnn/front/pedestrian/detections": "vision_msgs/msg/Detection2DArray",
+        "/multi_dnn/front/overlay": "sensor_msgs/msg/Image",
+        "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
+    }.items():
+        code, text = ros.ros2("topic", "echo", "--once", "--no-arr", topic, kind)
+        assert code == 0, f"{topic}: {text}"
+        assert "stamp:" in text
+    echo = ("topic", "echo", "--once", "--qos-durability", "transient_local")
+    code, text = ros.ros2(*echo, "/multi_dnn/object/label_info", "vision_msgs/msg/LabelInfo")
+    assert code == 0
+    assert "class_name: car" in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_node_in_time(
+    ros: RosSystem, recording: Path, parameters: str, number: signal.Signals
+) -> None:
+    run = ros.start("ros2", "run", "multi_dnn_ros", "multi_dnn_node", "--ros-args", "--params-file", parameters)
+    heard = ros.listen(OUT, detections())
+    camera(ros, recording)
+    ros.until(lambda: heard, "detections")
+    node = run.child("multi_dnn_node")
+    begin = time.monotonic()
+    node.send_signal(number)
+    code = run.process.wait(10.0)
+    assert time.monotonic() - begin < 3.0
+    assert code == 0, run.text()
+    assert "frames published" in run.text()
+
+
+def test_replay_launch_file(ros: RosSystem, recording: Path, parameters: str, tmp_path: Path) -> None:
+    from multi_dnn_ros.bags import BagReader
+
+    output = tmp_path / "results"
+    launched = ros.start(
+        *("ros2", "launch", "multi_dnn_ros", "replay.launch.py", f"bag:={recording}", f"output:={output}"),
+        *(f"params_file:={parameters}", "start_delay:=12.0", "rate:=1.0"),
+    )
+    launched.process.wait(120.0)
+    with BagReader(output) as bag:
+        stamps = [message.header.stamp.sec for message in _messages(bag, OUT)]
+    assert stamps, launched.text()
+    assert set(stamps) <= set(range(8))
+    assert len(stamps) >= 6, f"{stamps}: the playback lasts 8 s, the DNN takes a tenth of that"
+    assert stamps == sorted(stamps)
+
+
+def test_standalone_camera_and_real_node(ros: RosSystem, recording: Path, parameters: str) -> None:
+    ros.start("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}")
+    heard = ros.listen(OUT, detections())
+    standalone = ros.start_standalone("camera", str(recording), "--loop", "--rate", "5", "--wait-for-subscribers", "1")
+    ros.until(lambda: len(heard) > 5, "detections of the standalone camera's pictures")
+    assert "multi_dnn_ros.standalone" in standalone.text()  # it says which network it is on
+
+
+def test_real_camera_and_standalone_node(ros: RosSystem, recording: Path, parameters: str) -> None:
+    standalone = ros.start_standalone("run", "--params-file", parameters)
+    heard = ros.listen(OUT, detections())
+    camera(ros, recording)
+    ros.until(lambda: len(heard) > 5, "detections of the standalone node")
+    assert "/multi_dnn" in ros.ros2("node", "list")[1].split()
+    assert "active" in ros.ros2("lifecycle", "get", "/multi_dnn")[1]
+    assert "successful" in ros.ros2("param", "set", "/multi_dnn", "dnn.object.score_threshold", "1.0")[1]
+    ros.until(lambda: not heard[-1].detections, "empty arrays above the threshold")
+    assert "Traceback" not in standalone.text()
+
+
+def _messages(bag: Any, topic: str) -> list[Any]:
+    from rclpy.serialization import deserialize_message
+
+    return [deserialize_message(message.data, detections()) for message in bag.messages([topic])]

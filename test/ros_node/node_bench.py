@@ -1,0 +1,181 @@
+"""The node and its surroundings in one process: cameras, listeners and a caller of services around a MultiDnnNode."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import rclpy
+import torch
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.srv import SetParameters
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import Image
+from std_msgs.msg import Header
+
+from multi_dnn_ros.engine import DnnTask
+from multi_dnn_ros.models.results import Detections, Lane, Lanes
+from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.schema import NodeConfig
+
+WAIT_S = 20.0
+#: Images of this value make a DNN named `fragile` raise.
+POISON = 66
+_domains = itertools.count(os.getpid() % 100)
+_TRANSITIONS = {
+    "configure": Transition.TRANSITION_CONFIGURE,
+    "activate": Transition.TRANSITION_ACTIVATE,
+    "deactivate": Transition.TRANSITION_DEACTIVATE,
+    "cleanup": Transition.TRANSITION_CLEANUP,
+}
+
+
+def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """DNNs of one addition: a detection of the whole image, whose score is its first value, or one upright line."""
+    tasks, dnns = [], {}
+    for name, settings in config.dnns.items():
+        decoder = SimpleNamespace(score_threshold=settings.score_threshold, iou_threshold=0.5, max_detections=10)
+        dnns[name] = SimpleNamespace(labels=("thing", "other"), decoder=decoder)
+        tasks.append(
+            DnnTask(
+                name=name,
+                cameras=tuple(settings.cameras or config.cameras),
+                preprocess=lambda image: (image[0, 0, 0].to(torch.float32),),
+                stages=(_stage(name), lambda carried: carried),
+                decode=_lane if settings.role == "lane" else _detect(decoder),
+            )
+        )
+    return Pipeline(torch.device("cpu"), 2, tuple(tasks), dnns)
+
+
+def _stage(name: str) -> Callable:
+    def run(carried: tuple) -> tuple:
+        if name == "fragile" and float(carried[0]) == POISON:
+            raise RuntimeError("poisoned")
+        return (carried[0] / 255.0,)
+
+    return run
+
+
+def _detect(decoder: Any) -> Callable:
+    def decode(outputs: tuple, size: tuple[int, int]) -> Detections:
+        count = int(float(outputs[0]) >= decoder.score_threshold)
+        return Detections(
+            np.array([[0, 0, size[1], size[0]]], np.float32)[:count],
+            np.array([float(outputs[0])], np.float32)[:count],
+            np.zeros(count, np.int64),
+            ("thing", "other"),
+        )
+
+    return decode
+
+
+def _lane(outputs: tuple, size: tuple[int, int]) -> Lanes:
+    mask = np.zeros(size, np.uint8)
+    mask[:, 0] = 1
+    points = np.array([[0, size[0] - 1], [0, 0]], np.float32)
+    return Lanes(mask, (Lane(1, points, np.zeros(3), float(outputs[0])),))
+
+
+class Bench:
+    """Everything around the node. All callbacks run in the test's thread, while it waits."""
+
+    def __init__(self) -> None:
+        self.context = Context()
+        rclpy.init(context=self.context, domain_id=1 + next(_domains) % 100)
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.peer = rclpy.create_node("peer", context=self.context)
+        self.executor.add_node(self.peer)
+        self.nodes: list[MultiDnnNode] = []
+        self.reports: list[Any] = []
+        self.peer.create_subscription(DiagnosticArray, "/diagnostics", self.reports.append, QoSProfile(depth=100))
+
+    def node(self, parameters: dict[str, Any] | None = None, **arguments: Any) -> MultiDnnNode:
+        """A node with one DNN `object` on camera `front` unless the parameters say otherwise."""
+        values = {"autostart": False, "dnns": ["object"], "diagnostics_period_s": 0.1, **(parameters or {})}
+        overrides = [Parameter(name, value=value) for name, value in values.items()]
+        node = MultiDnnNode(build=build, context=self.context, parameter_overrides=overrides, **arguments)
+        self.nodes.append(node)
+        self.executor.add_node(node)
+        return node
+
+    def until(self, condition: Callable[[], object], what: str = "the condition") -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}"
+            self.executor.spin_once(timeout_sec=0.02)
+
+    def call(self, kind: type, name: str, request: Any) -> Any:
+        client = self.peer.create_client(kind, name)
+        self.until(client.service_is_ready, name)
+        future = client.call_async(request)
+        self.until(future.done, name)
+        self.peer.destroy_client(client)
+        return future.result()
+
+    def change(self, transition: str, node: str = "/multi_dnn") -> bool:
+        """A transition as `ros2 lifecycle set` asks for it."""
+        request = ChangeState.Request(transition=Transition(id=_TRANSITIONS[transition]))
+        return bool(self.call(ChangeState, f"{node}/change_state", request).success)
+
+    def state(self) -> str:
+        return str(self.call(GetState, "/multi_dnn/get_state", GetState.Request()).current_state.label)
+
+    def set(self, name: str, value: Any) -> tuple[bool, str]:
+        """A parameter as `ros2 param set` sets it; whether it was taken, and the reason."""
+        request = SetParameters.Request(parameters=[Parameter(name, value=value).to_parameter_msg()])
+        (result,) = self.call(SetParameters, "/multi_dnn/set_parameters", request).results
+        return result.successful, result.reason
+
+    def camera(self, topic: str = "/front/image_raw", kind: type = Image) -> Any:
+        """A publisher, once the node listens to it."""
+        publisher = self.peer.create_publisher(kind, topic, QoSProfile(depth=50))
+        self.until(lambda: publisher.get_subscription_count() > 0, f"a subscription to {topic}")
+        return publisher
+
+    def listen(self, topic: str, kind: type) -> list[Any]:
+        """What arrives on a topic, from when the node's publisher is known."""
+        heard: list[Any] = []
+        self.peer.create_subscription(kind, topic, heard.append, QoSProfile(depth=100))
+        self.until(lambda: self.peer.count_publishers(topic) > 0, f"a publisher of {topic}")
+        return heard
+
+    def status(self, name: str) -> Any:
+        """The newest status of this name; its values as a dict in `.by_key`."""
+        for report in reversed(self.reports):
+            for status in report.status:
+                if status.name.endswith(f": {name}"):
+                    by_key = {item.key: item.value for item in status.values}
+                    level = status.level[0] if isinstance(status.level, bytes) else int(status.level)
+                    return SimpleNamespace(level=level, message=status.message, by_key=by_key)
+        return SimpleNamespace(level=-1, message="", by_key={})
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+            node.destroy_node()
+        self.executor.shutdown()
+        self.peer.destroy_node()
+        rclpy.shutdown(context=self.context)
+
+
+def image(value: int = 200, stamp: int = 1, size: tuple[int, int] = (8, 6), encoding: str = "rgb8") -> Image:
+    """A picture full of `value`, (width, height)."""
+    channels = {"rgb8": 3, "bgr8": 3, "mono8": 1}[encoding]
+    data = bytes([value]) * (size[0] * size[1] * channels)
+    header = Header(stamp=Time(sec=stamp, nanosec=5), frame_id=f"frame{stamp}")
+    message = Image(header=header, width=size[0], height=size[1], encoding=encoding, step=size[0] * channels)
+    message.data = data
+    return message

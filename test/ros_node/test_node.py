@@ -1,0 +1,299 @@
+"""The node as those around it see it: topics, services, parameters, diagnostics."""
+
+from __future__ import annotations
+
+import threading
+
+import cv2
+import numpy as np
+import pytest
+from node_bench import POISON, Bench, image
+from rclpy.qos import QoSProfile
+from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import CompressedImage, Image, PointCloud2
+from vision_msgs.msg import Detection2DArray
+
+OUT = "/multi_dnn/front/object/detections"
+OK, WARN, ERROR, STALE = 0, 1, 2, 3
+
+
+def start(bench: Bench, parameters: dict | None = None) -> None:
+    bench.node(parameters)
+    assert bench.change("configure")
+    assert bench.change("activate")
+
+
+def ours() -> list[str]:
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith(("worker-", "dnn-", "overlay")))
+
+
+def test_the_whole_life_cycle_twice(bench: Bench) -> None:
+    bench.node()
+    for round_number in (1, 2):
+        assert bench.state() == "unconfigured"
+        assert bench.change("configure")
+        assert bench.state() == "inactive"
+        heard = bench.listen(OUT, Detection2DArray)
+        assert bench.change("activate")
+        assert bench.state() == "active"
+        assert len(ours()) >= 3  # two workers, one DNN
+        camera = bench.camera()
+        camera.publish(image(stamp=round_number))
+        bench.until(lambda heard=heard: len(heard) == 1, "a detection")
+        assert heard[0].header.stamp.sec == round_number
+        assert bench.change("deactivate")
+        assert ours() == []
+        bench.until(lambda camera=camera: camera.get_subscription_count() == 0, "the subscription to be gone")
+        camera.publish(image(stamp=9))
+        assert bench.change("activate")
+        camera.publish(image(stamp=8))  # may be too early for the new subscription
+        bench.until(lambda: bench.camera() is not None)
+        camera.publish(image(stamp=10))
+        bench.until(lambda heard=heard: heard[-1].header.stamp.sec == 10, "the frame after activating again")
+        assert 9 not in [message.header.stamp.sec for message in heard]
+        assert bench.change("deactivate")
+        assert bench.change("cleanup")
+        bench.peer.destroy_publisher(camera)
+        assert ours() == []
+
+
+def test_autostart_needs_nobody(bench: Bench) -> None:
+    bench.node({"autostart": True})
+    bench.camera()
+    assert bench.state() == "active"
+
+
+def test_results_carry_the_header_of_their_image(bench: Bench) -> None:
+    start(bench, {"dnns": ["lane", "object"]})
+    heard = [
+        bench.listen(OUT, Detection2DArray),
+        bench.listen("/multi_dnn/front/lane/points", PointCloud2),
+        bench.listen("/multi_dnn/front/lane/mask", Image),
+    ]
+    sent = image(stamp=77)
+    bench.camera().publish(sent)
+    bench.until(lambda: all(heard), "all results")
+    assert [messages[0].header for messages in heard] == [sent.header] * 3
+    assert (heard[2][0].width, heard[2][0].height, heard[2][0].encoding) == (8, 6, "mono8")
+    assert heard[1][0].width == 2  # points
+    (detection,) = heard[0][0].detections
+    assert detection.results[0].hypothesis.class_id == "thing"
+    assert (detection.bbox.size_x, detection.bbox.size_y) == (8.0, 6.0)
+
+
+def test_two_cameras_of_different_size_and_encoding(bench: Bench) -> None:
+    start(bench, {"cameras": ["front", "rear"]})
+    heard = {
+        camera: bench.listen(f"/multi_dnn/{camera}/object/detections", Detection2DArray) for camera in ("front", "rear")
+    }
+    front, rear = bench.camera("/front/image_raw"), bench.camera("/rear/image_raw")
+    front.publish(image(200, 1, (8, 6), "rgb8"))
+    rear.publish(image(150, 2, (20, 10), "mono8"))
+    bench.until(lambda: all(heard.values()), "both cameras' results")
+    boxes = {camera: messages[0].detections[0].bbox for camera, messages in heard.items()}
+    assert (boxes["front"].size_x, boxes["rear"].size_x) == (8.0, 20.0)
+    assert heard["front"][0].header.frame_id == "frame1"
+    assert heard["rear"][0].header.frame_id == "frame2"
+    assert heard["rear"][0].detections[0].results[0].hypothesis.score == pytest.approx(150 / 255)
+
+
+def test_a_dnn_serves_the_cameras_it_names(bench: Bench) -> None:
+    start(bench, {"cameras": ["front", "rear"], "dnn.object.cameras": ["rear"]})
+    bench.listen("/multi_dnn/rear/object/detections", Detection2DArray)
+    assert bench.peer.count_publishers(OUT) == 0
+
+
+def test_a_compressed_camera(bench: Bench) -> None:
+    start(bench, {"camera.front.transport": "compressed"})
+    heard = bench.listen(OUT, Detection2DArray)
+    _, data = cv2.imencode(".png", np.full((6, 8, 3), 200, np.uint8))
+    message = CompressedImage(header=image(stamp=3).header, format="png", data=data.tobytes())
+    bench.camera("/front/image_raw/compressed", CompressedImage).publish(message)
+    bench.until(lambda: heard, "a detection")
+    assert heard[0].detections[0].results[0].hypothesis.score == pytest.approx(200 / 255)
+
+
+def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:
+    start(bench)
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    bad = image(stamp=1)
+    bad.step -= 1
+    camera.publish(bad)
+    bench.until(lambda: bench.status("object on front").by_key.get("dropped: bad_image") == "1", "the count")
+    assert bench.status("camera front").by_key["bad images"] == "1"
+    camera.publish(image(stamp=2))
+    bench.until(lambda: heard, "a detection")
+    assert [message.header.stamp.sec for message in heard] == [2]
+    bench.until(lambda: bench.status("object on front").by_key.get("published") == "1", "the report")
+    counts = bench.status("object on front").by_key
+    assert (counts["offered"], counts["pending"]) == ("2", "0")
+
+
+def test_a_dnn_that_fails_again_and_again_is_taken_out_and_the_others_go_on(bench: Bench) -> None:
+    start(bench, {"dnns": ["object", "fragile"], "dnn.fragile.role": "object", "dnn.fragile.model": "x.onnx",
+                  "max_failures": 3})  # fmt: skip
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    for number in range(1, 5):
+        camera.publish(image(POISON, number))
+        bench.until(lambda number=number: len(heard) == number, "the healthy DNN's result")
+        bench.until(
+            lambda number=number: (
+                bench.status("fragile on front").by_key.get("offered") == str(number)
+                and bench.status("fragile on front").by_key["pending"] == "0"
+            ),
+            "the count",
+        )
+    status = bench.status("fragile on front")
+    assert status.level == ERROR
+    assert "taken out after 3 failures in a row" in status.message
+    assert "poisoned" in status.message
+    assert status.by_key["dropped: dnn_error"] == "3"
+    assert status.by_key["dropped: disabled"] == "1"
+    assert bench.status("object on front").level == OK
+
+
+def test_a_silent_camera_is_stale_and_fine_again_when_it_returns(bench: Bench) -> None:
+    start(bench, {"stale_after_s": 0.5})
+    heard, camera, sent = bench.listen(OUT, Detection2DArray), bench.camera(), 0
+    bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
+    assert "no image on /front/image_raw yet" in bench.status("camera front").message
+
+    def ok_while_sending() -> bool:
+        nonlocal sent
+        if len(heard) == sent:  # faster than it is served would be a warning
+            camera.publish(image())
+            sent += 1
+        return bench.status("camera front").level == OK and bench.status("object on front").level == OK
+
+    bench.until(ok_while_sending, "OK")
+    bench.until(lambda: bench.status("camera front").level == STALE, "STALE again")
+    assert "any more" in bench.status("camera front").message
+    assert bench.status("object on front").level == STALE
+    bench.until(ok_while_sending, "OK again")
+
+
+def test_parameters_that_may_change_while_it_runs(bench: Bench) -> None:
+    start(bench)
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    camera.publish(image(128, 1))
+    bench.until(lambda: len(heard) == 1, "a detection")
+    assert len(heard[0].detections) == 1
+    assert bench.set("dnn.object.score_threshold", 0.9) == (True, "")
+    camera.publish(image(128, 2))
+    bench.until(lambda: len(heard) == 2, "an empty array")  # published too
+    assert len(heard[1].detections) == 0
+    for name, value in (("priority", 5), ("deadline_ms", 0.001), ("max_age_ms", 1000.0)):
+        assert bench.set(f"dnn.object.{name}", value)[0]
+    camera.publish(image(250, 3))
+    bench.until(lambda: bench.status("object on front").by_key.get("deadline misses") == "1", "the missed deadline")
+    assert bench.set("dnn.object.deadline_ms", 0.0)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("dnn.object.score_threshold", 1.5, ()),  # refused by its range, in ROS's own words
+        ("dnn.object.score_threshold", "high", ("dnn.object.score_threshold", "'high'", "0 to 1")),
+        ("dnn.object.priority", 1000, ()),
+        ("workers", 3, ("workers", "read-only", "cleanup")),
+        ("camera.front.topic", "/other", ("camera.front.topic", "read-only")),
+        ("dnn.object.jobs", 8, ("dnn.object.jobs", "read-only")),
+    ],
+)
+def test_parameters_that_are_refused(bench: Bench, name: str, value: object, words: tuple[str, ...]) -> None:
+    start(bench)
+    taken, reason = bench.set(name, value)
+    assert not taken
+    assert reason
+    assert all(word in reason for word in words), reason
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    camera.publish(image())
+    bench.until(lambda: heard, "a detection")  # and it goes on
+
+
+def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
+    start(bench)
+    assert bench.change("deactivate")
+    assert not bench.set("camera.front.topic", "/other")[0]
+    assert bench.change("cleanup")
+    assert bench.set("camera.front.topic", "/other") == (True, "")
+    assert bench.change("configure")
+    assert bench.change("activate")
+    bench.camera("/other")
+
+
+def test_a_wrong_parameter_fails_configuring_until_it_is_mended(bench: Bench) -> None:
+    bench.node({"dnn.object.score_threshold": 7.0, "dnn.object.score_treshold": 0.5})
+    assert not bench.change("configure")
+    assert bench.state() == "unconfigured"
+    bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
+    message = bench.status("node").message
+    for words in ("dnn.object.score_threshold is 7.0", "0 to 1", "score_treshold", "did you mean"):
+        assert words in message
+    assert bench.set("dnn.object.score_threshold", 0.5)[0]
+    assert not bench.change("configure")  # the name with the typing error is still there
+    request = bench.nodes[0].undeclare_parameter
+    request("dnn.object.score_treshold")
+    assert bench.change("configure")
+    assert bench.change("activate")
+
+
+def test_simulated_time(bench: Bench) -> None:
+    bench.node({"use_sim_time": True})
+    clock = bench.peer.create_publisher(Clock, "/clock", QoSProfile(depth=10))
+    bench.until(lambda: clock.get_subscription_count() > 0, "the node's clock subscription")
+    assert bench.change("configure")
+    assert bench.change("activate")
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    sent = image(stamp=1000)
+    tick = Clock()
+    tick.clock.sec = 1002
+
+    def stamped() -> bool:
+        clock.publish(tick)
+        return bool(bench.reports) and bench.reports[-1].header.stamp.sec == 1002
+
+    bench.until(stamped, "diagnostics on the simulated clock")  # they go out though that clock stands still
+    camera.publish(sent)
+    bench.until(lambda: heard, "a detection")
+    assert heard[0].header == sent.header
+    key = "header stamp to publish p50 (ms)"
+    bench.until(lambda: bench.status("object on front").by_key.get(key, "nan") != "nan", "the age")
+    assert float(bench.status("object on front").by_key[key]) == pytest.approx(2000.0, abs=0.001)
+    assert float(bench.status("object on front").by_key["end_to_end p50 (ms)"]) < 1000.0  # real time
+
+
+def test_the_overlay_is_drawn_for_who_looks(bench: Bench) -> None:
+    start(bench, {"dnns": ["lane", "object"]})
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    camera.publish(image(stamp=1))
+    bench.until(lambda: len(heard) == 1, "a detection")
+    pictures = bench.listen("/multi_dnn/front/overlay", Image)
+
+    def drawn() -> bool:
+        camera.publish(image(stamp=2, size=(64, 48)))
+        return bool(pictures)
+
+    bench.until(drawn, "an overlay")
+    assert pictures[0].header.stamp.sec == 2  # the frame from before anybody looked was not drawn
+    assert (pictures[0].width, pictures[0].height, pictures[0].encoding) == (64, 48, "rgb8")
+
+
+def test_two_nodes_in_namespaces_keep_to_themselves(bench: Bench) -> None:
+    for namespace in ("left_robot", "right_robot"):
+        bench.node(namespace=namespace)
+        for transition in ("configure", "activate"):
+            assert bench.change(transition, f"/{namespace}/multi_dnn")
+    heard = {
+        name: bench.listen(f"/{name}/multi_dnn/front/object/detections", Detection2DArray)
+        for name in ("left_robot", "right_robot")
+    }
+    left = bench.camera("/left_robot/front/image_raw")
+    right = bench.camera("/right_robot/front/image_raw")
+    for number in range(1, 4):
+        left.publish(image(stamp=number))
+        bench.until(lambda number=number: len(heard["left_robot"]) == number, "left's result")
+    right.publish(image(stamp=50))
+    bench.until(lambda: heard["right_robot"], "right's result")
+    assert [message.header.stamp.sec for message in heard["right_robot"]] == [50]
+    assert len(heard["left_robot"]) == 3
