@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ CAMERAS = (
     CameraPlan("left", (640, 480), "", 4.0),
     CameraPlan("rear", (480, 360), "yuv422_yuy2", 4.0),
 )
-#: Rate at which the broken images come.
-_BROKEN_HZ = 30.0
 #: The others' p95 may be this much above what it was when all was well.
 _TOLERANCE = 1.25
 _NOTICE_LIMIT_S = 20.0
@@ -48,7 +46,7 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
         phases["stalled"]["ok_again_after_s"] = _wait(rig, "OK", lambda: rig.level(f"camera {BROKEN}") == OK)
 
         before = _bad_images(rig)
-        rig.start_camera(BROKEN, _BROKEN_HZ, broken)
+        rig.start_camera(BROKEN, recording=broken)
         _wait(rig, "bad images", lambda: _bad_images(rig) > before)
         phases["broken images"] = _phase(rig, seconds)
         phases["broken images"]["counted"] = _bad_images(rig) - before
@@ -116,7 +114,7 @@ _NOTES = ("stale_after_s", "ok_again_after_s", "counted", "served_again_after_s"
 def write_broken(path: Path, plan: CameraPlan) -> None:
     """Images wrong in many ways, one after another: sizes, step, data, encoding."""
     image = np.zeros((plan.size[1], plan.size[0], 3), np.uint8)
-    faults = (
+    faults: tuple[Callable[[Any], None], ...] = (
         lambda m: setattr(m, "step", m.step - 1),
         lambda m: setattr(m, "data", m.data[: len(m.data) // 2]),
         lambda m: setattr(m, "encoding", "no_such_encoding"),

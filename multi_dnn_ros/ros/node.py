@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
-from multi_dnn_ros.ros.machine import hardware_id, versions
+from multi_dnn_ros.ros.machine import give_back_memory, hardware_id, versions
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
@@ -61,6 +60,11 @@ class MultiDnnNode(LifecycleNode):
         self._start_timer = None
         if self._node_parameters.value("autostart"):
             self._start_timer = self.create_timer(0.001, self._start, clock=self._steady)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the DNNs run; the CPU while there are none."""
+        return self._pipeline.device if self._pipeline is not None else torch.device("cpu")
 
     def published(self) -> dict[tuple[str, str], int]:
         """Results published since activating, by DNN and camera; empty while inactive."""
@@ -174,9 +178,7 @@ class MultiDnnNode(LifecycleNode):
         device = pipeline.device
         before = _memory(device)
         del pipeline
-        gc.collect()  # traced graphs refer to themselves
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back_memory(device)
         self.get_logger().info(f"freed: {before} before, {_memory(device)} after")
 
     def _fail(self, what: str, error: Exception) -> None:

@@ -63,8 +63,8 @@ def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, para
     found = figures(output)
     assert list(found["phases"]) == ["all well", "stalled", "broken images", "killed"]
     assert all(of["exact"] for of in found["accounts"].values()), found["accounts"]
-    assert found["phases"]["broken images"]["counted"] >= 30
-    assert found["accounts"]["object on front"]["dropped"]["bad_image"] >= 30
+    assert found["phases"]["broken images"]["counted"] >= 6
+    assert found["accounts"]["object on front"]["dropped"]["bad_image"] >= 6
     assert not found["accounts"]["object on left"]["dropped"].get("bad_image")
     assert found["phases"]["killed"]["served_again_after_s"] > 0
     log = (tmp_path / "logs" / "node.log").read_text()
