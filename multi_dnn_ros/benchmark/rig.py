@@ -37,6 +37,8 @@ from multi_dnn_ros.training.scenes import SceneGenerator
 
 NODE = "/multi_dnn"
 _START_LIMIT_S = 300.0
+#: DDS matches each side by itself: a publisher may know its readers some milliseconds later.
+_SETTLE_S = 1.0
 _RECORDED_FRAMES = 20
 #: The encapsulation of CDR, then the header's stamp: first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
@@ -146,6 +148,10 @@ class Rig:
         self._process = psutil.Process(self.node.pid)
         if not self.until(lambda: self.value("node", "state") == "active", _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
+        topics = [subscription.topic_name for subscription in self._subscriptions]
+        if not self.until(lambda: all(self._clock_node.count_publishers(topic) for topic in topics), 30.0):
+            raise CommandError(f"not every result of the node is on the graph after 30 s; see {self.node.log}")
+        self.spin(_SETTLE_S)
 
     def start_camera(self, name: str, rate_hz: float | None = None, recording: Path | None = None) -> None:
         """Start (again) the process of a camera; what ran before is ended."""
@@ -204,6 +210,8 @@ class Rig:
 
         if not self.until(settled, limit_s):
             raise CommandError(f"the node still has frames under way {limit_s:g} s after the last one was sent")
+        # Results may still wait in our own queues; whether all came is for the accounts to say.
+        self.until(lambda: all(of["published"] == len(self.receipts[s]) for s, of in self.accounts().items()), 5.0)
 
     def value(self, status: str, key: str) -> str | None:
         """A value of the newest diagnostics: of `node`, `camera front`, `lane on front`."""

@@ -68,6 +68,7 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
         accounts = {
             f"{dnn} on {camera}": {
                 **counts,
+                "observed": len(rig.receipts[dnn, camera]),
                 "exact": counts["offered"] == counts["published"] + sum(counts["dropped"].values())
                 and counts["published"] == len(rig.receipts[dnn, camera]),
             }

@@ -32,8 +32,10 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsy
 
 
 def test_wrong_use_names_the_option(capsys):
-    assert main(["benchmark", "overhead", "--repeats", "0"]) == 2
-    assert "--repeats is 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["benchmark", "overhead", "--repeats", "0"])
+    assert ended.value.code == 2
+    assert "--repeats" in capsys.readouterr().err
 
 
 def test_distribution_and_table():
