@@ -17,7 +17,6 @@ ARGUMENTS = {
     "autostart": ("true", "Configure and activate at start; false: wait for `ros2 lifecycle set`."),
     "log_level": ("info", "debug, info, warn, error or fatal."),
     "respawn": ("false", "Start the node again when it ends unexpectedly."),
-    "respawn_delay": ("1.0", "Seconds before it is started again."),
     "image": ("front/image_raw", "Image topic of camera `front`, relative to the namespace unless it begins with /."),
     "compressed_image": ("front/image_raw/compressed", "The same for a camera whose transport is `compressed`."),
 }
@@ -43,7 +42,7 @@ def generate_launch_description() -> LaunchDescription:
         ],
         arguments=["--ros-args", "--log-level", ["multi_dnn:=", LaunchConfiguration("log_level")]],
         respawn=LaunchConfiguration("respawn"),
-        respawn_delay=LaunchConfiguration("respawn_delay"),
+        respawn_delay=1.0,  # seconds; launch takes no substitution here
         output="screen",
         emulate_tty=True,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
@@ -18,7 +19,11 @@ from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
-BACKENDS: Mapping[str, type[Backend]] = {"eager": Eager, "torchscript": TorchScript}
+BACKENDS: Mapping[str, type[Backend]] = {
+    "eager": Eager,
+    "torchscript": TorchScript,
+    "cuda_graph": CudaGraph,
+}
 
 
 class ConfigError(ValueError):
@@ -77,9 +82,13 @@ def make_task(
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:
-    """The backend of parameter `backend`."""
+    """The backend of parameter `dnn.<dnn>.backend`; ConfigError where it cannot run on this device."""
     if name == "auto":
-        name = "torchscript" if device.type == "cpu" else "eager"
+        name = "torchscript" if device.type == "cpu" else "cuda_graph"
+    if name == "cuda_graph" and device.type != "cuda":
+        raise ConfigError(
+            f"parameter dnn.<dnn>.backend is '{name}', but the device is {device}; allowed: auto, eager, torchscript"
+        )
     return BACKENDS[name]()
 
 

@@ -75,8 +75,8 @@ class DnnConfig(_Section):
     std: list[float] = Field(
         default_factory=list, description="Per channel, divides after the mean; empty: the model's."
     )
-    backend: Literal["auto", "eager", "torchscript"] = Field(
-        "auto", description="How its jobs run; auto: torchscript on a CPU, eager on a GPU."
+    backend: Literal["auto", "eager", "torchscript", "cuda_graph"] = Field(
+        "auto", description="How its jobs run; auto: torchscript on a CPU, cuda_graph on a GPU."
     )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import torch
+
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import Inference, Job
 from multi_dnn_ros.engine.mailbox import Mailboxes
@@ -76,6 +78,7 @@ class DnnThread(threading.Thread):
         self._running = 0  # inferences in the hands of queue and workers
         self._finished: deque[Inference] = deque()
         self._open: set[Inference] = set()  # started, and neither published nor dropped yet
+        self._ready: torch.cuda.Event | None = None  # of the frame that was through last
         self._failures = 0
         self._disabled: str | None = None
         self._closed = False
@@ -115,6 +118,7 @@ class DnnThread(threading.Thread):
         """A worker has finished with the frame (or the queue has given it up)."""
         with self._wake:
             self._running -= 1
+            self._ready = inference.ready
             if inference in self._open:  # else the engine gave up waiting for it
                 self._finished.append(inference)
             self._wake.notify_all()
@@ -207,7 +211,7 @@ class DnnThread(threading.Thread):
         if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
             self._recorders[frame.camera].dropped[DropReason.TOO_OLD] += 1
             return None
-        inference = Inference(task, frame, task.priority, task.deadline_ns, now, self.done)
+        inference = Inference(task, frame, task.priority, task.deadline_ns, now, self.done, ready=self._ready)
         self._open.add(inference)
         self._running += 1
         return inference

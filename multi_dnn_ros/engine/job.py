@@ -17,7 +17,8 @@ class Inference:
     """The state that travels with a frame from job to job; exactly one thread holds it at a time.
 
     carried: what the last job left for the next one, in the end the raw outputs on the CPU.
-    ready: CUDA event after which `carried` is valid; None on the CPU.
+    ready: CUDA event after which `carried` is valid, at first that of the DNN's frame before: stages may use the same
+    memory for every frame. None on the CPU.
     spans: CUDA events around each job, read once the frame is through.
     lost: why there will be no result; set by whoever notices first.
     """
@@ -90,10 +91,11 @@ class Job:
             before = now()
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
-        elif inference.ready is not None:
-            stream.wait_event(inference.ready)
+        else:
             for tensor in inference.carried:  # made on another stream: its memory must not be reused too early
                 tensor.record_stream(stream)
+        if inference.ready is not None:
+            stream.wait_event(inference.ready)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record(stream)
         inference.carried = inference.task.stages[self.index](inference.carried)

@@ -97,6 +97,7 @@ def test_what_is_not_right_is_said() -> None:
         "memory": {"growth": 0.02},
         "accounts": {"lane on front": {"exact": False}},
         "flood_ratio": 2.0,
+        "cameras": {"front": {"rate_hz": 40.0}},
         "fairness": {"least_of_share": 0.5},
         "ended_within_3_s": False,
         "exit_code": -9,

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
 from multi_dnn_ros.models.cut import cut
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+both = pytest.mark.parametrize("backend", [Eager(), CudaGraph()], ids=["eager", "cuda_graph"])
 SIZE = (96, 128)
 WAIT = 60.0
 
@@ -33,18 +36,19 @@ def images(count: int) -> list[np.ndarray]:
     return list(np.random.default_rng(0).integers(0, 256, (count, *SIZE, 3), dtype=np.uint8))
 
 
-def make_task(name: str, seed: int, device: torch.device, jobs: int = 4) -> DnnTask:
+def make_task(name: str, seed: int, device: torch.device, backend: Backend, jobs: int = 4) -> DnnTask:
     example = (torch.zeros(1, 3, *SIZE),)
-    stages = Eager().prepare(cut(network(seed), example, jobs), example, device)
+    stages = backend.prepare(cut(network(seed), example, jobs), example, device)
     return DnnTask(name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy())
 
 
-def test_results_equal_the_cpu_under_load():
+@both
+def test_results_equal_the_cpu_under_load(backend: Backend):
     """Six DNNs on four workers: jobs of a frame change streams all the time, and no tensor is reused too early."""
     device = torch.device("cuda", 0)
     results: dict[tuple[str, int], np.ndarray] = {}
     engine = Engine(
-        [make_task(f"dnn{n}", n, device) for n in range(6)],
+        [make_task(f"dnn{n}", n, device, backend) for n in range(6)],
         workers=4,
         device=device,
         on_result=lambda r: results.__setitem__((r.dnn, r.frame.stamp_ns), r.output),
@@ -68,9 +72,10 @@ def test_results_equal_the_cpu_under_load():
         assert stream.stages["compute"].p50 > 0  # GPU time, from events
 
 
-def test_a_dnn_that_raises_on_the_gpu_loses_its_frame_only():
+@both
+def test_a_dnn_that_raises_on_the_gpu_loses_its_frame_only(backend: Backend):
     device = torch.device("cuda", 0)
-    good = make_task("good", 0, device)
+    good = make_task("good", 0, device, backend)
 
     def broken(carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return (torch.empty(1 << 50, device=device),)  # out of memory
@@ -87,11 +92,12 @@ def test_a_dnn_that_raises_on_the_gpu_loses_its_frame_only():
     assert [d.reason for d in drops] == [DropReason.DNN_ERROR, DropReason.DNN_ERROR, DropReason.DISABLED]
 
 
-def test_memory_is_given_back():
+@both
+def test_memory_is_given_back(backend: Backend):
     device = torch.device("cuda", 0)
 
     def once() -> None:
-        engine = Engine([make_task("a", 0, device)], device=device, on_result=lambda r: None)
+        engine = Engine([make_task("a", 0, device, backend)], device=device, on_result=lambda r: None)
         engine.start()
         for image in images(3):
             engine.submit(Frame("front", 0, lambda image=image: image))
@@ -105,3 +111,29 @@ def test_memory_is_given_back():
         once()
     gc.collect()
     assert torch.cuda.memory_allocated(device) <= before
+
+
+class WaitsForTheGpu(torch.nn.Module):
+    """Cannot be captured: looks at a value."""
+
+    def forward(self, carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (carried[0] * (2.0 if float(carried[0].sum()) > 0 else 3.0),)
+
+
+class AddsOne(torch.nn.Module):
+    def forward(self, carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (carried[0] + 1,)
+
+
+def test_a_stage_that_cannot_be_captured_runs_eager_between_others_that_can(caplog: pytest.LogCaptureFixture):
+    device = torch.device("cuda", 0)
+    with caplog.at_level("WARNING"):
+        stages = CudaGraph().prepare([AddsOne(), WaitsForTheGpu(), AddsOne()], (torch.ones(4),), device)
+    assert "job 1 runs eager" in caplog.text
+    for value in (5.0, -9.0):
+        carried = (torch.full((4,), value, device=device),)
+        with torch.inference_mode():
+            for stage in stages:
+                carried = stage(carried)
+        expected = (value + 1) * (2.0 if value > 0 else 3.0) + 1
+        torch.testing.assert_close(carried[0].cpu(), torch.full((4,), expected))

@@ -58,7 +58,7 @@ def detections() -> Any:
 def test_launch_with_namespace_remap_and_respawn(ros: RosSystem, recording: Path, parameters: str) -> None:
     launched = ros.start(
         *("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", "namespace:=robot", f"params_file:={parameters}"),
-        *("image:=/usb/image", "respawn:=true", "respawn_delay:=0.5", "log_level:=debug"),
+        *("image:=/usb/image", "respawn:=true", "log_level:=debug"),
     )
     heard = ros.listen("/robot" + OUT, detections())
     camera(ros, recording, "--topic", "/usb/image")

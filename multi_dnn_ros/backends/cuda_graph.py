@@ -1,0 +1,84 @@
+"""CUDA graphs: a whole job in one launch. For NVIDIA GPUs.
+
+Launching kernel by kernel from Python holds its global lock, so that threads run slower than processes; a captured
+graph is launched at once, without the lock, and its memory is planned when it is captured.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.eager import Eager
+
+log = logging.getLogger(__name__)
+
+#: Calls before capturing, in which libraries choose their algorithms and workspaces.
+_WARM_UP_CALLS = 3
+
+
+class CudaGraph:
+    """Captures each stage; one that cannot be captured (it waits for the GPU, say) stays eager.
+
+    The captured stages of a DNN read and write the same memory for every frame: a frame may enter the first one only
+    when the one before has left the last one, which the engine sees to. Capturing is serial and wants the GPU for
+    itself, so all of it happens while configuring.
+    """
+
+    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+        """Move to `device`, warm up, capture, compare with eager results on `inputs`."""
+        if device.type != "cuda":
+            raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
+        eager = Eager().prepare(stages, inputs, device)
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(device)
+        ready: list[Stage] = []
+        with torch.inference_mode():
+            carried = tuple(tensor.to(device) for tensor in inputs)
+            for index, stage in enumerate(eager):
+                try:
+                    # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
+                    before = ready[-1].outputs if ready and isinstance(ready[-1], _Captured) else None
+                    ready.append(_Captured(stage, carried, before, pool, stream))
+                except Exception as error:  # whatever capturing raises, eager runs it
+                    torch.cuda.synchronize(device)
+                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                    log.warning("job %d runs eager, as it cannot be captured: %s", index, reason)
+                    ready.append(stage)
+                carried = ready[-1](carried)
+            torch.cuda.synchronize(device)
+        return tuple(ready)
+
+
+class _Captured:
+    """A stage as one graph. inputs, outputs: where it reads and writes.
+
+    before: outputs of the captured stage in front of it, which are its inputs.
+    """
+
+    def __init__(
+        self, stage: Stage, carried: Tensors, before: Tensors | None, pool: Any, stream: torch.cuda.Stream
+    ) -> None:
+        self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
+        expected = tuple(tensor.clone() for tensor in stage(carried))
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_CALLS):
+                stage(self.inputs)
+        stream.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self.outputs = stage(self.inputs)
+        for result, right in zip(self(carried), expected, strict=True):
+            torch.testing.assert_close(result, right, rtol=1e-2, atol=1e-3, equal_nan=True)
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        for place, tensor in zip(self.inputs, carried, strict=True):
+            if tensor is not place:
+                place.copy_(tensor, non_blocking=True)
+        self._graph.replay()
+        return self.outputs
