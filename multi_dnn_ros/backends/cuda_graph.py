@@ -63,6 +63,7 @@ class _Captured:
     def __init__(
         self, stage: Stage, carried: Tensors, before: Tensors | None, pool: Any, stream: torch.cuda.Stream
     ) -> None:
+        self._stage = stage  # the graph reads its parameters where they lie
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         expected = tuple(tensor.clone() for tensor in stage(carried))
         stream.wait_stream(torch.cuda.current_stream())
