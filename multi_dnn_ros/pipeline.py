@@ -43,12 +43,12 @@ class Pipeline:
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
     """Make the pipeline of `config`; `progress` gets a line a step.
 
-    Sets PyTorch's number of threads on the CPU, for the whole process. Raises ConfigError or models.load.ModelError.
+    Sets PyTorch's number of CPU threads, for the whole process. Raises ConfigError or models.load.ModelError.
     """
     device = choose_device(config.device)
     workers = config.workers or default_workers(device, len(config.dnns))
-    if device.type == "cpu":
-        torch.set_num_threads(config.cpu_threads or max(1, cpu_count() // workers))
+    # On a GPU what is left for the CPU is small, and each DNN's thread would get a team of threads of its own for it.
+    torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
     dnns: dict[str, Dnn] = {}
     tasks: list[DnnTask] = []
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):

@@ -116,7 +116,9 @@ class NodeConfig(_Section):
     workers: int = Field(
         0, ge=0, le=16, description="Worker threads, each with its own CUDA stream; 0: chosen for the device."
     )
-    cpu_threads: int = Field(0, ge=0, le=256, description="Threads inside one CPU operation; 0: cores / workers.")
+    cpu_threads: int = Field(
+        0, ge=0, le=256, description="Threads inside one CPU operation; 0: cores / workers, 1 with a GPU."
+    )
     policy: Literal["fifo", "priority", "edf"] = Field("fifo", description="Which queued job goes next.")
     aging_ms: float = Field(
         50.0, gt=0.0, le=60_000.0, description="Waiting time that outweighs one step of priority (no starvation)."
