@@ -127,7 +127,7 @@ def test_every_output_is_on_the_graph_with_rate_and_content(ros: RosSystem, reco
         code, text = ros.ros2("topic", "echo", "--once", "--no-arr", topic, kind)
         assert code == 0, f"{topic}: {text}"
         assert "stamp:" in text
-    echo = ("topic", "echo", "--once", "--qos-durability", "transient_local")
+    echo = ("topic", "echo", "--once", "--qos-durability", "transient_local", "--qos-reliability", "reliable")
     code, text = ros.ros2(*echo, "/multi_dnn/object/label_info", "vision_msgs/msg/LabelInfo")
     assert code == 0
     assert "class_name: car" in text

@@ -1,0 +1,47 @@
+"""Untrusted input: nothing it says is believed, nothing it names is run."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import fuzz
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("target", sorted(fuzz.TARGETS))
+def test_damaged_input_is_an_error_of_the_right_kind(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, _ = fuzz.TARGETS[target]
+    monkeypatch.setattr(fuzz, "TARGETS", {target: (function, 1.0)})
+    report = fuzz.fuzz(2500 if target != "parameters" else 500, seed=1)
+    assert report[target]["findings"] == []
+
+
+def test_no_shell_and_no_code_from_data_anywhere() -> None:
+    """Calls that run what data says, by name; subprocesses get a list of arguments and no shell."""
+    forbidden = {"eval", "exec", "system", "popen"}
+    found = []
+    for path in (ROOT / "multi_dnn_ros").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                modules = {alias.name for alias in node.names} if isinstance(node, ast.Import) else {node.module}
+                names = {alias.name for alias in node.names} - {"UnpicklingError"}  # its name is needed to catch it
+                if names and modules & {"pickle", "marshal", "shelve", "dill", "cloudpickle"}:
+                    found.append(f"{path}:{node.lineno} imports {names}")
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            attribute = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            if name in forbidden or (owner == "os" and attribute in forbidden) or attribute == "unsafe_load":
+                found.append(f"{path}:{node.lineno} calls {name or attribute}")
+            keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+            if isinstance(keywords.get("shell"), ast.Constant) and keywords["shell"].value:
+                found.append(f"{path}:{node.lineno} starts a shell")
+            if owner == "torch" and attribute == "load" and "weights_only" not in keywords:
+                found.append(f"{path}:{node.lineno} torch.load without weights_only")
+            if owner in ("np", "numpy") and attribute == "load" and "allow_pickle" in keywords:
+                found.append(f"{path}:{node.lineno} numpy.load with allow_pickle")
+    assert found == []
