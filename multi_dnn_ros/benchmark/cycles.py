@@ -27,8 +27,8 @@ from multi_dnn_ros.ros.machine import give_back_memory
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.schema import NodeConfig
 
-#: Cycles after which everything that is made once has been made.
-WARM_UP = 5
+#: Cycles after which everything that is made once has been made; allocators of many cores take so many.
+WARM_UP = 25
 _SERVE_LIMIT_S = 60.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.report import distribution, table
-from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Receipt, Rig, Stream
+from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Receipts, Rig, Stream
 from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.schema import NodeConfig
 
@@ -37,7 +37,7 @@ class LoadRun:
     """What was measured, and what the plots are made of. Times are on the monotonic clock."""
 
     figures: dict[str, Any]
-    receipts: Mapping[Stream, Sequence[Receipt]]
+    receipts: Mapping[Stream, Receipts]
     samples: Sequence[NodeSample]
     begin_s: float
     end_s: float
@@ -112,8 +112,10 @@ def _calibrate(rig: Rig) -> float:
     """The rate at which the flooded camera sends: from what is served of it while all cameras send."""
     for plan in CAMERAS:
         rig.start_camera(plan.name)
-    if not rig.until(lambda: all(rig.receipts.values()), 60.0):
-        silent = ", ".join(f"{dnn} on {camera}" for (dnn, camera), receipts in rig.receipts.items() if not receipts)
+    if not rig.until(lambda: all(map(len, rig.receipts.values())), 60.0):
+        silent = ", ".join(
+            f"{dnn} on {camera}" for (dnn, camera), receipts in rig.receipts.items() if not len(receipts)
+        )
         raise CommandError(f"no results of {silent} after 60 s; see {rig.folder}")
     rate_hz = CAMERAS[0].rate_hz
     while True:
@@ -136,14 +138,14 @@ def _window_s(begin_s: float, end_s: float) -> float:
     return min(60.0, (end_s - begin_s) / 5.0)
 
 
-def _latency(receipts: Mapping[Stream, Sequence[Receipt]], begin_s: float, end_s: float) -> dict[str, Any]:
+def _latency(receipts: Mapping[Stream, Receipts], begin_s: float, end_s: float) -> dict[str, Any]:
     """Stamp to receipt of all streams together and of each, in the second and in the last window."""
     window = _window_s(begin_s, end_s)
-    everything = [receipt for stream in receipts.values() for receipt in stream]
 
-    def compared(of: Sequence[Receipt]) -> dict[str, Any]:
-        second = [r.latency_ms for r in of if begin_s + window <= r.at_s < begin_s + 2 * window]
-        last = [r.latency_ms for r in of if end_s - window <= r.at_s < end_s]
+    def compared(of: Iterable[Receipts]) -> dict[str, Any]:
+        of = list(of)
+        second = [latency for each in of for latency in each.between(begin_s + window, begin_s + 2 * window)]
+        last = [latency for each in of for latency in each.between(end_s - window, end_s)]
         if not second or not last:
             return {}
         figures = {"second_window_ms": distribution(second), "last_window_ms": distribution(last)}
@@ -154,8 +156,8 @@ def _latency(receipts: Mapping[Stream, Sequence[Receipt]], begin_s: float, end_s
 
     return {
         "window_s": window,
-        "all": compared(everything),
-        **{f"{dnn} on {camera}": compared(of) for (dnn, camera), of in receipts.items()},
+        "all": compared(receipts.values()),
+        **{f"{dnn} on {camera}": compared([of]) for (dnn, camera), of in receipts.items()},
     }
 
 

@@ -20,11 +20,12 @@ def plot_load(run: LoadRun, path: Path) -> None:
     edges = np.linspace(run.begin_s, run.end_s, _BINS + 1)
     middle = (edges[1:] + edges[:-1]) / 2 - run.begin_s
     for camera in dict.fromkeys(camera for _, camera in run.receipts):
-        receipts = [r for (_, of), stream in run.receipts.items() if of == camera for r in stream]
-        places = np.digitize([r.at_s for r in receipts], edges) - 1
-        latencies = np.array([r.latency_ms for r in receipts])
-        p95 = [np.percentile(latencies[places == place], 95) if (places == place).any() else np.nan
-               for place in range(_BINS)]  # fmt: skip
+        streams = [receipts for (_, of), receipts in run.receipts.items() if of == camera]
+        bins = [
+            [latency for receipts in streams for latency in receipts.between(*edges[place : place + 2])]
+            for place in range(_BINS)
+        ]
+        p95 = [np.percentile(latencies, 95) if latencies else np.nan for latencies in bins]
         above.plot(middle, p95, label=camera)
     above.set(
         ylabel="stamp to receipt, p95 (ms)", title=f"Three cameras on {run.figures['device']}, one of them flooding"

@@ -7,6 +7,8 @@ import re
 import signal
 import struct
 import time
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -65,12 +67,27 @@ class CameraPlan:
         return f"/{self.name}/image_raw" + ("" if self.encoding else "/compressed")
 
 
-@dataclass(frozen=True)
-class Receipt:
-    """A result that arrived. at_s: monotonic clock. latency_ms: from the image's stamp to now."""
+class Receipts:
+    """Results that arrived on one stream. at_s: monotonic clock. latency_ms: from the image's stamp to the receipt.
 
-    at_s: float
-    latency_ms: float
+    Numbers in arrays: of as many objects the garbage collector's pauses would grow, and the latencies with them.
+    """
+
+    def __init__(self) -> None:
+        self.at_s = array("d")
+        self.latency_ms = array("d")
+
+    def add(self, at_s: float, latency_ms: float) -> None:
+        self.at_s.append(at_s)
+        self.latency_ms.append(latency_ms)
+
+    def between(self, begin_s: float, end_s: float) -> list[float]:
+        """Latencies of what arrived from `begin_s` until before `end_s`."""
+        first, last = bisect_left(self.at_s, begin_s), bisect_left(self.at_s, end_s)
+        return self.latency_ms[first:last].tolist()
+
+    def __len__(self) -> int:
+        return len(self.at_s)
 
 
 @dataclass(frozen=True)
@@ -94,7 +111,7 @@ class Rig:
         self.folder = folder
         self.config = config.model_copy(update={"cameras": {plan.name: plan.config for plan in cameras}})
         self.plans = {plan.name: plan for plan in cameras}
-        self.receipts: dict[Stream, list[Receipt]] = {}
+        self.receipts: dict[Stream, Receipts] = {}
         self.samples: list[NodeSample] = []
         self.statuses: dict[str, Any] = {}
         self.reports = 0
@@ -253,14 +270,14 @@ class Rig:
                 )
 
     def _listen(self, dnn: str, camera: str) -> Any:
-        receipts = self.receipts.setdefault((dnn, camera), [])
+        receipts = self.receipts.setdefault((dnn, camera), Receipts())
         topics = OUTPUT_TOPICS[self.config.dnns[dnn].role]
         topic = "points" if "points" in topics else next(iter(topics))
 
         def receive(data: bytes) -> None:
             seconds, nanoseconds = _STAMP.unpack_from(data)
             age_ns = self._clock_node.get_clock().now().nanoseconds - (seconds * 1_000_000_000 + nanoseconds)
-            receipts.append(Receipt(time.monotonic(), age_ns / 1e6))
+            receipts.add(time.monotonic(), age_ns / 1e6)
 
         return self._clock_node.create_subscription(
             message_class(topics[topic]), f"{NODE}/{camera}/{dnn}/{topic}", receive, QoSProfile(depth=50), raw=True

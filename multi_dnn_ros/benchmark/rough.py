@@ -35,7 +35,7 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
         write_broken(broken, CAMERAS[0])
         for plan in CAMERAS:
             rig.start_camera(plan.name)
-        _wait(rig, "results of all cameras", lambda: all(rig.receipts.values()))
+        _wait(rig, "results of all cameras", lambda: all(map(len, rig.receipts.values())))
         rig.spin(2.0)
         phases["all well"] = _phase(rig, seconds)
 
@@ -130,9 +130,9 @@ def write_broken(path: Path, plan: CameraPlan) -> None:
 def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
     """What the well cameras' streams deliver from now on."""
     others = {stream: receipts for stream, receipts in rig.receipts.items() if stream[1] != BROKEN}
-    before = {stream: len(receipts) for stream, receipts in others.items()}
+    begin_s = rig.now()
     rig.spin(seconds)
-    latencies = [receipt.latency_ms for stream, receipts in others.items() for receipt in receipts[before[stream] :]]
+    latencies = [latency for receipts in others.values() for latency in receipts.between(begin_s, rig.now())]
     if not latencies:
         raise CommandError(f"no results at all for {seconds:g} s; see {rig.folder}")
     return {"latency_ms": distribution(latencies), "rate_hz": len(latencies) / seconds / len(others)}
