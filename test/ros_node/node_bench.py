@@ -25,13 +25,13 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.models.results import Detections, Lane, Lanes
+from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
 from multi_dnn_ros.pipeline import Pipeline
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.schema import NodeConfig
 
 WAIT_S = 20.0
-#: Images of this value make a DNN named `fragile` raise.
+#: Images of this value make a DNN named `fragile` raise, and one named `dizzy` return what is no number.
 POISON = 66
 _domains = itertools.count(os.getpid() % 100)
 _TRANSITIONS = {
@@ -64,13 +64,15 @@ def _stage(name: str) -> Callable:
     def run(carried: tuple) -> tuple:
         if name == "fragile" and float(carried[0]) == POISON:
             raise RuntimeError("poisoned")
-        return (carried[0] / 255.0,)
+        return (carried[0] * (float("nan") if name == "dizzy" and float(carried[0]) == POISON else 1.0) / 255.0,)
 
     return run
 
 
 def _detect(decoder: Any) -> Callable:
     def decode(outputs: tuple, size: tuple[int, int]) -> Detections:
+        if not bool(torch.isfinite(outputs[0])):
+            raise OutputError("output 0 holds 1 NaN or infinite values of 1")
         count = int(float(outputs[0]) >= decoder.score_threshold)
         return Detections(
             np.array([[0, 0, size[1], size[0]]], np.float32)[:count],
@@ -106,7 +108,8 @@ class Bench:
         """A node with one DNN `object` on camera `front` unless the parameters say otherwise."""
         values = {"autostart": False, "dnns": ["object"], "diagnostics_period_s": 0.1, **(parameters or {})}
         overrides = [Parameter(name, value=value) for name, value in values.items()]
-        node = MultiDnnNode(build=build, context=self.context, parameter_overrides=overrides, **arguments)
+        settings = {"build": build, "context": self.context, "parameter_overrides": overrides, **arguments}
+        node = MultiDnnNode(**settings)
         self.nodes.append(node)
         self.executor.add_node(node)
         return node

@@ -1,0 +1,139 @@
+"""Whatever comes in, the node names it, counts it and serves what is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from node_bench import POISON, Bench, image
+from sensor_msgs.msg import CompressedImage
+from vision_msgs.msg import Detection2DArray
+
+from multi_dnn_ros.pipeline import build as build_for_real
+
+OUT = "/multi_dnn/front/object/detections"
+ERROR, STALE = 2, 3
+BAD: dict[str, Callable[[Any], None]] = {
+    "unknown encoding": lambda m: setattr(m, "encoding", "rgb9"),
+    "no width": lambda m: setattr(m, "width", 0),
+    "no height": lambda m: setattr(m, "height", 0),
+    "absurd width": lambda m: setattr(m, "width", 4_294_967_295),
+    "absurd both": lambda m: (setattr(m, "width", 4_294_967_295), setattr(m, "height", 4_294_967_295)),
+    "step too small": lambda m: setattr(m, "step", 1),
+    "step too large": lambda m: setattr(m, "step", m.step + 1),
+    "data too short": lambda m: setattr(m, "data", m.data[:-1]),
+    "data too long": lambda m: setattr(m, "data", bytes(m.data) + b"x"),
+    "no data": lambda m: setattr(m, "data", b""),
+}
+
+
+def start(bench: Bench, parameters: dict | None = None) -> None:
+    bench.node(parameters)
+    assert bench.change("configure")
+    assert bench.change("activate")
+
+
+def served_after(bench: Bench, heard: list, camera: Any, good: Any) -> None:
+    before = len(heard)
+    camera.publish(good)
+    bench.until(lambda: len(heard) == before + 1, "the whole frame after it")
+
+
+def count_of(bench: Bench, status: str, key: str) -> int:
+    return int(bench.status(status).by_key.get(key, 0))
+
+
+def test_every_kind_of_bad_image_is_counted_and_the_next_one_served(bench: Bench) -> None:
+    start(bench)
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    for number, (fault, spoil) in enumerate(BAD.items(), start=1):
+        bad = image(stamp=number)
+        spoil(bad)
+        camera.publish(bad)
+        bench.until(
+            lambda number=number: count_of(bench, "object on front", "dropped: bad_image") == number,
+            f"the count of an image with {fault}",
+        )
+        served_after(bench, heard, camera, image(stamp=100 + number))
+    assert [message.header.stamp.sec for message in heard] == [101 + number for number in range(len(BAD))]
+
+
+def test_every_kind_of_bad_file_is_counted_and_the_next_one_served(bench: Bench) -> None:
+    start(bench, {"camera.front.transport": "compressed", "camera.front.max_pixels": 1_000_000})
+    heard = bench.listen(OUT, Detection2DArray)
+    camera = bench.camera("/front/image_raw/compressed", CompressedImage)
+    picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    jpeg, png = (cv2.imencode(end, picture)[1].tobytes() for end in (".jpg", ".png"))
+    # A small file that would become 10,000 x 10,000 pixels.
+    bomb = cv2.imencode(".png", np.zeros((10_000, 10_000), np.uint8))[1].tobytes()
+    files = [jpeg[: len(jpeg) // 2], png[: len(png) // 2], b"", b"not an image", bomb, jpeg[:30]]
+    for number, data in enumerate(files, start=1):
+        camera.publish(CompressedImage(header=image(stamp=number).header, format="jpeg", data=data))
+        bench.until(
+            lambda number=number: count_of(bench, "object on front", "dropped: bad_image") == number,
+            f"the count of file {number}",
+        )
+        served_after(bench, heard, camera, CompressedImage(header=image(stamp=50).header, format="jpeg", data=jpeg))
+
+
+def test_outputs_that_are_not_finite_are_counted_and_told(bench: Bench) -> None:
+    start(bench, {"dnns": ["object", "dizzy"], "dnn.dizzy.role": "object", "dnn.dizzy.model": "x.onnx"})
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    served_after(bench, heard, camera, image(POISON, 1))
+    bench.until(lambda: count_of(bench, "dizzy on front", "dropped: bad_output") == 1, "the count")
+    assert bench.status("object on front").level == 0
+    served_after(bench, heard, camera, image(200, 2))
+    bench.until(lambda: count_of(bench, "dizzy on front", "published") == 1, "the DNN that was dizzy")
+
+
+def test_another_type_on_the_topic_is_silence_not_harm(bench: Bench) -> None:
+    start(bench, {"stale_after_s": 0.3})
+    wrong = bench.peer.create_publisher(CompressedImage, "/front/image_raw", 10)
+    for _ in range(5):
+        wrong.publish(CompressedImage(format="jpeg", data=b"x" * 100))
+        bench.executor.spin_once(timeout_sec=0.05)
+    bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
+    assert count_of(bench, "camera front", "received") == 0
+    bench.peer.destroy_publisher(wrong)
+    heard = bench.listen(OUT, Detection2DArray)
+    served_after(bench, heard, bench.camera(), image())
+
+
+def refused(bench: Bench, parameters: dict, *words: str, build: Any = build_for_real) -> None:
+    """Configuring fails with these words in the diagnostics, and the node lives on."""
+    bench.node(parameters, build=build)
+    assert not bench.change("configure")
+    bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
+    for word in words:
+        assert word in bench.status("node").message
+    assert bench.state() == "unconfigured"
+
+
+def test_two_cameras_of_one_name(bench: Bench) -> None:
+    refused(bench, {"cameras": ["front", "front"]}, "cameras", "front", "twice")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_where_one_is_asked_for(bench: Bench) -> None:
+    refused(bench, {"device": "cuda:1"}, "device", "cuda:1", "0 GPUs", "cpu")
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
+@pytest.mark.parametrize("content", [None, b"", b"garbage" * 100])
+def test_missing_or_damaged_model(bench: Bench, tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    refused(bench, {"dnn.object.model": str(path), "dnn.object.decoder": "yolo", "dnn.object.labels": ["a"]}, str(path))
+
+
+def test_weights_that_do_not_fit_are_named(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"\xff" * 64)
+    model = "torchvision:ssdlite320_mobilenet_v3_large"
+    refused(bench, {"dnn.object.model": model, "dnn.object.weights": str(path)}, str(path))
