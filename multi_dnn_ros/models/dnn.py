@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,9 +12,32 @@ from multi_dnn_ros.models.decoders.base import Decoder
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.schema import Role
 
+if TYPE_CHECKING:
+    from multi_dnn_ros.models.artifact import Description
+
 
 class ModelError(ValueError):
     """A DNN cannot be loaded or used; the message names the file or parameter, its value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A network and what is known about it before the configuration has its say.
+
+    module: eval mode, on the CPU. size: input (width, height); None: the configuration must give it.
+    decoder: name of the decoder; "": the configuration must name it. labels: class names, empty: unknown.
+    preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
+    description: what a file of `multi-dnn decompose` or `retrain` says of itself.
+    """
+
+    module: nn.Module
+    size: tuple[int, int] | None
+    decoder: str
+    labels: tuple[str, ...] = ()
+    preprocess: dict[str, Any] = field(default_factory=dict)
+    detector: nn.Module | None = None
+    fixed_size: bool = False
+    description: Description | None = None
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from multi_dnn_ros.models.decoders.base import Decoder
 from multi_dnn_ros.models.decoders.grid import GridDecoder
 from multi_dnn_ros.models.decoders.lane import LaneDecoder
 from multi_dnn_ros.models.decoders.yolo import YoloDecoder
-from multi_dnn_ros.models.dnn import Dnn, ModelError
+from multi_dnn_ros.models.dnn import Dnn, ModelError, Source
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.models.results import OutputError
-from multi_dnn_ros.models.sources import Source, load_source
+from multi_dnn_ros.models.sources import load_source
 from multi_dnn_ros.models.weights import existing_file
 from multi_dnn_ros.schema import DnnConfig
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,72 +14,119 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.models import networks
-from multi_dnn_ros.models.decoders.anchor import ONE_STAGE
-from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, read_description
+from multi_dnn_ros.models.decomposed import apply_plan
+from multi_dnn_ros.models.dnn import ModelError, Source
 from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
 from multi_dnn_ros.models.onnx_shapes import fix_shapes
+from multi_dnn_ros.models.torchvision_source import torchvision_source
 from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.schema import DnnConfig
 
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
-#: Input of torchvision's RetinaNet and FCOS where none is given: their 800 x 1333 rule applied to a 4:3 image.
-_TORCHVISION_SIZE = (1088, 800)
-_SEGMENTATION_SIZE = (520, 520)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A network and what is known about it before the configuration has its say.
-
-    module: eval mode, on the CPU. size: input (width, height); None: the configuration must give it.
-    decoder: name of the decoder; "": the configuration must name it. labels: class names, empty: unknown.
-    preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
-    """
-
-    module: nn.Module
-    size: tuple[int, int] | None
-    decoder: str
-    labels: tuple[str, ...] = ()
-    preprocess: dict[str, Any] = field(default_factory=dict)
-    detector: nn.Module | None = None
-    fixed_size: bool = False
 
 
 def load_source(name: str, config: DnnConfig) -> Source:
     """The network of parameter `dnn.<name>.model` with its weights. ModelError."""
+    return _load(f"parameter dnn.{name}.", config, classifiers=False)
+
+
+def load_network(model: str, *, weights: str = "default", num_classes: int = 0) -> Source:
+    """The network that an offline verb works on: whatever the node takes, and torchvision's classifiers. ModelError.
+
+    weights, num_classes: as the parameters dnn.<dnn>.weights and num_classes.
+    """
+    config = DnnConfig(role="object", model=model, weights=weights, num_classes=num_classes)
+    return _load("argument ", config, classifiers=True)
+
+
+def load_artifact(path: Path) -> tuple[nn.Module, Description]:
+    """The network of a file that :func:`multi_dnn_ros.models.artifact.save_artifact` wrote, in eval mode on the CPU.
+
+    Rebuilt from the model's name and plan (.safetensors) or read as an exported program (.pt2). ModelError names the
+    file, the key and what is expected; a file of another origin is refused.
+    """
+    source = load_network(str(path))
+    if source.description is None:
+        raise ModelError(f"{path}: was not written by multi-dnn decompose or retrain; expected one of their files")
+    return source.module, source.description
+
+
+def _load(where: str, config: DnnConfig, *, classifiers: bool) -> Source:
     kind, _, rest = config.model.partition(":")
     if kind == "torchvision":
-        return _torchvision(name, rest, config)
+        return torchvision_source(where, rest, config, classifiers=classifiers)
     if config.weights not in ("default", ""):
         raise ModelError(
-            f"parameter dnn.{name}.weights is '{config.weights}'; allowed with {config.model}: default, as the weights "
+            f"{where}weights is '{config.weights}'; allowed with {config.model}: default, as the weights "
             "are part of the model"
         )
     if kind == "builtin":
-        return _builtin(name, rest)
-    loaders: dict[str, Callable[[Path], Source]] = {".pt2": _exported, ".onnx": _onnx}
+        return _builtin(where, rest, classifiers)
     suffix = Path(config.model).suffix.lower()
-    if suffix not in loaders:
+    loaders: dict[str, Callable[[Path], Source]] = {".pt2": _exported, ".onnx": _onnx}
+    if suffix not in (*loaders, ".safetensors"):
         raise ModelError(
-            f"parameter dnn.{name}.model is '{config.model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}, "
-            "torchvision:<builder>, a .pt2 file, an .onnx file"
+            f"{where}model is '{config.model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}, "
+            "torchvision:<builder>, a .safetensors file of multi-dnn decompose or retrain, a .pt2 file, an .onnx file"
         )
-    return loaders[suffix](existing_file(config.model, f"parameter dnn.{name}.model"))
+    path = existing_file(config.model, f"{where}model")
+    source = loaders[suffix](path) if suffix in loaders else _rebuilt(where, path, classifiers)
+    if config.num_classes and source.labels and config.num_classes != len(source.labels):
+        raise ModelError(f"{where}num_classes is {config.num_classes}, but {path} has {len(source.labels)} classes")
+    return source
+
+
+def _rebuilt(where: str, path: Path, classifiers: bool) -> Source:
+    """The network of an artifact: built as its source was, its layers replaced after its plan, and filled."""
+    description = read_description(path)
+    if description is None:
+        raise ModelError(
+            f"{where}model is '{path}', a plain file of weights; expected one of multi-dnn decompose or retrain. Name "
+            "the torchvision builder as the model and this file as its weights"
+        )
+    kind, _, builder = description.model.partition(":")
+    if not is_built_from_a_name(description.model):
+        raise ModelError(f"{path}: header field model is '{description.model}'; allowed: builtin:..., torchvision:...")
+    if kind == "builtin":
+        source = _builtin(f"{path}: header field ", builder, classifiers)
+    else:
+        config = DnnConfig(
+            role="object", model=description.model, weights="random", num_classes=description.num_classes
+        )
+        source = torchvision_source(f"{path}: header field ", builder, config, classifiers=True)
+        if source.decoder == "classification" and not classifiers:
+            raise ModelError(
+                f"{where}model is '{path}', made from {description.model}, a classifier; allowed: detectors and "
+                "segmentation networks"
+            )
+    if source.fixed_size and source.size != description.input_size:
+        raise ModelError(
+            f"{path}: header field input_size is {list(description.input_size)}; expected {list(source.size or ())}, "
+            f"which {description.model} is made for"
+        )
+    if source.description is not None and source.description.plan:
+        raise ModelError(f"{path}: header field model is '{description.model}', which is decomposed itself")
+    apply_plan(source.module, description.plan, f"{path}: header field plan")
+    load_weights(source.module, read_state_dict(path), str(path))
+    labels = description.labels or source.labels
+    size = source.size if source.decoder == "torchvision" else description.input_size
+    return replace(source, module=source.module.eval(), size=size, labels=labels, description=description)
 
 
 def _builtin_names() -> list[str]:
     return sorted(path.stem for path in _WEIGHTS.glob("*.safetensors"))
 
 
-def _builtin(name: str, model: str) -> Source:
+def _builtin(where: str, model: str, classifiers: bool) -> Source:
     from safetensors import safe_open
 
     if model not in _builtin_names():
-        raise ModelError(
-            f"parameter dnn.{name}.model is 'builtin:{model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}"
-        )
+        raise ModelError(f"{where}model is 'builtin:{model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}")
     path = _WEIGHTS / f"{model}.safetensors"
+    if read_description(path) is not None:
+        return _rebuilt(where, path, classifiers)
     weights = read_state_dict(path)
     with safe_open(path, "pt") as file:
         header = {key: json.loads(value) for key, value in file.metadata().items()}
@@ -89,90 +136,15 @@ def _builtin(name: str, model: str) -> Source:
     return Source(module.eval(), (width, height), header["decoder"], tuple(header["labels"]), fixed_size=True)
 
 
-class _Segmentation(nn.Module):
-    """A torchvision segmentation network without auxiliary classifier: (1, 3, h, w) -> logits (1, classes, h, w)."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.network(image)["out"]
-        return logits
-
-
-def _torchvision(name: str, builder: str, config: DnnConfig) -> Source:
-    from torchvision import models
-
-    known = [*models.list_models(models.detection), *models.list_models(models.segmentation)]
-    if builder not in known:
-        one_stage = [model for model in known if "rcnn" not in model]
-        raise ModelError(f"parameter dnn.{name}.model is '{config.model}'; allowed builders: {', '.join(one_stage)}")
-    catalogue = models.get_model_weights(builder)
-    options: dict[str, Any] = {"weights": None, "weights_backbone": None}
-    if config.num_classes:
-        options["num_classes"] = config.num_classes
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network = models.get_model(builder, **options).eval()
-    is_detector = builder in models.list_models(models.detection)
-    if is_detector and not isinstance(network, ONE_STAGE):
-        raise ModelError(
-            f"parameter dnn.{name}.model is '{config.model}', a detector of two stages, which has no one graph to cut; "
-            "allowed: SSD, SSDlite, RetinaNet, FCOS"
-        )
-    _fill_torchvision(name, config, network, catalogue)
-    labels = tuple(catalogue.DEFAULT.meta["categories"])
-    if config.num_classes and config.num_classes != len(labels):
-        labels = ()
-    if not is_detector:
-        normalization = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-        return Source(_Segmentation(network).eval(), _SEGMENTATION_SIZE, "lane", labels, normalization)
-    transform = network.transform
-    preprocess = {
-        "mean": tuple(transform.image_mean),
-        "std": tuple(transform.image_std),
-        "antialias": False,
-        "centered": False,
-        "pad": None,
-        "fit": "stretch" if transform.fixed_size else "letterbox",
-    }
-    size = tuple(transform.fixed_size or _TORCHVISION_SIZE)
-    return Source(network, (size[0], size[1]), "torchvision", labels, preprocess, detector=network)
-
-
-def _fill_torchvision(name: str, config: DnnConfig, network: nn.Module, catalogue: Any) -> None:
-    def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
-        # The auxiliary head serves training alone: weights that bring one fit the network that is run without it.
-        load_weights(network, {key: value for key, value in weights.items() if "aux_classifier." not in key}, source)
-
-    names = [entry.name for entry in catalogue]
-    if config.weights == "random":
-        return
-    if config.weights in names:
-        try:
-            weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
-        except Exception as error:
-            raise ModelError(
-                f"parameter dnn.{name}.weights is '{config.weights}', which cannot be downloaded: {error}; give a file"
-            ) from None
-        fill(weights, f"parameter dnn.{name}.weights '{config.weights}'")
-        return
-    if Path(config.weights).suffix not in (".safetensors", ".pth", ".pt"):
-        raise ModelError(
-            f"parameter dnn.{name}.weights is '{config.weights}'; allowed: {', '.join(names)}, random, "
-            "a .safetensors, .pth or .pt file"
-        )
-    file = existing_file(config.weights, f"parameter dnn.{name}.weights")
-    fill(read_state_dict(file), str(file))
-
-
 def _exported(path: Path) -> Source:
     try:
         check_archive(path)
         with _no_pickles():
             program = torch.export.load(path)
+        description = read_description(path)
         module: nn.Module = program.module(check_guards=False)
+    except ModelError:
+        raise
     except UnsafeArchive as error:
         raise ModelError(f"{path}: refused, as loading it could run code: it {error}") from None
     except Exception as error:
@@ -185,7 +157,8 @@ def _exported(path: Path) -> Source:
     for part in module.modules():  # exported modules refuse eval(); what they compute was fixed at export
         part.training = False
     size = _image_size(path, shapes)
-    return Source(module, size, "", fixed_size=size is not None)
+    labels = description.labels if description is not None else ()
+    return Source(module, size, "", labels, fixed_size=size is not None, description=description)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,174 @@
+"""The one file that compression and training leave for the node: weights, and what is needed to rebuild the network.
+
+Two forms. ``.safetensors`` for networks that the package builds from a name: the state dict, and in the header, as JSON
+strings, the fields of :class:`Description`. ``.pt2`` for networks that came as a file: the exported program, with the
+same fields in its extra file ``multi_dnn_ros.json``. Reading either runs nothing that it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, ValidationError, model_validator
+from torch import nn
+
+from multi_dnn_ros.models.decomposed import LayerPlan, _Strict
+from multi_dnn_ros.models.dnn import ModelError
+
+FORMAT: Literal["multi_dnn_ros network 1"] = "multi_dnn_ros network 1"
+_EXTRA = "multi_dnn_ros.json"
+_Side = Annotated[int, Field(ge=1, le=16_384)]
+
+
+class Description(_Strict):
+    """What an artifact says of itself.
+
+    model: what it was made from: `builtin:<name>`, `torchvision:<builder>`, or for a .pt2 artifact the file's name.
+    num_classes: of a torchvision builder; 0: its own. input_size: (width, height) that it was made for. labels: class
+    names by index; empty: the model's own. plan: the decomposed layers; empty for a network that is trained only.
+    provenance: JSON: source hash, data, seeds, versions, scores.
+    """
+
+    format: Literal["multi_dnn_ros network 1"] = FORMAT
+    model: str = Field(min_length=1, max_length=4096)
+    num_classes: int = Field(0, ge=0, le=10_000)
+    input_size: tuple[_Side, _Side]
+    labels: tuple[str, ...] = Field((), max_length=10_000)
+    plan: dict[str, LayerPlan] = Field(default_factory=dict)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> Description:
+        if self.labels and self.num_classes and len(self.labels) != self.num_classes:
+            raise ValueError(f"labels has {len(self.labels)} names, num_classes is {self.num_classes}")
+        return self
+
+
+def is_built_from_a_name(model: str) -> bool:
+    """Whether the package builds `model` itself, so that its artifact is a .safetensors file; else it is a .pt2."""
+    return model.partition(":")[0] in ("builtin", "torchvision")
+
+
+def save_artifact(path: Path, module: nn.Module, description: Description) -> None:
+    """Write the network; a file that is there is replaced once the new one is whole, and kept when that fails.
+
+    module: float32, on any device, in eval mode; for .safetensors as it was built from `description.model` with
+    `description.plan` applied (the whole torchvision detector, its transform included), for .pt2 any module that takes
+    one image (1, 3, height, width). ModelError names the file and what is wrong: a suffix that does not go with the
+    model, weights that are not finite. OSError when it cannot be written.
+    """
+    expected = ".safetensors" if is_built_from_a_name(description.model) else ".pt2"
+    if path.suffix != expected:
+        raise ModelError(f"{path}: what is made from {description.model} is written as a {expected} file")
+    for name, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"{path}: not written, as the weights {name} are not finite")
+    if expected == ".pt2":
+        write = _exporter(module, description)
+    else:
+        fields = description.model_dump(mode="json")
+        header = {key: json.dumps(value) for key, value in fields.items()}
+        tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
+
+        def write(file: Path) -> None:
+            from safetensors.torch import save_file
+
+            save_file(tensors, file, metadata=header)
+
+    _replace(path, write)
+
+
+def read_description(path: Path) -> Description | None:
+    """What the file says of itself; None for a .safetensors or .pt2 file that is no artifact. ModelError if damaged.
+
+    A .pt2 file is to be checked with exported_archive.check_archive first.
+    """
+    fields = _pt2_fields(path) if path.suffix == ".pt2" else _safetensors_fields(path)
+    if fields is None:
+        return None
+    try:
+        return Description.model_validate_json(json.dumps(fields))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "header"
+        shown = str(first["input"])[:80]
+        raise ModelError(f"{path}: header field {key} is {shown!r}: {first['msg']}") from None
+
+
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values, in the order of the names: the same for equal weights anywhere."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def _exporter(module: nn.Module, description: Description) -> Callable[[Path], None]:
+    width, height = description.input_size
+    try:
+        where = next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of the exporter, about itself
+            program = torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
+    except Exception as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(f"{description.model} cannot be exported: {first_line}") from None
+    return lambda file: torch.export.save(program, file, extra_files={_EXTRA: description.model_dump_json()})
+
+
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(beside)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except (OSError, RuntimeError) as error:
+        raise OSError(
+            f"{path} cannot be written: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+        ) from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _safetensors_fields(path: Path) -> dict[str, Any] | None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            header: dict[str, str] = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: cannot be read as weights: {str(error).splitlines()[0]}") from None
+    if "format" not in header or "plan" not in header:
+        return None
+    fields = {}
+    for key, text in header.items():
+        try:
+            fields[key] = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ModelError(f"{path}: header field {key} is {text[:80]!r}, which is not JSON") from None
+    return fields
+
+
+def _pt2_fields(path: Path) -> dict[str, Any] | None:
+    reader = torch._C.PyTorchFileReader(str(path))
+    record = f"extra/{_EXTRA}"
+    if record not in reader.get_all_records():
+        return None
+    try:
+        fields = json.loads(reader.get_record(record))
+    except (ValueError, RecursionError):
+        raise ModelError(f"{path}: its extra file {_EXTRA} is not JSON") from None
+    if not isinstance(fields, dict):
+        raise ModelError(f"{path}: its extra file {_EXTRA} holds {type(fields).__name__}; expected fields by name")
+    return fields

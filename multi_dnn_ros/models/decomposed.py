@@ -1,0 +1,161 @@
+"""The structure of decomposed layers: which layers of a network became chains of smaller ones, and of which ranks.
+
+A plan holds no weights. Applied to a network as it was built, it gives the network that a decomposed weights file
+fits; the weights themselves are made by :mod:`multi_dnn_ros.compression`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from torch import nn
+
+from multi_dnn_ros.models.dnn import ModelError
+
+_Rank = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TuckerPlan(_Strict):
+    """A convolution as 1x1 (input factor) -> core with the original kernel -> 1x1 (output factor, bias).
+
+    Tucker-2 of the weight on its two channel modes (Kim et al. 2016). Ranks are those of one group. None leaves a mode
+    as it is: the chain then lacks that 1x1.
+    """
+
+    kind: Literal["tucker2"] = "tucker2"
+    in_rank: _Rank | None
+    out_rank: _Rank | None
+
+
+class SvdPlan(_Strict):
+    """A fully connected layer as two: inputs -> rank -> outputs (bias)."""
+
+    kind: Literal["svd"] = "svd"
+    rank: _Rank
+
+
+LayerPlan = Annotated[TuckerPlan | SvdPlan, Field(discriminator="kind")]
+#: Qualified name of a layer, as in named_modules() of the network before anything was replaced -> what it becomes.
+Plan = Mapping[str, TuckerPlan | SvdPlan]
+PLAN: TypeAdapter[dict[str, TuckerPlan | SvdPlan]] = TypeAdapter(dict[str, LayerPlan])
+
+
+class TuckerConv2d(nn.Sequential):
+    """What TuckerPlan makes of a convolution; same inputs, outputs, geometry. Children: in_factor, core, out_factor."""
+
+    core: nn.Conv2d
+
+    def __init__(self, layer: nn.Conv2d, plan: TuckerPlan) -> None:
+        """layer: gives channels, geometry, groups, bias, device and dtype; its weights are not used.
+
+        ValueError when a rank exceeds the channels of a group.
+        """
+        in_rank, out_rank = check_ranks(layer, plan)
+        groups = layer.groups
+        where: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        children: OrderedDict[str, nn.Module] = OrderedDict()
+        if plan.in_rank is not None:
+            children["in_factor"] = nn.Conv2d(
+                layer.in_channels, in_rank * groups, 1, groups=groups, bias=False, **where
+            )
+        children["core"] = nn.Conv2d(
+            in_rank * groups,
+            out_rank * groups,
+            layer.kernel_size,  # type: ignore[arg-type]
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+            layer.dilation,  # type: ignore[arg-type]
+            groups,
+            bias=layer.bias is not None and plan.out_rank is None,
+            padding_mode=layer.padding_mode,
+            **where,
+        )
+        if plan.out_rank is not None:
+            children["out_factor"] = nn.Conv2d(
+                out_rank * groups, layer.out_channels, 1, groups=groups, bias=layer.bias is not None, **where
+            )
+        super().__init__(children)
+
+
+class SvdLinear(nn.Sequential):
+    """What SvdPlan makes of a fully connected layer. Children: in_factor, out_factor."""
+
+    def __init__(self, layer: nn.Linear, plan: SvdPlan) -> None:
+        """layer: gives sizes, bias, device and dtype. ValueError when the rank exceeds one of the sizes."""
+        most = min(layer.in_features, layer.out_features)
+        if plan.rank > most:
+            raise ValueError(f"rank {plan.rank}: the layer has {layer.in_features} inputs and {layer.out_features} "
+                             f"outputs; allowed: 1 to {most}")  # fmt: skip
+        where: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+        super().__init__(
+            OrderedDict(
+                in_factor=nn.Linear(layer.in_features, plan.rank, bias=False, **where),
+                out_factor=nn.Linear(plan.rank, layer.out_features, bias=layer.bias is not None, **where),
+            )
+        )
+
+
+def check_ranks(layer: nn.Conv2d, plan: TuckerPlan) -> tuple[int, int]:
+    """(input, output) channels of one group's core; ValueError when a rank exceeds the channels of a group."""
+    channels_in, channels_out = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+    for what, rank, channels in (("in_rank", plan.in_rank, channels_in), ("out_rank", plan.out_rank, channels_out)):
+        if rank is not None and rank > channels:
+            raise ValueError(f"{what} {rank}: the layer has {channels} channels a group; allowed: 1 to {channels}")
+    return plan.in_rank or channels_in, plan.out_rank or channels_out
+
+
+def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether `layer` computes what `kind` computes and nothing more: no subclass, parametrization or hook."""
+    return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def empty_chain(layer: nn.Module, plan: TuckerPlan | SvdPlan) -> TuckerConv2d | SvdLinear:
+    """The chain that `plan` makes of `layer`, with PyTorch's initial weights. ValueError when it does not fit."""
+    if isinstance(plan, TuckerPlan):
+        if not is_plain(layer, nn.Conv2d):
+            raise ValueError(f"is {type(layer).__name__}; tucker2 is for Conv2d")
+        assert isinstance(layer, nn.Conv2d)
+        return TuckerConv2d(layer, plan)
+    if not is_plain(layer, nn.Linear):
+        raise ValueError(f"is {type(layer).__name__}; svd is for Linear")
+    assert isinstance(layer, nn.Linear)
+    return SvdLinear(layer, plan)
+
+
+def apply_plan(network: nn.Module, plan: Plan, source: str) -> None:
+    """Replace the layers of `network` that `plan` names, in place, by chains without trained weights.
+
+    source: file or parameter that the plan is from, for the error: ModelError names it, the layer and what is expected.
+    """
+    layers = dict(network.named_modules())
+    chains = {}
+    for name, layer_plan in plan.items():
+        if name not in layers:
+            raise ModelError(f"{source}: plan names the layer '{name}', which {type(network).__name__} does not have")
+        try:
+            chains[name] = empty_chain(layers[name], layer_plan)
+        except ValueError as error:
+            raise ModelError(f"{source}: plan of layer '{name}': {error}") from None
+    for name, chain in chains.items():
+        replace_layer(network, layers[name], chain)
+
+
+def replace_layer(network: nn.Module, layer: nn.Module, by: nn.Module) -> None:
+    """Put `by` at every place in `network` that holds `layer`; a layer may be shared."""
+    by.train(layer.training)
+    for parent, name in list(_places(network, layer)):
+        setattr(parent, name, by)
+
+
+def _places(network: nn.Module, layer: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for parent in network.modules():
+        for name, child in parent._modules.items():
+            if child is layer:
+                yield parent, name

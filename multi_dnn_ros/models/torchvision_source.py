@@ -1,0 +1,113 @@
+"""torchvision's builders: one-stage detectors, segmentation networks, and classifiers for the offline verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision import models
+
+from multi_dnn_ros.models.decoders.anchor import ONE_STAGE
+from multi_dnn_ros.models.dnn import ModelError, Source
+from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
+from multi_dnn_ros.schema import DnnConfig
+
+#: Input of torchvision's RetinaNet and FCOS where none is given: their 800 x 1333 rule applied to a 4:3 image.
+_DETECTOR_SIZE = (1088, 800)
+_SEGMENTATION_SIZE = (520, 520)
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+#: Heads that serve training alone: weights that bring one fit the network that is run without it.
+_AUXILIARY = ("aux_classifier.", "AuxLogits.", "aux1.", "aux2.")
+
+
+class Segmentation(nn.Module):
+    """A torchvision segmentation network without auxiliary classifier: (1, 3, h, w) -> logits (1, classes, h, w)."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.network(image)["out"]
+        return logits
+
+
+def torchvision_source(where: str, builder: str, config: DnnConfig, *, classifiers: bool = False) -> Source:
+    """The network of `builder` with the weights that `config` names.
+
+    where: what its fields are called in errors, such as "parameter dnn.object.". classifiers: whether those are allowed
+    too, beside what the node runs. Without weights (`random`), builders fill it from seed 0. ModelError.
+    """
+    detectors, segmentation = models.list_models(models.detection), models.list_models(models.segmentation)
+    known = [*detectors, *segmentation, *(_classifiers() if classifiers else ())]
+    if builder not in known:
+        one_stage = [model for model in known if "rcnn" not in model]
+        raise ModelError(f"{where}model is '{config.model}'; allowed builders: {', '.join(one_stage)}")
+    catalogue = models.get_model_weights(builder)
+    options: dict[str, Any] = {"weights": None}
+    if builder in (*detectors, *segmentation):
+        options["weights_backbone"] = None
+    elif builder in ("inception_v3", "googlenet"):
+        options.update(aux_logits=False, init_weights=True)
+    if config.num_classes:
+        options["num_classes"] = config.num_classes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = models.get_model(builder, **options).eval()
+    if builder in detectors and not isinstance(network, ONE_STAGE):
+        raise ModelError(
+            f"{where}model is '{config.model}', a detector of two stages, which has no one graph to cut; "
+            "allowed: SSD, SSDlite, RetinaNet, FCOS"
+        )
+    _fill(where, config, network, catalogue)
+    labels = tuple(catalogue.DEFAULT.meta["categories"])
+    if config.num_classes and config.num_classes != len(labels):
+        labels = ()
+    if builder in segmentation:
+        return Source(Segmentation(network).eval(), _SEGMENTATION_SIZE, "lane", labels, dict(_IMAGENET))
+    if builder not in detectors:
+        side = catalogue.DEFAULT.transforms().crop_size[0]
+        return Source(network, (side, side), "classification", labels, dict(_IMAGENET))
+    transform = network.transform
+    preprocess = {
+        "mean": tuple(transform.image_mean),
+        "std": tuple(transform.image_std),
+        "antialias": False,
+        "centered": False,
+        "pad": None,
+        "fit": "stretch" if transform.fixed_size else "letterbox",
+    }
+    size = tuple(transform.fixed_size or _DETECTOR_SIZE)
+    return Source(network, (size[0], size[1]), "torchvision", labels, preprocess, detector=network)
+
+
+def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any) -> None:
+    def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
+        load_weights(network, {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}, source)
+
+    names = [entry.name for entry in catalogue]
+    if config.weights == "random":
+        return
+    if config.weights in names:
+        try:
+            weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
+        except Exception as error:
+            raise ModelError(
+                f"{where}weights is '{config.weights}', which cannot be downloaded: {error}; give a file"
+            ) from None
+        fill(weights, f"{where}weights '{config.weights}'")
+        return
+    if Path(config.weights).suffix not in (".safetensors", ".pth", ".pt"):
+        raise ModelError(
+            f"{where}weights is '{config.weights}'; allowed: {', '.join(names)}, random, "
+            "a .safetensors, .pth or .pt file"
+        )
+    file = existing_file(config.weights, f"{where}weights")
+    fill(read_state_dict(file), str(file))
+
+
+def _classifiers() -> list[str]:
+    return [name for name in models.list_models(models) if not name.startswith(("quantized", "raft"))]
