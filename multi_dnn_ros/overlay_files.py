@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import TracebackType
 
@@ -22,7 +23,8 @@ class OverlayFiles:
     """Writes pictures in order; a context manager.
 
     path: a file that ends in .mp4 (MPEG-4 part 2, which OpenCV's wheels can encode everywhere), or a folder for PNGs.
-    Neither may exist. A video has the size of its first picture and the rate of its first two stamps.
+    Neither may exist. A video has the size of its first picture and the rate of its first two stamps; it appears under
+    its name only when it is whole.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,6 +38,7 @@ class OverlayFiles:
         self._video: cv2.VideoWriter | None = None
         self._first: tuple[int, Picture] | None = None  # waits for the second, which gives the rate
         self._size = (0, 0)
+        self._partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
         (path.parent if self._is_video else path).mkdir(parents=True, exist_ok=True)
 
     def write(self, picture: Picture, stamp_ns: int) -> None:
@@ -60,9 +63,29 @@ class OverlayFiles:
             (_, picture), self._first = self._first, None
             self._start(picture, _MIN_HZ)
             self._encode(picture)
-        if self._video is not None:
-            self._video.release()
-            self._video = None
+        if self._video is None:
+            return
+        try:
+            self._release()
+            # OpenCV's writer does not say that a disk is full; what it wrote then cannot be opened, or holds less.
+            check = cv2.VideoCapture(str(self._partial))
+            held = int(check.get(cv2.CAP_PROP_FRAME_COUNT)) if check.isOpened() else 0
+            check.release()
+            if held != self.count:
+                raise OverlayFileError(
+                    f"video {self.path} cannot be written: {held} of {self.count} pictures are in it; is the disk full?"
+                )
+            if self.path.exists():
+                raise OverlayFileError(f"{self.path} exists already; nothing is overwritten")
+            self._partial.rename(self.path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Close without a video; pictures in a folder stay."""
+        self._first = None
+        self._release()
+        self._partial.unlink(missing_ok=True)
 
     def __enter__(self) -> OverlayFiles:
         return self
@@ -70,11 +93,19 @@ class OverlayFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def _release(self) -> None:
+        if self._video is not None:
+            self._video.release()
+            self._video = None
 
     def _start(self, picture: Picture, rate_hz: float) -> None:
         self._size = (picture.shape[1], picture.shape[0])
-        self._video = cv2.VideoWriter(str(self.path), cv2.VideoWriter.fourcc(*"mp4v"), rate_hz, self._size)
+        self._video = cv2.VideoWriter(str(self._partial), cv2.VideoWriter.fourcc(*"mp4v"), rate_hz, self._size)
         if not self._video.isOpened():
             raise OverlayFileError(f"video {self.path} cannot be written")
 
@@ -90,4 +121,8 @@ def save_picture(path: Path, picture: Picture) -> None:
     done, data = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
     if not done:
         raise OverlayFileError(f"picture {path} cannot be encoded")
-    path.write_bytes(data.tobytes())
+    try:
+        path.write_bytes(data.tobytes())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OverlayFileError(f"picture {path} cannot be written: {error.strerror}") from error

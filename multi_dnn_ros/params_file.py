@@ -34,7 +34,8 @@ def read_params_file(path: str | Path, node_name: str = "multi_dnn") -> NodeConf
         config = to_config(flat)
     except ParameterError as error:
         raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML lets through what Python's own int(), float() and datetime() say of impossible numbers and dates.
         raise ParameterError([f"{path}: not a YAML file: {' '.join(str(error).split())}"]) from None
     for warning in unknown_parameters(flat, *names_in(flat))[1]:
         log.warning("%s: %s", path, warning)

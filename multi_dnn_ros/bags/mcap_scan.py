@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import io
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
-import lz4.frame  # type: ignore[import-untyped]
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from multi_dnn_ros.bags.inflation import DECOMPRESSION_ERRORS, MAX_CHUNK_BYTES, TooLargeError, inflate_chunk
 
 MAGIC = b"\x89MCAP0\r\n"
 _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
-
-#: A chunk that claims more than this is damage, not data: recorders write chunks of about a MiB, a camera image at most
-#: some tens of MiB more.
-MAX_CHUNK_BYTES = 1 << 30
 
 
 class McapDamage(ValueError):
@@ -121,19 +111,9 @@ def _decompress(body: bytes) -> bytes:
     compression, at = _string(body, 28)
     (length,) = struct.unpack_from("<Q", body, at)
     packed = body[at + 8 : at + 8 + length]
-    if size > MAX_CHUNK_BYTES:
-        raise McapDamage(f"chunk claims {size} bytes")
-    data: bytes
     try:
-        if compression == "zstd":
-            data = zstd.ZstdDecompressor().decompress(packed, size + 1)
-        elif compression == "lz4":
-            data = lz4.frame.LZ4FrameDecompressor().decompress(packed, size + 1)
-        elif compression == "":
-            data = packed
-        else:
-            raise McapDamage(f"chunk compressed with {compression!r}; known are zstd, lz4 and none")
-    except (zstd.ZstdError, RuntimeError, EOFError) as error:
+        data = inflate_chunk(packed, size, compression)
+    except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
         raise McapDamage(f"chunk cannot be decompressed: {error}") from error
     if len(data) != size or (checksum and crc32(data) != checksum):
         raise McapDamage(f"chunk of {size} bytes has {len(data)}, or a wrong checksum")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +14,7 @@ from typing import Protocol
 from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Reader
 
+import multi_dnn_ros.bags.inflation  # noqa: F401  bounds what the rosbags reader decompresses
 from multi_dnn_ros.bags.mcap_scan import McapDamage, scan_mcap
 
 STORAGE_SUFFIXES = (".mcap", ".db3")
@@ -152,6 +155,9 @@ class _Indexed:
     """A whole recording or file, through rosbags."""
 
     def __init__(self, path: Path) -> None:
+        for database in [path] if path.is_file() else sorted(path.glob("*.db3")):
+            if database.suffix == ".db3" and database.stat().st_size:
+                _check_database(database)
         self._reader = Reader(path)
         self._reader.open()
 
@@ -193,6 +199,20 @@ class _Scanned:
 
     def close(self) -> None:
         pass
+
+
+def _check_database(path: Path) -> None:
+    """BagError for a database that computes what it holds: a view is a query, which may be meant never to end.
+
+    Raises sqlite3.Error: it is no database.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+        computed = database.execute(
+            "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%' UNION "
+            "SELECT s.name FROM sqlite_master s, pragma_table_xinfo(s.name) c WHERE s.type = 'table' AND c.hidden <> 0"
+        ).fetchone()
+    if computed is not None:
+        raise BagError(f"{path}: {str(computed[0])[:80]!r} is computed by a query; a recording holds plain tables only")
 
 
 def _listing(topics: dict[str, BagTopic]) -> str:

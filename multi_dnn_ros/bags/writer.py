@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -79,11 +80,21 @@ class BagWriter:
         known = self._connections.get(topic)
         if known is None:
             text, type_hash = definition(msgtype)
-            self._connections[topic] = self._writer.add_connection(
-                topic, msgtype, msgdef=text, rihs01=type_hash, offered_qos_profiles=[_LATCHED] if latched else []
-            )
+            try:
+                self._connections[topic] = self._writer.add_connection(
+                    topic, msgtype, msgdef=text, rihs01=type_hash, offered_qos_profiles=[_LATCHED] if latched else []
+                )
+            except _WRITE_ERRORS as error:
+                raise BagError(f"cannot write {self.path}: {error}") from error
         elif known.msgtype != msgtype:
             raise BagError(f"topic {topic} of {self.path} has type {known.msgtype}; {msgtype} does not fit")
+
+    def add_file(self, name: str, text: str) -> None:
+        """A text file in the recording's folder, beside its messages."""
+        try:
+            (self.partial / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise BagError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def write(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
         """Append a message. topic: declared before. stamp_ns: recording time. data: CDR bytes with their header."""
@@ -111,7 +122,8 @@ class BagWriter:
     def discard(self) -> None:
         """Close without a recording."""
         if self._folder is not None:
-            self._writer.abort()
+            with suppress(*_WRITE_ERRORS):  # it goes away; what ended it is what counts
+                self._writer.abort()
             self._remove()
 
     def __enter__(self) -> BagWriter:

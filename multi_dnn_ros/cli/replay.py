@@ -91,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
             raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(topics.values())}")
         with BagWriter(args.out_bag, args.storage) as writer:
             summary = _replay(args, config, bag, writer, topics, sum(counts))
-            text = json.dumps(summary.as_json(), indent=2) + "\n"
-            (writer.partial / "summary.json").write_text(text, encoding="utf-8")
+            writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     print(summary)
     for damage in summary.input_damage:
         print(f"warning: {damage}", file=sys.stderr)

@@ -106,7 +106,7 @@ def _load(data: str | bytes, where: str) -> Any:
     try:
         loader = _Loader(data)
         return loader.get_single_data()
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError, TypeError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError, TypeError) as error:
         raise ParameterFileError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     finally:
         if loader is not None:
