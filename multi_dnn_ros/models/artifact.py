@@ -108,7 +108,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -1,0 +1,82 @@
+"""How many singular values of a noisy matrix are signal: empirical variational Bayesian matrix factorization.
+
+S. Nakajima, M. Sugiyama, S. D. Babacan, R. Tomioka, "Global analytic solution of fully-observed variational Bayesian
+matrix factorization", JMLR 14 (2013). The rank is the number of singular values above the threshold of their
+Theorem 2; the noise variance, unknown, is the one that minimizes their free energy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq, minimize_scalar
+
+_GRID = 200
+
+
+def evbmf_rank(singular_values: NDArray[np.float64], rows: int, columns: int) -> int:
+    """Rank of the signal in a (rows, columns) matrix of low rank plus Gaussian noise, from its singular values.
+
+    singular_values: all min(rows, columns) of them, descending. 0 when all is noise or all is zero; a matrix that is
+    exactly of low rank gives that rank.
+    """
+    short, long = min(rows, columns), max(rows, columns)
+    if len(singular_values) != short:
+        raise ValueError(f"{len(singular_values)} singular values of a {rows} x {columns} matrix; expected {short}")
+    energy = np.asarray(singular_values, dtype=np.float64) ** 2
+    largest = float(energy[0]) if short else 0.0
+    if not largest > 0.0 or not math.isfinite(largest):
+        return 0
+    # Values at the level of rounding are zeros: an exact low rank has no noise to estimate.
+    energy = energy / largest
+    numerical = int(np.count_nonzero(energy > (max(rows, columns) * np.finfo(np.float32).eps) ** 2))
+    if numerical < short:
+        return numerical
+    alpha = short / long
+    threshold = _threshold(alpha)
+    variance = _noise_variance(energy, long, alpha, threshold)
+    return int(np.count_nonzero(energy > long * variance * threshold))
+
+
+def _threshold(alpha: float) -> float:
+    """x underbar, the square of the smallest normalized singular value that is kept: with tau, the zero of
+    phi(tau) + phi(tau / alpha), phi(z) = log(z + 1) / z - 1/2.
+    """
+
+    def phi(z: float) -> float:
+        return math.log1p(z) / z - 0.5
+
+    tau = float(brentq(lambda z: phi(z) + phi(z / alpha), 1e-9, 10.0))
+    return (1.0 + tau) * (1.0 + alpha / tau)
+
+
+def _noise_variance(energy: NDArray[np.float64], long: int, alpha: float, threshold: float) -> float:
+    """The noise variance that minimizes the free energy, between the bounds of the paper's Theorem 4.
+
+    energy: squared singular values, descending, all above 0.
+    """
+    short = len(energy)
+    most = min(math.ceil(short / (1.0 + alpha)) - 1, short - 1)
+    upper = float(energy.sum()) / (short * long)
+    lower = max(float(energy[most]) / (long * threshold), float(energy[most:].mean()) / long)
+    if not lower < upper:
+        return upper
+
+    def free_energy(log_variance: float) -> float:
+        x = energy / (long * math.exp(log_variance))
+        kept = x > threshold
+        psi = x - np.log(x)
+        tau = x[kept] - (1.0 + alpha)
+        tau = 0.5 * (tau + np.sqrt(np.maximum(tau**2 - 4.0 * alpha, 0.0)))
+        psi[kept] += np.log1p(tau) + alpha * np.log1p(tau / alpha) - tau
+        return float(psi.sum())
+
+    # Several local minima are possible: look at the whole range first, then exactly around the best place.
+    grid = np.linspace(math.log(lower), math.log(upper), _GRID)
+    best = int(np.argmin([free_energy(place) for place in grid]))
+    around = (float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _GRID - 1)]))
+    found = minimize_scalar(free_energy, bounds=around, method="bounded", options={"xatol": 1e-6})
+    exact, coarse = float(found.x), float(grid[best])
+    return math.exp(exact if free_energy(exact) <= free_energy(coarse) else coarse)

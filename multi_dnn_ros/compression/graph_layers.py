@@ -1,0 +1,131 @@
+"""Layers of exported programs: their graphs call convolutions as operations, which are made modules again here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._ops import OpOverload
+
+_aten = torch.ops.aten
+
+
+def with_layers(network: nn.Module) -> nn.Module:
+    """`network`, an exported program's module, with its convolutions and fully connected layers as modules, in place.
+
+    A layer takes the place and the name of the module that held its weight (`features.0` for `features.0.weight`). An
+    operation whose weight is computed or whose options a module has not stays an operation. Any other module is
+    returned as it is.
+    """
+    if not isinstance(network, fx.GraphModule):
+        return network
+    made: dict[tuple[Any, ...], str] = {}
+    for node in list(network.graph.nodes):
+        make = _MAKERS.get(node.target) if node.op == "call_function" else None
+        if make is None:
+            continue
+        arguments = _arguments(node)
+        weight, bias = arguments["weight"], arguments["bias"]
+        if not all(part is None or (isinstance(part, fx.Node) and part.op == "get_attr") for part in (weight, bias)):
+            continue
+        key = (node.target, str(weight.target), str(bias and bias.target), _options(arguments))
+        if key not in made:
+            name = _free_name(network, str(weight.target))
+            network.add_submodule(name, make(_value(network, weight), bias and _value(network, bias), arguments))
+            made[key] = name
+        with network.graph.inserting_before(node):
+            call = network.graph.call_module(made[key], (arguments["input"],))
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        network.graph.erase_node(node)
+    if made:
+        network.graph.eliminate_dead_code()
+        network.recompile()
+        _forget_unused(network)
+    return network
+
+
+def _convolution(weight: nn.Parameter, bias: nn.Parameter | None, options: dict[str, Any]) -> nn.Module:
+    groups = int(options["groups"])
+    padding = options["padding"]
+    with torch.device("meta"):
+        layer = nn.Conv2d(
+            weight.shape[1] * groups,
+            weight.shape[0],
+            tuple(weight.shape[2:]),  # type: ignore[arg-type]
+            _pair(options["stride"]),
+            padding if isinstance(padding, str) else _pair(padding),
+            _pair(options["dilation"]),
+            groups,
+            bias=bias is not None,
+        )
+    return _with(layer, weight, bias)
+
+
+def _linear(weight: nn.Parameter, bias: nn.Parameter | None, options: dict[str, Any]) -> nn.Module:
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    return _with(layer, weight, bias)
+
+
+def _with(layer: nn.Module, weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Module:
+    layer.register_parameter("weight", weight)
+    layer.register_parameter("bias", bias)
+    return layer.eval()
+
+
+_MAKERS: dict[OpOverload, Callable[[nn.Parameter, nn.Parameter | None, dict[str, Any]], nn.Module]] = {
+    _aten.conv2d.default: _convolution,
+    _aten.conv2d.padding: _convolution,
+    _aten.linear.default: _linear,
+}
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Arguments by name, the operation's defaults included."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    values.update(zip((argument.name for argument in schema), node.args, strict=False))
+    values.update(node.kwargs)
+    return values
+
+
+def _options(arguments: dict[str, Any]) -> str:
+    return repr({name: value for name, value in arguments.items() if name not in ("input", "weight", "bias")})
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    pair = [value] * 2 if isinstance(value, int) else list(value)
+    return pair[0], pair[-1]
+
+
+def _value(network: fx.GraphModule, node: fx.Node) -> nn.Parameter:
+    value: Any = reduce(getattr, str(node.target).split("."), network)
+    return value if isinstance(value, nn.Parameter) else nn.Parameter(value, requires_grad=False)
+
+
+def _free_name(network: fx.GraphModule, weight: str) -> str:
+    """Name of the module that held the weight, or, where that holds more than a layer does, one beside it."""
+    holder, _, last = weight.rpartition(".")
+    if holder and last == "weight":
+        module: Any = reduce(getattr, holder.split("."), network)
+        tensors = {*module._parameters, *module._buffers}
+        if tensors <= {"weight", "bias"} and not module._modules and type(module) is nn.Module:
+            return holder
+    name = f"{weight.replace('.', '_')}_layer"
+    while hasattr(network, name):
+        name += "_"
+    return name
+
+
+def _forget_unused(network: fx.GraphModule) -> None:
+    """Drop weights that no node reads any more, as they now belong to the layers."""
+    read = {str(node.target) for node in network.graph.nodes if node.op == "get_attr"}
+    called = {str(node.target) for node in network.graph.nodes if node.op == "call_module"}
+    for name, _ in [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]:
+        if name not in read and name.rpartition(".")[0] not in called:
+            holder, _, last = name.rpartition(".")
+            delattr(network.get_submodule(holder), last)

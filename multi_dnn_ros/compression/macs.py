@@ -1,0 +1,35 @@
+"""What a network costs, without running it: MACs by PyTorch's FLOP counter, parameters, bytes of weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from multi_dnn_ros.compression.layers import run_on_shapes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """macs: multiply-accumulates of one inference (half the counted FLOPs; biases, norms and activations are not
+    counted, as in the paper). parameters: numbers that training may change. bytes: of parameters and buffers.
+    """
+
+    macs: int
+    parameters: int
+    bytes: int
+
+
+def cost(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Cost:
+    """The cost of one inference on `inputs`, whose values do not matter. models.dnn.ModelError when it cannot run."""
+    with FlopCounterMode(display=False) as counter:
+        run_on_shapes(network, inputs)
+    parameters = {id(tensor): tensor for tensor in network.parameters()}.values()
+    everything = [*parameters, *network.buffers()]
+    return Cost(
+        macs=counter.get_total_flops() // 2,
+        parameters=sum(tensor.numel() for tensor in parameters),
+        bytes=sum(tensor.numel() * tensor.element_size() for tensor in everything),
+    )

@@ -1,0 +1,264 @@
+"""Which layers to decompose and at which ranks: policies behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from multi_dnn_ros.compression.evbmf import evbmf_rank
+from multi_dnn_ros.compression.layers import Layer
+from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan
+
+#: Called after each layer; long work shows progress.
+Progress = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of a layer: a plan, or None and why it is left as it is; and what was measured, in words."""
+
+    plan: TuckerPlan | SvdPlan | None
+    reason: str
+    details: str = ""
+
+
+class RankPolicy(Protocol):
+    """Chooses for all layers at once, as some policies share a budget among them."""
+
+    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+        """A choice for each layer that may be decomposed (`kept` is empty), by name. ValueError: nothing can be met."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """alignment: ranks are multiples of it (tensor cores want 8 or more); floor: no rank is below it."""
+
+    alignment: int = 8
+    floor: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("alignment", "floor"):
+            value = getattr(self, name)
+            if not 1 <= value <= 4096:
+                raise ValueError(f"{name} is {value}; allowed: 1 to 4096")
+
+    def rank(self, wanted: float, channels: int) -> int:
+        """The largest allowed rank that is not above `wanted`, or the least; `channels`, which is always allowed,
+        at most.
+        """
+        multiple = int(wanted / self.alignment + 1e-9) * self.alignment
+        return min(channels, max(multiple, self.least()))
+
+    def least(self) -> int:
+        """The smallest rank that is allowed."""
+        return -(-max(self.floor, 1) // self.alignment) * self.alignment
+
+    def all(self, channels: int) -> list[int]:
+        """Every rank that is allowed, `channels` itself last."""
+        return [*range(self.least(), channels, self.alignment), channels]
+
+
+def plan_of(layer: Layer, in_rank: int, out_rank: int) -> TuckerPlan | SvdPlan | None:
+    """The plan with these ranks; a mode at its full rank is not decomposed, and None is a layer left as it is.
+
+    Of a fully connected layer, `in_rank` is the rank.
+    """
+    inputs, outputs = layer.channels
+    if isinstance(layer.module, nn.Linear):
+        return SvdPlan(rank=in_rank) if in_rank < min(inputs, outputs) else None
+    # More than the other mode can carry is no gain.
+    out_rank, in_rank = min(out_rank, in_rank * layer.kernel), min(in_rank, out_rank * layer.kernel)
+    plan = TuckerPlan(in_rank=in_rank if in_rank < inputs else None, out_rank=out_rank if out_rank < outputs else None)
+    return plan if plan.in_rank is not None or plan.out_rank is not None else None
+
+
+def choice_of(layer: Layer, in_rank: int, out_rank: int) -> Choice:
+    """The best plan with at least these ranks: that with fewest MACs, a mode left whole where that is cheaper."""
+    inputs, outputs = layer.channels
+    pairs = [(in_rank, out_rank), (inputs, out_rank), (in_rank, outputs)]
+    plans = [plan for pair in pairs if (plan := plan_of(layer, *pair)) is not None]
+    if not plans:
+        return Choice(None, "its ranks would be all of its channels")
+    cheapest = min(plans, key=layer.macs)
+    if layer.macs(cheapest) >= layer.macs():
+        return Choice(None, f"no fewer MACs at ranks {in_rank} and {out_rank}")
+    return Choice(cheapest, "")
+
+
+def candidates(layers: Sequence[Layer]) -> list[Layer]:
+    """Those that may be decomposed."""
+    return [layer for layer in layers if not layer.kept]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The same fraction of the channels everywhere (the paper's choice)."""
+
+    ratio: float
+    rounding: Rounding = Rounding()
+
+    def __post_init__(self) -> None:
+        _fraction("ratio", self.ratio)
+
+    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+        return _each(layers, progress, self._choice)
+
+    def _choice(self, layer: Layer) -> Choice:
+        inputs, outputs = layer.channels
+        if isinstance(layer.module, nn.Linear):
+            inputs = outputs = min(inputs, outputs)
+        return choice_of(
+            layer, self.rounding.rank(self.ratio * inputs, inputs), self.rounding.rank(self.ratio * outputs, outputs)
+        )
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The smallest ranks whose singular values hold a fraction of the sum of squares, in each unfolding."""
+
+    energy: float
+    rounding: Rounding = Rounding()
+
+    def __post_init__(self) -> None:
+        _fraction("energy", self.energy)
+
+    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+        return _each(layers, progress, self._choice)
+
+    def _choice(self, layer: Layer) -> Choice:
+        ranks = []
+        for values in layer.unfoldings:
+            lost = tail_energy(values)
+            ranks.append(int(np.argmax(lost <= 1.0 - self.energy + 1e-12)))
+        return choice_of(layer, *_rounded_up(layer, (ranks[0], ranks[1]), self.rounding))
+
+
+@dataclass(frozen=True)
+class Evbmf:
+    """The ranks at which the rest of each unfolding looks like noise; of a grouped layer the largest group's."""
+
+    rounding: Rounding = Rounding()
+
+    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+        return _each(layers, progress, self._choice)
+
+    def _choice(self, layer: Layer) -> Choice:
+        found = [
+            max(evbmf_rank(values, *side) for values in groups)
+            for groups, side in zip(layer.unfoldings, layer.sides, strict=True)
+        ]
+        return choice_of(layer, *_rounded_up(layer, (found[0], found[1]), self.rounding))
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Cut a fraction of the network's MACs where that costs least reconstruction error.
+
+    Each layer's ranks give points of MACs against the squared relative error of its weight (its upper bound, the energy
+    that the two unfoldings lose). On the lower convex hulls of these, steps are taken in the order of error per MAC
+    saved until enough is saved: the optimum for a sum of errors, up to the last step.
+    """
+
+    macs_cut: float
+    total_macs: int
+    rounding: Rounding = Rounding()
+
+    def __post_init__(self) -> None:
+        _fraction("macs_cut", self.macs_cut)
+
+    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+        wanted = self.macs_cut * self.total_macs
+        choices: dict[str, Choice] = {}
+        steps: list[tuple[float, int, str, TuckerPlan | SvdPlan]] = []
+        for layer in candidates(layers):
+            choices[layer.name] = Choice(None, "not needed for the budget: others cost less error")
+            before_macs, before_error = layer.macs(), 0.0
+            for macs, error, plan in _hull(layer, self.rounding):
+                saved = before_macs - macs
+                steps.append(((error - before_error) / saved, saved, layer.name, plan))
+                before_macs, before_error = macs, error
+            progress()
+        possible = sum(saved for _, saved, _, _ in steps)
+        if possible < wanted:
+            raise ValueError(
+                f"a cut of {self.macs_cut:.1%} of the MACs is asked for; possible with alignment "
+                f"{self.rounding.alignment} and floor {self.rounding.floor}: up to {possible / self.total_macs:.1%}"
+            )
+        steps.sort(key=lambda step: step[0])  # stable, and hulls are convex: a layer's steps stay in their order
+        for _, saved, name, plan in steps:
+            if wanted <= 0:
+                break
+            wanted -= saved
+            choices[name] = Choice(plan, "")
+        return choices
+
+
+def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Fraction of the sum of squares beyond the first r singular values, for r = 0 to all; groups together."""
+    energy = np.sum([values**2 for values in groups], axis=0)
+    total = float(energy.sum())
+    if not total > 0.0:
+        return np.zeros(len(energy) + 1)
+    lost: NDArray[np.float64] = np.append(np.cumsum(energy[::-1])[::-1], 0.0) / total
+    return lost
+
+
+def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
+    """(MACs, error, plan) along the lower convex hull from the layer as it is downwards, most MACs first."""
+    inputs, outputs = layer.channels
+    lost_in, lost_out = (tail_energy(groups) for groups in layer.unfoldings)
+    points: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
+    if isinstance(layer.module, nn.Linear):
+        pairs = [(rank, rank) for rank in rounding.all(min(inputs, outputs))]
+        lost_out = np.zeros_like(lost_in)
+    else:
+        pairs = [(r, s) for r in _thinned(rounding.all(inputs)) for s in _thinned(rounding.all(outputs))]
+    for in_rank, out_rank in pairs:
+        plan = plan_of(layer, in_rank, out_rank)
+        if plan is not None and layer.macs(plan) < layer.macs():
+            # A rank beyond the unfolding's own loses nothing.
+            error = float(lost_in[min(in_rank, len(lost_in) - 1)] + lost_out[min(out_rank, len(lost_out) - 1)])
+            points.append((layer.macs(plan), error, plan))
+    hull: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
+    macs, error = layer.macs(), 0.0
+    while True:
+        below = [point for point in points if point[0] < macs]
+        if not below:
+            return hull
+        step = min(below, key=lambda point: ((point[1] - error) / (macs - point[0]), point[0]))
+        hull.append(step)
+        macs, error = step[0], step[1]
+
+
+def _thinned(ranks: list[int], most: int = 24) -> list[int]:
+    """At most `most` of them, evenly, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(ranks) - 1, min(most, len(ranks))).round().astype(int))
+    return [ranks[place] for place in places]
+
+
+def _rounded_up(layer: Layer, ranks: tuple[int, int], rounding: Rounding) -> tuple[int, int]:
+    """At least `ranks`: what the policy found necessary is not cut by the alignment."""
+    inputs, outputs = layer.channels
+    if isinstance(layer.module, nn.Linear):
+        inputs = outputs = min(inputs, outputs)
+    aligned = [-(-rank // rounding.alignment) * rounding.alignment for rank in ranks]
+    return rounding.rank(aligned[0], inputs), rounding.rank(aligned[1], outputs)
+
+
+def _each(layers: Sequence[Layer], progress: Progress, choose: Callable[[Layer], Choice]) -> dict[str, Choice]:
+    choices = {}
+    for layer in candidates(layers):
+        choices[layer.name] = choose(layer)
+        progress()
+    return choices
+
+
+def _fraction(name: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{name} is {value}; allowed: above 0, up to 1")
