@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,11 @@ from multi_dnn_ros.models.dnn import ModelError, Source
 from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
 from multi_dnn_ros.models.onnx_shapes import fix_shapes
 from multi_dnn_ros.models.torchvision_source import torchvision_source
-from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
+from multi_dnn_ros.models.weights import check_stored, existing_file, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.schema import DnnConfig
 
-_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+#: Of an input image, in pixels; as the parameters input_width and input_height.
+_MAX_SIDE = 8192
 _WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
 
 
@@ -138,8 +137,9 @@ def _builtin(where: str, model: str, classifiers: bool) -> Source:
 
 def _exported(path: Path) -> Source:
     try:
+        check_stored(path)
         check_archive(path)
-        with _no_pickles():
+        with no_pickles():
             program = torch.export.load(path)
         description = read_description(path)
         module: nn.Module = program.module(check_guards=False)
@@ -159,20 +159,6 @@ def _exported(path: Path) -> Source:
     size = _image_size(path, shapes)
     labels = description.labels if description is not None else ()
     return Source(module, size, "", labels, fixed_size=size is not None, description=description)
-
-
-@contextlib.contextmanager
-def _no_pickles() -> Iterator[None]:
-    """torch.export.load itself asks for unrestricted pickles in places; PyTorch's own switch overrules it."""
-    before = os.environ.get(_WEIGHTS_ONLY)
-    os.environ[_WEIGHTS_ONLY] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_WEIGHTS_ONLY]
-        else:
-            os.environ[_WEIGHTS_ONLY] = before
 
 
 def _onnx(path: Path) -> Source:
@@ -204,6 +190,8 @@ def _image_size(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int, int] | 
     _, _, height, width = shapes[0]
     if not isinstance(height, int) or not isinstance(width, int) or not height or not width:
         return None
+    if max(width, height) > _MAX_SIDE:
+        raise ModelError(f"{path}: takes images of {width} x {height}; allowed: at most {_MAX_SIDE} x {_MAX_SIDE}")
     return width, height
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -15,6 +19,8 @@ from multi_dnn_ros.models.dnn import ModelError
 
 #: Mismatches that an error message lists.
 _SHOWN = 3
+_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+_CONVERT = "where you trust it, convert it: safetensors.torch.save_file(model.state_dict(), ...)"
 
 
 def existing_file(path: str, what: str) -> Path:
@@ -30,13 +36,17 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        check_stored(path)
+        with warnings.catch_warnings():  # of what is then refused
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise ModelError(
             f"{path}: not a plain file of weights, or damaged. A pickle of anything but tensors can run code when "
-            "it is read and is refused; where you trust it, convert it: "
-            "safetensors.torch.save_file(model.state_dict(), ...)"
+            f"it is read and is refused; {_CONVERT}"
         ) from None
+    except ModelError:
+        raise
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path}: cannot be read as weights: {_first_line(error)}") from None
     for key in ("state_dict", "model"):  # how training scripts wrap it
@@ -44,7 +54,45 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise ModelError(f"{path}: holds {type(content).__name__}; it must map names to tensors (a state_dict)")
+    for name, value in content.items():
+        # PyTorch does not check the indices of a sparse tensor when it loads one: copying it could write anywhere.
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise ModelError(f"{path}: tensor {name} is {value.layout}, {value.dtype}; allowed: plain dense tensors")
     return {str(name): value for name, value in content.items()}
+
+
+def check_stored(path: Path) -> None:
+    """ModelError for a zip archive that is more than its bytes: compressed records, or several that share theirs.
+
+    PyTorch stores records as they are, so a file that is larger inside than outside was made to fill the memory.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+    compressed = [record.filename for record in records if record.compress_type != zipfile.ZIP_STORED]
+    if compressed:
+        raise ModelError(
+            f"{path}: record {compressed[0][:80]!r} is compressed, as in TorchScript, which is code; allowed: what "
+            f"torch.save and torch.export.save write; {_CONVERT}"
+        )
+    inside, outside = sum(record.file_size for record in records), path.stat().st_size
+    if inside > outside:
+        raise ModelError(f"{path}: claims records of {inside} bytes in a file of {outside}")
+
+
+@contextlib.contextmanager
+def no_pickles() -> Iterator[None]:
+    """Some loaders of torch and torchvision ask for unrestricted pickles; PyTorch's own switch overrules them."""
+    before = os.environ.get(_WEIGHTS_ONLY)
+    os.environ[_WEIGHTS_ONLY] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_WEIGHTS_ONLY]
+        else:
+            os.environ[_WEIGHTS_ONLY] = before
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:

@@ -57,8 +57,9 @@ class Context(Surface):
                 arguments = self.arguments
                 logs.configure(arguments.default_level, arguments.levels, console=arguments.console)
             domain = _domain_id(domain_id)
-            config, network = _configuration()
-            self._participant = dds.Participant(domain, config, f"enclave={self.arguments.enclave};".encode())
+            config, network, loopback = _configuration()
+            user_data = f"enclave={self.arguments.enclave};".encode()
+            self._participant = dds.Participant(domain, config, user_data, loopback=loopback)
             self._graph = Graph(self._participant)
             self._initialized = self._ok = True
             _contexts.add(self)
@@ -204,11 +205,11 @@ def _domain_id(given: int | None) -> int:
     return domain
 
 
-def _configuration() -> tuple[str | None, str]:
-    """Return Cyclone's configuration, None when CYCLONEDDS_URI gives it, and which network that is."""
+def _configuration() -> tuple[str | None, str, bool]:
+    """Return Cyclone's configuration, None when CYCLONEDDS_URI gives it, which network that is, and if it is `lo`."""
     uri = os.environ.get("CYCLONEDDS_URI")
     if uri:
-        return None, f"as CYCLONEDDS_URI says ({uri:.200})"
+        return None, f"as CYCLONEDDS_URI says ({uri:.200})", False
     wanted = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper() or "LOCALHOST"
     if wanted == "OFF":
         raise UnsupportedError(
@@ -218,5 +219,6 @@ def _configuration() -> tuple[str | None, str]:
     if wanted not in _RANGES:
         raise ValueError(f"ROS_AUTOMATIC_DISCOVERY_RANGE must be one of {', '.join(_RANGES)}, not {wanted!r}")
     if wanted == "LOCALHOST":
-        return dds.configuration(subnet=False), "loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it"
-    return dds.configuration(subnet=True), "loopback (lo) and the local network's interface"
+        network = "loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it"
+        return dds.configuration(subnet=False), network, True
+    return dds.configuration(subnet=True), "loopback (lo) and the local network's interface", False

@@ -22,6 +22,7 @@ from cyclonedds.topic import Topic
 from multi_dnn_ros.standalone import interfaces, logs
 from multi_dnn_ros.standalone.errors import RCLError
 from multi_dnn_ros.standalone.interfaces import FieldType
+from multi_dnn_ros.standalone.loopback import hold_to_loopback
 
 # ROS' default range of domains; a higher one has ports that overlap with the system's ephemeral ones or do not exist.
 MAX_DOMAIN_ID: Final = 232
@@ -75,9 +76,12 @@ def delete(entity: Entity) -> None:
 
 
 class Participant:
-    """One participant of a domain with its publisher and subscriber; contexts of one domain share the configuration."""
+    """One participant of a domain with its publisher and subscriber; contexts of one domain share the configuration.
 
-    def __init__(self, domain_id: int, config: str | None, user_data: bytes) -> None:
+    loopback: receive from this machine only.
+    """
+
+    def __init__(self, domain_id: int, config: str | None, user_data: bytes, *, loopback: bool = False) -> None:
         self.domain_id = domain_id
         with _lock:
             domain, users = _domains.get(domain_id, (None, 0))
@@ -86,6 +90,11 @@ class Participant:
             _domains[domain_id] = (domain, users + 1)
         try:
             self.entity = DomainParticipant(domain_id, qos=Qos(Policy.Userdata(user_data)))
+            if loopback and (open_ports := hold_to_loopback(domain_id)):
+                _log.warning(
+                    f"UDP ports {', '.join(map(str, open_ports))} receive from other machines too, as this system does "
+                    "not let sockets be bound to lo; close them with a firewall"
+                )
         except BaseException:
             self._release_domain()
             raise

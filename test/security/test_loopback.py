@@ -1,0 +1,70 @@
+"""The standalone runtime speaks and listens on this machine only, unless it is told otherwise."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+if "multi_dnn_ros.standalone" not in sys.modules:
+    pytest.skip("a real ROS 2 is in use", allow_module_level=True)
+
+#: Prints the device that each receiving socket of the domain is bound to, as seen from a node that is up.
+_NODE = """
+import socket, sys
+import multi_dnn_ros.ros, rclpy
+from multi_dnn_ros.standalone.loopback import domain_sockets
+from std_msgs.msg import String
+rclpy.init(args=[])
+node = rclpy.create_node("talker")
+node.create_publisher(String, "t", 1)
+node.create_subscription(String, "t", print, 1)
+devices = [s.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\\0") for s in domain_sockets(97)]
+print(devices)
+node.destroy_node()
+rclpy.shutdown()
+"""
+
+
+def node(**environment: str) -> subprocess.CompletedProcess[str]:
+    unset = ("ROS_AUTOMATIC_DISCOVERY_RANGE", "CYCLONEDDS_URI", "ROS_LOCALHOST_ONLY")
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return subprocess.run(
+        [sys.executable, "-c", _NODE],
+        env={**kept, "ROS_DOMAIN_ID": "97", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="Linux only")
+def test_unless_told_otherwise_nothing_is_received_from_another_machine() -> None:
+    done = node()
+    assert done.stdout.strip() == "[b'lo', b'lo']"
+    assert "ROS domain 97, network: loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it" in done.stderr
+    assert "firewall" not in done.stderr
+
+
+def test_told_otherwise_it_is_the_local_network_and_the_log_says_so() -> None:
+    done = node(ROS_AUTOMATIC_DISCOVERY_RANGE="SUBNET")
+    assert "b'lo'" not in done.stdout
+    assert "ROS domain 97, network: loopback (lo) and the local network's interface" in done.stderr
+
+
+def test_sockets_that_cannot_be_held_are_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import rclpy
+
+    monkeypatch.delenv("CYCLONEDDS_URI", raising=False)
+    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+    monkeypatch.setattr("multi_dnn_ros.standalone.loopback._DEVICE", b"no-such-device\0")
+    context = rclpy.context.Context()
+    rclpy.init(args=[], context=context, domain_id=96)
+    rclpy.shutdown(context=context)
+    assert "UDP ports 31410, 31411 receive from other machines too" in capfd.readouterr().err
