@@ -47,8 +47,8 @@ class DnnConfig(_Section):
     role: Role = Field(description="What its results are: lane, object or pedestrian.")
     model: str = Field(
         min_length=1,
-        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2 or "
-        ".onnx file.",
+        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2, .onnx "
+        "or (of `multi-dnn decompose` or `retrain`) .safetensors file.",
     )
     weights: str = Field(
         "default",

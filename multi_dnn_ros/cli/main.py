@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 
-VERBS = ("run", "camera", "replay", "demo", "benchmark")
+VERBS = ("run", "camera", "replay", "decompose", "demo", "benchmark")
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _EXAMPLES = """\
@@ -29,6 +29,7 @@ examples:
   multi-dnn camera drive.mp4 --rate 10             a video as the topic front/image_raw
   multi-dnn camera /dev/video0                     a USB camera
   multi-dnn replay drive.mcap results              every frame of a recording, none dropped
+  multi-dnn decompose builtin:object --output object.safetensors   fewer operations, in one file for the node
 
 Each command explains itself: multi-dnn COMMAND --help.
 """

@@ -51,13 +51,14 @@ def decompose(
     layers: Sequence[Layer] | None = None,
     linear: bool = False,
     iterations: int = ITERATIONS,
+    may_keep_all: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> list[Outcome]:
     """Replace the layers of `network` (eval mode, CPU) that `policy` chooses, in place, and say what became of each.
 
     inputs: example inputs; layers: what survey() found, where that is known already. NothingToDecompose when no layer
-    is replaced; the network is then as it was. ModelError when it cannot be run before or after; ValueError from the
-    policy.
+    may be replaced, or none is worth it unless `may_keep_all`; the network is then as it was. ModelError when it cannot
+    be run or its weights are not finite; ValueError from the policy.
     """
     layers = list(survey(network, inputs, linear=linear) if layers is None else layers)
     open_layers = [layer for layer in layers if not layer.kept]
@@ -73,7 +74,7 @@ def decompose(
 
     choices = policy.choose(layers, chosen)
     plans = {name: choice.plan for name, choice in choices.items() if choice.plan is not None}
-    if not plans:
+    if not plans and not may_keep_all:
         reasons = sorted({choice.reason for choice in choices.values()})
         raise NothingToDecompose(f"no layer of {type(network).__name__} is worth decomposing: {'; '.join(reasons)}")
     errors: dict[str, float] = {}

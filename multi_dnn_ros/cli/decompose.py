@@ -1,0 +1,318 @@
+"""``multi-dnn decompose``: fewer MACs for a DNN, in one file that the node loads."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.arguments import natural, positive, size
+from multi_dnn_ros.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from multi_dnn_ros.compression.decompose import Outcome, Progress
+    from multi_dnn_ros.compression.layers import Layer
+    from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
+    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.models.dnn import Source
+
+_DESCRIPTION = """\
+Make a DNN cheaper: each convolution larger than 1x1 becomes 1x1 -> core -> 1x1 (Tucker-2 on the channel modes), written
+as one file that goes straight into the node's parameters (dnn.<dnn>.model: FILE).
+
+MODEL is what the node takes: builtin:<name>, torchvision:<builder> (classifiers too), a .pt2 or .onnx file, or a file
+of `multi-dnn retrain`. FILE is a .safetensors file for the first two, a .pt2 file for the others.
+
+Accuracy falls with the ranks; `multi-dnn retrain FILE` brings it back, `multi-dnn evaluate FILE` measures it.
+
+ranks:
+  ratio     the same fraction of the channels in every layer (--ratio)
+  energy    as many as hold a fraction of the sum of squared singular values (--energy)
+  evbmf     what variational Bayesian matrix factorization finds to be more than noise; no number to choose
+  budget    a cut of the whole network's MACs (--macs-cut), spread to where it costs least error
+  measured  the ranks of --base or larger ones, timed layer by layer on --device through --backend: the fastest wins,
+            the original where that is the fastest. The whole is then timed against the original, alone and --instances
+            at once; while it is not faster, layers go back to what they were, if need be to the last one.
+"""
+_EXAMPLES = """\
+examples:
+  multi-dnn decompose builtin:object --output object.safetensors --ratio 0.5
+  multi-dnn decompose torchvision:vgg16 --weights vgg.safetensors --output vgg.safetensors --ranks energy --energy 0.9
+  multi-dnn decompose people.onnx --output people.pt2 --ranks budget --macs-cut 0.4 --report out/people
+  multi-dnn decompose torchvision:resnet152 --weights random --output r.safetensors --ranks measured --precision fp16
+"""
+_POLICIES = ("ratio", "energy", "evbmf", "budget", "measured")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser(
+        "decompose",
+        help="fewer MACs for a DNN by Tucker decomposition",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="builtin:<name>, torchvision:<builder>, a .safetensors, .pt2 or .onnx file")
+    add("--output", type=Path, required=True, metavar="FILE", help="file to write; replaced once the new one is whole")
+    add("--weights", default="default", help="of a torchvision builder: a file, a name such as COCO_V1, or random")
+    add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
+    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+    ranks = parser.add_argument_group("ranks")
+    add = ranks.add_argument
+    add("--ranks", choices=_POLICIES, default="ratio", help="how ranks are chosen, see above (default: %(default)s)")
+    add("--ratio", type=_fraction, default=0.5, help="ratio: rank / channels (default: %(default)s)")
+    add("--energy", type=_fraction, default=0.9, help="energy: fraction that is kept (default: %(default)s)")
+    add("--macs-cut", type=_fraction, default=0.4, help="budget: fraction that goes (default: %(default)s)")
+    add("--base", choices=_POLICIES[:-1], default="ratio", help="measured: what is accurate enough (default: ratio)")
+    add("--alignment", type=positive, default=8, help="ranks are multiples of it; 1 allowed (default: %(default)s)")
+    add("--floor", type=positive, default=8, help="least rank (default: %(default)s)")
+    add("--linear", action="store_true", help="also decompose large fully connected layers, by truncated SVD")
+    add("--iterations", type=natural, default=1, help="sweeps of orthogonal iteration (default: %(default)s)")
+    times = parser.add_argument_group("timing (--ranks measured; --latency measures any result)")
+    add = times.add_argument
+    add("--latency", action="store_true", help="time original and result in turns, for the report")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
+    add("--backend", default="auto", help="that the node will run it with, see its parameters (default: %(default)s)")
+    add("--precision", choices=("fp32", "fp16"), default="fp32", help="default: %(default)s")
+    add("--batch", type=positive, default=1, help="images at once (default: %(default)s)")
+    add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
+    add("--timings", type=Path, metavar="JSON", help="cache of timings (default: ~/.cache/multi_dnn_ros/timings.json)")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and pictures there")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decompose, write the artifact and the report, print what changed."""
+    import copy
+
+    import torch
+
+    from multi_dnn_ros.compression.decompose import decompose, plan_of
+    from multi_dnn_ros.compression.graph_layers import with_layers
+    from multi_dnn_ros.compression.layers import survey
+    from multi_dnn_ros.compression.macs import cost
+    from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, save_artifact, weights_digest
+    from multi_dnn_ros.models.decoders.anchor import DetectorCore
+    from multi_dnn_ros.models.sources import load_network
+
+    source = load_network(args.model, weights=args.weights, num_classes=args.num_classes)
+    origin = _origin(args.model, source)
+    suffix = ".safetensors" if is_built_from_a_name(origin.model) else ".pt2"
+    if args.output.suffix != suffix:
+        raise UsageError(f"--output is {args.output}; what is made from {args.model} is written as a {suffix} file")
+    width, height = _input_size(args, source)
+    whole = with_layers(source.module)
+    network = DetectorCore(source.detector).eval() if source.detector is not None else whole
+    inputs = (torch.zeros(1, 3, height, width),)
+    digest = weights_digest(whole.state_dict())
+    before = cost(network, inputs)
+    bytes_before = _bytes(whole)
+    timed = args.latency or args.ranks == "measured"
+    original = copy.deepcopy(network) if timed else network
+    layers = survey(network, inputs, linear=args.linear)
+    target = _target(args) if timed else None
+    policy = _policy(args, layers, before.macs, original, tuple(inputs[0].shape), target)
+    with _bar() as progress:
+        outcomes = decompose(
+            network,
+            inputs,
+            policy,
+            layers=layers,
+            iterations=args.iterations,
+            may_keep_all=args.ranks == "measured",
+            progress=progress,
+        )
+    latency = _latency(args, policy, original, network, tuple(inputs[0].shape), target)
+    provenance = {
+        **_provenance(args, target),
+        "source": {"model": args.model, "weights": args.weights, "weights_sha256": digest},
+        "latency_ms": latency,
+    }
+    if source.description is not None:
+        provenance["source"]["provenance"] = source.description.provenance
+    description = Description(
+        model=origin.model,
+        num_classes=origin.num_classes or args.num_classes,
+        input_size=(width, height),
+        labels=source.labels,
+        plan=plan_of(outcomes),
+        provenance=provenance,
+    )
+    save_artifact(args.output, whole, description)
+    return _report(
+        args, outcomes, (before, cost(network, inputs)), (bytes_before, args.output.stat().st_size), provenance
+    )
+
+
+def _origin(model: str, source: Source) -> Any:
+    """Description of the artifact that `model` is, or of what it will become."""
+    from multi_dnn_ros.models.artifact import Description, is_built_from_a_name
+
+    if source.description is None:
+        name = model if is_built_from_a_name(model) else Path(model).name
+        return Description(model=name, input_size=(1, 1))
+    if source.description.plan:
+        raise UsageError(f"{model} is decomposed already; decompose what it was made from: {source.description.model}")
+    return source.description
+
+
+def _input_size(args: argparse.Namespace, source: Source) -> tuple[int, int]:
+    if args.size is not None and source.fixed_size and args.size != source.size:
+        width, height = source.size or (0, 0)
+        raise UsageError(f"--size is {args.size[0]}x{args.size[1]}; {args.model} takes {width}x{height} only")
+    chosen: tuple[int, int] | None = args.size or source.size
+    if chosen is None:
+        raise UsageError(f"--size is needed: {args.model} has no input size of its own")
+    return chosen
+
+
+def _policy(
+    args: argparse.Namespace,
+    layers: list[Layer],
+    macs: int,
+    original: nn.Module,
+    shape: tuple[int, ...],
+    target: Target | None,
+) -> RankPolicy:
+    from multi_dnn_ros.compression.measured import Measured
+    from multi_dnn_ros.compression.ranks import Rounding
+    from multi_dnn_ros.compression.timing import TimingCache, default_cache
+
+    rounding = Rounding(args.alignment, args.floor)
+    if target is None or args.ranks != "measured":
+        return _base(args.ranks, args, rounding, macs)
+    base = _base(args.base, args, rounding, macs)
+    cache = TimingCache(args.timings or default_cache())
+    return Measured(base, target, original, shape, rounding, cache, _instances(args, target))
+
+
+def _base(name: str, args: argparse.Namespace, rounding: Rounding, macs: int) -> RankPolicy:
+    from multi_dnn_ros.compression.ranks import Budget, Energy, Evbmf, Ratio
+
+    policies: dict[str, RankPolicy] = {
+        "ratio": Ratio(args.ratio, rounding),
+        "energy": Energy(args.energy, rounding),
+        "evbmf": Evbmf(rounding),
+        "budget": Budget(args.macs_cut, macs, rounding),
+    }
+    return policies[name]
+
+
+def _target(args: argparse.Namespace) -> Target:
+    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device
+
+    if args.backend != "auto" and args.backend not in BACKENDS:
+        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
+    device = choose_device(args.device)
+    name = type(choose_backend(args.backend, device)).__name__
+    return Target(device, name, lambda: choose_backend(args.backend, device), args.precision, args.batch)
+
+
+def _instances(args: argparse.Namespace, target: Target) -> int:
+    return int(args.instances or (8 if target.device.type == "cuda" else 2))
+
+
+def _latency(
+    args: argparse.Namespace,
+    policy: RankPolicy,
+    original: nn.Module,
+    network: nn.Module,
+    shape: tuple[int, ...],
+    target: Target | None,
+) -> list[dict[str, Any]]:
+    """Original and result in the same run: what the policy measured of its choice, or measured now."""
+    from multi_dnn_ros.compression.measured import Measured, WholeTime
+    from multi_dnn_ros.compression.timing import compare
+
+    if target is None:
+        return []
+    if isinstance(policy, Measured):
+        chosen = policy.accepted
+    else:
+        chosen = []
+        for instances in dict.fromkeys((1, _instances(args, target))):
+            times = compare([original, network], shape, target, instances=instances)
+            chosen.append(WholeTime(instances, times[0], times[1], 0))
+    return [
+        {"instances": time.instances, "original_ms": time.original_ms, "decomposed_ms": time.decomposed_ms}
+        for time in chosen
+    ]
+
+
+def _provenance(args: argparse.Namespace, target: Target | None) -> dict[str, Any]:
+    from multi_dnn_ros.benchmark.report import provenance
+
+    chosen = {
+        "policy": args.ranks,
+        "base": args.base if args.ranks == "measured" else None,
+        "alignment": args.alignment,
+        "floor": args.floor,
+        "iterations": args.iterations,
+    }
+    named = args.base if args.ranks == "measured" else args.ranks
+    numbers = {"ratio": {"ratio": args.ratio}, "energy": {"energy": args.energy}, "budget": {"macs_cut": args.macs_cut}}
+    return {
+        **provenance(),
+        "ranks": {**chosen, **numbers.get(named, {})},
+        "target": target.name() if target is not None else None,
+    }
+
+
+def _report(
+    args: argparse.Namespace,
+    outcomes: list[Outcome],
+    costs: tuple[Any, Any],
+    file_bytes: tuple[int, int],
+    provenance: dict[str, Any],
+) -> int:
+    from multi_dnn_ros.benchmark.report import table
+    from multi_dnn_ros.compression.report import summary, totals, write_report
+
+    latency = provenance["latency_ms"]
+    origin = {key: value for key, value in provenance.items() if key != "latency_ms"}
+    content = summary(outcomes, costs, file_bytes, latency, model=args.model, **origin)
+    print(table(("", "before", "after", "change"), totals(content)))
+    done = sum(outcome.plan is not None for outcome in outcomes)
+    print(f"{done} of {len(outcomes)} layers decomposed; written to {args.output}")
+    if not done:
+        print("nothing was faster than the original, which is what was written")
+    if args.report is not None:
+        write_report(args.report, content)
+        print(f"report in {args.report}")
+    return 0
+
+
+def _bytes(network: nn.Module) -> int:
+    """Size of the weights as a file."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    from tqdm import tqdm
+
+    with tqdm(unit="step", desc="decompose", disable=None) as bar:
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.total = total
+            bar.n = done
+            bar.set_postfix_str(what[-40:])
+
+        yield update
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0, up to 1")
+    return value

@@ -1,0 +1,178 @@
+"""Ranks by measured time: a layer is decomposed only where that is faster on the target, and never the whole slower."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from multi_dnn_ros.compression.layers import Layer
+from multi_dnn_ros.compression.ranks import Choice, Progress, RankPolicy, Rounding, plan_of
+from multi_dnn_ros.compression.timing import Target, TimingCache, compare
+from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan, empty_chain
+
+LayerPlan = TuckerPlan | SvdPlan
+#: What the clock is asked: (modules, input shape, target, instances) -> ms of each. A parameter, so that tests have one
+#: of their own.
+Compare = Callable[[Sequence[nn.Module], tuple[int, ...], Target, int], list[float]]
+
+#: Alignments beyond the policy's own that a candidate's ranks are rounded up to.
+_ALIGNMENTS = (16, 32, 64)
+#: A decomposed network must be faster than the original by this much, or the next run might find it slower.
+_WHOLE_MARGIN = 0.01
+
+
+def _compare(modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target, instances: int) -> list[float]:
+    return compare(modules, shape, target, instances=instances)
+
+
+@dataclass(frozen=True)
+class WholeTime:
+    """Milliseconds of the network as it was and decomposed, taking turns, with `instances` running at once."""
+
+    instances: int
+    original_ms: float
+    decomposed_ms: float
+    layers: int
+
+    @property
+    def ratio(self) -> float:
+        return self.decomposed_ms / self.original_ms
+
+
+@dataclass
+class Measured:
+    """Of the ranks that `base` finds necessary, and larger ones that suit the hardware, the fastest; else the original.
+
+    Candidates for a layer have at least the base's ranks, so nothing is lost beyond what the base accepts: the ranks
+    themselves, rounded up to multiples of 16, 32 and 64, and with one mode left whole. One that is not faster than the
+    layer as it is by `margin` is no candidate. The network as a whole is then timed against the original, alone and
+    with `instances` copies at once; while it is not faster in both, the half of its layers that gained least goes back
+    to what it was.
+
+    network, input_shape: what runs on the target; layers are named as in it. choose() fills `whole`, every measurement
+    of the network, and `accepted`, those of what was chosen, empty where that is the original.
+    """
+
+    base: RankPolicy
+    target: Target
+    network: nn.Module
+    input_shape: tuple[int, ...]
+    rounding: Rounding = field(default_factory=Rounding)
+    cache: TimingCache = field(default_factory=lambda: TimingCache(None))
+    instances: int = 2
+    margin: float = 0.03
+    compare: Compare = _compare
+    whole: list[WholeTime] = field(default_factory=list)
+    accepted: list[WholeTime] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.margin < 1.0:
+            raise ValueError(f"margin is {self.margin}; allowed: 0 to below 1")
+        if self.instances < 1:
+            raise ValueError(f"instances is {self.instances}; allowed: at least 1")
+
+    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+        """As RankPolicy; ends after at most log2(layers) + 2 measurements of the whole network."""
+        wanted = self.base.choose(layers)
+        choices: dict[str, Choice] = {}
+        gains: dict[str, float] = {}
+        for layer in layers:
+            if layer.kept:
+                continue
+            choices[layer.name] = wanted[layer.name]
+            if wanted[layer.name].plan is not None:
+                choices[layer.name], gains[layer.name] = self._fastest(layer, wanted[layer.name].plan)
+            progress()
+        return self._never_slower(choices, gains)
+
+    def _fastest(self, layer: Layer, base: LayerPlan | None) -> tuple[Choice, float]:
+        assert base is not None
+        plans = candidate_plans(layer, base, self.rounding)
+        times = self._times(layer, plans)
+        original = times[0]
+        details = f"{original:.4f} ms as it is; " + ", ".join(
+            f"{words(plan)} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
+        )
+        best = min(range(len(plans)), key=lambda index: times[index + 1])
+        gain = original - times[best + 1]
+        if gain < self.margin * original:
+            return Choice(None, f"not faster: {times[best + 1]:.4f} ms against {original:.4f} ms", details), 0.0
+        return Choice(plans[best], "", details), gain
+
+    def _times(self, layer: Layer, plans: Sequence[LayerPlan]) -> list[float]:
+        """Milliseconds of the layer as it is and of each plan, all of an inference's calls together."""
+        totals = [0.0] * (len(plans) + 1)
+        for shape, _ in layer.calls:
+            where = f"{layer.describe()} | {'x'.join(map(str, (self.target.batch, *shape[1:])))} | {self.target.name()}"
+            keys = [f"{what} | {where}" for what in ("as it is", *map(words, plans))]
+            known = [self.cache.get(key) for key in keys]
+            if any(ms is None for ms in known):  # all of them, so that all were timed under the same conditions
+                modules = [layer.module, *(empty_chain(layer.module, plan) for plan in plans)]
+                found = self.compare(modules, shape, self.target, 1)
+                self.cache.put(dict(zip(keys, found, strict=True)))
+            else:
+                found = [ms for ms in known if ms is not None]
+            totals = [total + ms for total, ms in zip(totals, found, strict=True)]
+        return totals
+
+    def _never_slower(self, choices: dict[str, Choice], gains: dict[str, float]) -> dict[str, Choice]:
+        while True:
+            plans = {name: choice.plan for name, choice in choices.items() if choice.plan is not None}
+            if not plans:
+                return choices
+            decomposed = copy.deepcopy(self.network)
+            apply_plan(decomposed, plans, "measured ranks")
+            slower, measured = [], []
+            for instances in dict.fromkeys((1, self.instances)):
+                times = self.compare([self.network, decomposed], self.input_shape, self.target, instances)
+                measured.append(WholeTime(instances, times[0], times[1], len(plans)))
+                if not measured[-1].ratio <= 1.0 - _WHOLE_MARGIN:
+                    slower.append(measured[-1])
+            self.whole += measured
+            if not slower:
+                self.accepted = measured
+                return choices
+            worst = max(slower, key=lambda time: time.ratio)
+            reason = (
+                f"given back: with {worst.layers} decomposed layers and {worst.instances} at once the network took "
+                f"{worst.decomposed_ms:.4f} ms against {worst.original_ms:.4f} ms"
+            )
+            least_first = sorted(plans, key=lambda name: gains.get(name, 0.0))
+            for name in least_first[: math.ceil(len(plans) / 2)]:
+                choices[name] = Choice(None, reason, choices[name].details)
+
+
+def candidate_plans(layer: Layer, base: LayerPlan, rounding: Rounding) -> list[LayerPlan]:
+    """Plans with at least the ranks of `base`, that one first, each once."""
+    inputs, outputs = layer.channels
+    if isinstance(base, SvdPlan):
+        most = min(inputs, outputs)
+        ranks = [(base.rank, base.rank), *((_up(base.rank, to, most),) * 2 for to in _ALIGNMENTS)]
+    else:
+        r, s = base.in_rank or inputs, base.out_rank or outputs
+        ranks = [(r, s)]
+        for alignment in _ALIGNMENTS:
+            if alignment > rounding.alignment:
+                ranks.append((_up(r, alignment, inputs), _up(s, alignment, outputs)))
+        ranks += [(r, outputs), (inputs, s)]
+    plans: list[LayerPlan] = [base]
+    for pair in ranks:
+        plan = plan_of(layer, *pair)
+        if plan is not None and plan not in plans:
+            plans.append(plan)
+    return plans
+
+
+def words(plan: LayerPlan) -> str:
+    """Kind and ranks: "tucker2 in 24 out 32", "svd 64"."""
+    if isinstance(plan, SvdPlan):
+        return f"svd {plan.rank}"
+    return f"tucker2 in {plan.in_rank or 'all'} out {plan.out_rank or 'all'}"
+
+
+def _up(rank: int, alignment: int, channels: int) -> int:
+    return min(channels, -(-rank // alignment) * alignment)

@@ -1,0 +1,195 @@
+"""What a decomposition did, as JSON, as Markdown and as two pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from multi_dnn_ros.compression.decompose import Outcome
+from multi_dnn_ros.compression.macs import Cost
+
+JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
+_BEFORE, _AFTER = "#8a97a8", "#d1603d"
+#: Layers that the per-layer picture shows; the largest ones of a network with more.
+_SHOWN = 60
+
+
+def summary(
+    outcomes: Sequence[Outcome],
+    costs: tuple[Cost, Cost],
+    file_bytes: tuple[int, int],
+    latency: Sequence[Mapping[str, Any]],
+    **origin: Any,
+) -> dict[str, Any]:
+    """The report's content.
+
+    costs, file_bytes: before and after. latency: one entry for each number of instances at once, with `instances`,
+    `original_ms`, `decomposed_ms` from the same run; empty when nothing was timed. origin: command, machine, versions,
+    model, policy and so on, copied as they are.
+    """
+    before, after = costs
+    return {
+        **origin,
+        "macs": {"before": before.macs, "after": after.macs, "cut": _cut(before.macs, after.macs)},
+        "parameters": {
+            "before": before.parameters,
+            "after": after.parameters,
+            "cut": _cut(before.parameters, after.parameters),
+        },
+        "file_bytes": {"before": file_bytes[0], "after": file_bytes[1], "cut": _cut(*file_bytes)},
+        "latency_ms": list(latency),
+        "layers": [
+            {
+                "name": outcome.name,
+                "layer": outcome.layer,
+                "fate": "decomposed" if outcome.plan is not None else "kept",
+                "plan": outcome.plan.model_dump(mode="json") if outcome.plan is not None else None,
+                "reason": outcome.reason,
+                "relative_error": outcome.error,
+                "macs": {"before": outcome.macs[0], "after": outcome.macs[1]},
+                "parameters": {"before": outcome.parameters[0], "after": outcome.parameters[1]},
+                "measured": outcome.details,
+            }
+            for outcome in outcomes
+        ],
+    }
+
+
+def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
+    """Write JSON, Markdown and both pictures into `folder`, which is made; each beside and then renamed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_text(folder / JSON_NAME, json.dumps(content, indent=2) + "\n")
+    _write_text(folder / MARKDOWN_NAME, markdown(content))
+    _plot_summary(folder / SUMMARY_PLOT, content)
+    _plot_layers(folder / LAYER_PLOT, content)
+    return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT)]
+
+
+def totals(content: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(what, before, after, change) of the network, as text."""
+    rows = []
+    for key, name, scale, unit in (
+        ("macs", "MACs", 1e9, "G"),
+        ("parameters", "parameters", 1e6, "M"),
+        ("file_bytes", "file", 1e6, "MB"),
+    ):
+        entry = content[key]
+        rows.append(
+            (
+                name,
+                f"{entry['before'] / scale:.3f} {unit}",
+                f"{entry['after'] / scale:.3f} {unit}",
+                f"{-entry['cut']:+.1%}",
+            )
+        )
+    for entry in content["latency_ms"]:
+        before, after = entry["original_ms"], entry["decomposed_ms"]
+        name = "latency, alone" if entry["instances"] == 1 else f"latency, {entry['instances']} at once"
+        rows.append((name, f"{before:.3f} ms", f"{after:.3f} ms", f"{after / before - 1:+.1%}"))
+    return rows
+
+
+def markdown(content: Mapping[str, Any]) -> str:
+    """The report for people."""
+    lines = [f"# {content['model']} decomposed", "", f"`{content['command']}`", ""]
+    lines += _table(("", "before", "after", "change"), totals(content))
+    if content["latency_ms"]:
+        lines += ["", f"Latency: medians of the same run, taking turns, on {content['target']}."]
+    layers = content["layers"]
+    done = [layer for layer in layers if layer["fate"] == "decomposed"]
+    lines += ["", f"![before and after]({SUMMARY_PLOT})", "", f"## Layers: {len(done)} of {len(layers)} decomposed", ""]
+    rows = [
+        (
+            f"`{layer['name']}`",
+            layer["layer"],
+            _fate(layer),
+            f"{layer['macs']['before'] / 1e6:.2f}",
+            f"{layer['macs']['after'] / 1e6:.2f}",
+            f"{layer['relative_error']:.3f}" if layer["plan"] else "",
+        )
+        for layer in layers
+    ]
+    lines += _table(("layer", "what", "where it went", "MMACs", "after", "error of its weight"), rows)
+    lines += ["", f"![layers]({LAYER_PLOT})"]
+    if measured := [layer for layer in layers if layer["measured"]]:
+        lines += ["", "## Timed", ""]
+        lines += _table(("layer", "timed"), [(f"`{layer['name']}`", layer["measured"]) for layer in measured])
+    return "\n".join(lines) + "\n"
+
+
+def _fate(layer: Mapping[str, Any]) -> str:
+    plan = layer["plan"]
+    if plan is None:
+        return f"kept: {layer['reason']}"
+    if plan["kind"] == "svd":
+        return f"svd, rank {plan['rank']}"
+    return f"ranks {plan['in_rank'] or 'all'} in, {plan['out_rank'] or 'all'} out"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+
+
+def _cut(before: int, after: int) -> float:
+    return 1.0 - after / before if before else 0.0
+
+
+def _write_text(path: Path, text: str) -> None:
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    beside = path.with_name(f".{path.name}")
+    figure.savefig(beside, dpi=120, format="png")
+    beside.replace(path)
+
+
+def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    rows = [(name, 1.0 - content[key]["cut"]) for key, name in (("macs", "MACs"), ("parameters", "parameters"))]
+    rows += [
+        (f"latency x{entry['instances']}", entry["decomposed_ms"] / entry["original_ms"])
+        for entry in content["latency_ms"]
+    ]
+    figure = Figure(figsize=(1.8 + 1.2 * len(rows), 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(rows))
+    axes.bar([place - 0.2 for place in places], [1.0] * len(rows), 0.4, color=_BEFORE, label="original")
+    bars = axes.bar([place + 0.2 for place in places], [share for _, share in rows], 0.4, color=_AFTER,
+                    label="decomposed")  # fmt: skip
+    axes.bar_label(bars, labels=[f"{share:.2f}" for _, share in rows], padding=2, fontsize=8)
+    axes.set_xticks(list(places), [name for name, _ in rows])
+    axes.set_ylabel("share of the original")
+    axes.set_title(content["model"], fontsize=10)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    layers = [layer for layer in content["layers"] if layer["macs"]["before"]]
+    if len(layers) > _SHOWN:
+        least = sorted((layer["macs"]["before"] for layer in layers), reverse=True)[_SHOWN - 1]
+        layers = [layer for layer in layers if layer["macs"]["before"] >= least][:_SHOWN]
+    figure = Figure(figsize=(8, 1.2 + 0.2 * len(layers)), layout="constrained")
+    axes = figure.add_subplot()
+    places = list(range(len(layers)))[::-1]
+    before = [layer["macs"]["before"] / 1e6 for layer in layers]
+    after = [layer["macs"]["after"] / 1e6 for layer in layers]
+    axes.barh(places, before, 0.8, color=_BEFORE, label="original")
+    axes.barh(places, after, 0.45, color=[_AFTER if layer["plan"] else "#5b6470" for layer in layers])
+    axes.barh([], [], color=_AFTER, label="decomposed")
+    axes.barh([], [], color="#5b6470", label="kept")
+    axes.set_yticks(places, [layer["name"][-40:] for layer in layers], fontsize=6)
+    axes.set_xlabel("million MACs")
+    axes.set_title(f"{content['model']}: MACs of each layer", fontsize=10)
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
