@@ -111,7 +111,7 @@ def _replay(
 
     from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.pipeline import build
-    from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS, decode_message, drawn, result_messages
+    from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS, decode_message, drawn, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
 
     pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
@@ -119,11 +119,13 @@ def _replay(
         for camera in task.cameras:
             for name, msgtype in OUTPUT_TOPICS[config.dnns[task.name].role].items():
                 writer.add_topic(f"{args.node}/{camera}/{task.name}/{name}", msgtype)
+    labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if config.dnns[name].role != "lane"}
     replay = Replay(
         pipeline.tasks,
         topics,
         decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
         to_messages=result_messages,
+        to_latched=lambda header: label_messages(labels, header),
         node=args.node,
         workers=pipeline.workers,
         device=pipeline.device,

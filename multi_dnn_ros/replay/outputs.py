@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,13 @@ from multi_dnn_ros.models.results import Detections, Lanes
 from multi_dnn_ros.overlay import Layer, draw
 from multi_dnn_ros.replay.frame_order import FrameOutcome
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
-from multi_dnn_ros.ros.result_messages import detections_message, lane_mask_message, lane_points_message
+from multi_dnn_ros.ros.result_messages import (
+    LabelInfo,
+    detections_message,
+    label_info_message,
+    lane_mask_message,
+    lane_points_message,
+)
 from multi_dnn_ros.schema import Role
 
 #: Topics below `~/<camera>/<dnn>/` and their types, by role.
@@ -34,6 +40,16 @@ def result_messages(result: Result, header: Header) -> Iterator[tuple[str, Any]]
         yield "detections", detections_message(result.output, header)
     else:
         raise TypeError(f"DNN '{result.dnn}' returned a {type(result.output).__name__}; expected Detections or Lanes")
+
+
+def label_messages(labels: Mapping[str, tuple[str, ...]], header: Header) -> Iterator[tuple[str, Any]]:
+    """Topic below `~/` and vision_msgs/LabelInfo, for each detector; none where that type is not installed.
+
+    labels: class names of each detector.
+    """
+    if LabelInfo is not None:
+        for dnn, names in labels.items():
+            yield f"{dnn}/label_info", label_info_message(names, header)
 
 
 def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:

@@ -27,6 +27,8 @@ _CLASSES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": C
 Decode = Callable[[str, Any], npt.NDArray[np.uint8]]
 #: From a result and the header of its frame to the topics below the camera's DNN (`detections`) and their messages.
 ToMessages = Callable[[Result, Header], Iterable[tuple[str, Any]]]
+#: From the header of the first frame to what the node publishes once: topics below the node, and their messages.
+ToLatched = Callable[[Header], Iterable[tuple[str, Any]]]
 
 
 class ReplayError(RuntimeError):
@@ -45,6 +47,7 @@ class Replay:
     """Runs recordings through one set of DNNs.
 
     tasks: the DNNs. topics: recorded topic of each camera. decode, to_messages: between ROS and the engine.
+    to_latched: written once, before the outputs of the first frame, as topics that a player keeps for late subscribers.
     node: fully qualified name of the node whose topics are written (`/multi_dnn/front/object/detections`).
     stall_timeout_s: a DNN that takes longer for a frame ends the replay.
     """
@@ -56,6 +59,7 @@ class Replay:
         *,
         decode: Decode,
         to_messages: ToMessages,
+        to_latched: ToLatched = lambda header: (),
         node: str = "/multi_dnn",
         workers: int = 2,
         device: torch.device | None = None,
@@ -68,6 +72,7 @@ class Replay:
             raise ValueError(f"two cameras read one topic: {', '.join(f'{c}:={t}' for c, t in topics.items())}")
         self._decode = decode
         self._to_messages = to_messages
+        self._to_latched = to_latched
         self._node = node.rstrip("/")
         self._workers = workers
         self._device = device
@@ -90,6 +95,7 @@ class Replay:
         on_frame: called in order with every frame when it is written. progress: called with the number of frames done.
         """
         order, summary = FrameOrder(), Summary()
+        begun = False
         engine = Engine(
             self._tasks,
             on_result=order.settle,
@@ -100,7 +106,11 @@ class Replay:
         )
 
         def write_complete(*, all_of_them: bool = False) -> None:
+            nonlocal begun
             for outcome in order.take(all_of_them=all_of_them):
+                if not begun:
+                    self._write_latched(outcome, writer)
+                    begun = True
                 self._write(outcome, writer, summary, with_input)
                 on_frame(outcome)
                 progress(1)
@@ -143,6 +153,14 @@ class Replay:
             lambda: self._decode(camera, image),
             Recording(message, image.header),
         )
+
+    def _write_latched(self, first: FrameOutcome, writer: BagWriter) -> None:
+        recording = first.frame.context
+        assert isinstance(recording, Recording)
+        for name, message in self._to_latched(Header(stamp=recording.header.stamp)):
+            topic = f"{self._node}/{name}"
+            writer.add_topic(topic, msgtype_of(message), latched=True)
+            writer.write(topic, recording.message.stamp_ns, serialize_message(message))
 
     def _write(self, outcome: FrameOutcome, writer: BagWriter, summary: Summary, with_input: bool) -> None:
         recording = outcome.frame.context

@@ -7,17 +7,19 @@ from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import Image, PointCloud2
+from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.models.results import Lanes
 from multi_dnn_ros.ros.qos import LATCHED, PICTURES, RESULTS
-from multi_dnn_ros.ros.result_messages import detections_message, lane_mask_message, lane_points_message
-
-try:
-    from vision_msgs.msg import LabelInfo, VisionClass
-except ImportError:  # vision_msgs before 4.0
-    LabelInfo = VisionClass = None
+from multi_dnn_ros.ros.result_messages import (
+    LabelInfo,
+    detections_message,
+    label_info_message,
+    lane_mask_message,
+    lane_points_message,
+)
 
 
 class ResultPublishers:
@@ -69,10 +71,8 @@ class ResultPublishers:
         if LabelInfo is None:
             return
         for dnn, labels in self._labels.items():
-            message = LabelInfo()
-            message.header.stamp = self._node.get_clock().now().to_msg()
-            message.class_map = [VisionClass(class_id=place, class_name=name) for place, name in enumerate(labels)]
-            self._publishers[dnn, "label_info"].publish(message)
+            header = Header(stamp=self._node.get_clock().now().to_msg())
+            self._publishers[dnn, "label_info"].publish(label_info_message(labels, header))
 
     def close(self) -> None:
         for publisher in self._publishers.values():

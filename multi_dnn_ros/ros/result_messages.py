@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,12 @@ from std_msgs.msg import Header
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
 from multi_dnn_ros.models.results import Detections, Lanes
+
+try:
+    from vision_msgs.msg import LabelInfo as LabelInfo
+    from vision_msgs.msg import VisionClass
+except ImportError:  # vision_msgs before 4.0
+    LabelInfo = VisionClass = None
 
 #: All fields have one type, so that sensor_msgs_py.point_cloud2.read_points_numpy reads them.
 POINT_FIELDS = ("u", "v", "lane", "score")
@@ -27,6 +34,12 @@ def detections_message(detections: Detections, header: Header) -> Detection2DArr
         )
     ]
     return message
+
+
+def label_info_message(labels: Sequence[str], header: Header) -> Any:
+    """vision_msgs/LabelInfo, where it exists: which class name stands for which index of the DNN's output."""
+    classes = [VisionClass(class_id=place, class_name=name) for place, name in enumerate(labels)]
+    return LabelInfo(header=header, class_map=classes)
 
 
 def lane_mask_message(lanes: Lanes, header: Header) -> Image:

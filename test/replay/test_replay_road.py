@@ -7,6 +7,7 @@ from pathlib import Path
 
 import cv2
 import pytest
+import yaml
 from replay_fakes import parsed, read_bag, write_bag
 from road_bag import CORRUPT, OBJECTS, PEOPLE, TOPIC, box_score, index_of, lane_score, scenes, stamp_ns, write_road
 from std_msgs.msg import String
@@ -16,6 +17,7 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.training.scenes import Scene
 
 FRAMES = 24
+LATCHED = 2  # messages that are written once
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,27 @@ def test_detections_are_where_the_truth_is(results: list[BagMessage], drive: lis
     assert lane_score(on(results, "lane/mask"), on(results, "lane/points"), drive) >= 0.7
 
 
+def test_class_names_come_first_and_are_kept_for_late_subscribers(replayed: Path, results: list[BagMessage]) -> None:
+    assert [message.topic for message in results[:2]] == [
+        "/multi_dnn/object/label_info",
+        "/multi_dnn/pedestrian/label_info",
+    ]
+    assert [[label.class_name for label in parsed(message).class_map] for message in results[:2]] == [
+        ["car", "truck"],
+        ["pedestrian"],
+    ]
+    assert {message.stamp_ns for message in results[:2]} == {stamp_ns(0) + 3_000_000}
+    topics = yaml.safe_load((replayed / "results" / "metadata.yaml").read_text())["rosbag2_bagfile_information"]
+    latched = {
+        entry["topic_metadata"]["name"]
+        for entry in topics["topics_with_message_count"]
+        if entry["topic_metadata"]["offered_qos_profiles"]
+    }
+    assert latched == {message.topic for message in results[:2]}
+
+
 def test_every_frame_once_in_order_with_its_stamp(results: list[BagMessage]) -> None:
+    results = results[LATCHED:]
     served = [index for index in range(FRAMES) if index != CORRUPT]
     names = ("lane/mask", "lane/points", "object/detections", "pedestrian/detections")
     assert [message.topic for message in results] == [f"/multi_dnn/front/{name}" for name in names] * len(served)
@@ -121,7 +143,7 @@ def test_topic_by_name_and_its_errors(drive: list[Scene], tmp_path: Path, capsys
         assert text in capsys.readouterr().err
         assert not Path(out).exists()
     assert main(["replay", bag, out, "--topic", "front:=/right", "--device", "cpu", "--node", "/car/dnn"]) == 0
-    assert {message.topic.split("/front")[0] for message in read_bag(Path(out))} == {"/car/dnn"}
+    assert {message.topic[: len("/car/dnn/")] for message in read_bag(Path(out))} == {"/car/dnn/"}
     assert {message.stamp_ns for message in read_bag(Path(out))} == {2}
     assert road_bag.TOPIC not in {message.topic for message in read_bag(Path(out))}
 
