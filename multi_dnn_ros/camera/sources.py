@@ -14,8 +14,11 @@ import numpy.typing as npt
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.reader import STORAGE_SUFFIXES
 from multi_dnn_ros.camera.source import Recorded, Shot, Source, SourceError
+from multi_dnn_ros.engine.frame import FrameError
+from multi_dnn_ros.ros.image_files import check_image_file
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_MAX_PIXELS = 1 << 27
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
@@ -79,8 +82,17 @@ class ImageSource:
     def items(self) -> Iterator[Shot]:
         for file in self._files:
             # imdecode of the bytes, because imread fails without a reason and on names with odd characters.
-            data = np.frombuffer(file.read_bytes(), np.uint8)
-            bgr = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+            content = file.read_bytes()
+            if content.startswith((b"\xff\xd8\xff", b"\x89PNG")):  # checked as those that come as messages
+                try:
+                    check_image_file(content, file.suffix, _check_size)
+                except FrameError as error:
+                    raise SourceError(f"image {file}: {error}") from None
+            data = np.frombuffer(content, np.uint8)
+            try:
+                bgr = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+            except cv2.error as error:
+                raise SourceError(f"image {file} cannot be decoded: {error.err}") from None
             if bgr is None:
                 raise SourceError(f"image {file} cannot be decoded")
             yield Shot(_rgb(bgr))
@@ -197,6 +209,11 @@ def _image_topic(bag: BagReader, topic: str | None) -> str:
             f"topic {topic} of bag {bag.path} is {bag.topics[topic].msgtype}, not {' or '.join(IMAGE_TYPES)}"
         )
     return topic
+
+
+def _check_size(width: int, height: int) -> None:
+    if width * height > _MAX_PIXELS:
+        raise FrameError(f"{width} x {height} pixels; allowed: at most {_MAX_PIXELS}")
 
 
 def _rgb(bgr: Any) -> npt.NDArray[np.uint8]:

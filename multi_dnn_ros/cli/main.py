@@ -34,6 +34,9 @@ examples:
 Each command explains itself: multi-dnn COMMAND --help.
 """
 
+#: Of any picture that OpenCV reads from a file, whatever its header claims; OpenCV looks once, when it is loaded.
+_OPENCV_LIMIT = ("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line, every verb included."""
@@ -71,6 +74,7 @@ def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit code."""
     own, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault(*_OPENCV_LIMIT)
     parser = build_parser()
     args = parser.parse_args(own)
     args.ros_args = ros_args

@@ -24,12 +24,23 @@ class ParameterFileError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain scalars by rcl's rules; aliases are refused, so that a small file stays small."""
+    """Plain scalars by rcl's rules; aliases (a small file stays small) and a key given twice are refused."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, f"line {self.line + 1}: aliases are not supported")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names: set[str] = set()
+        for key, _ in node.value:
+            # rcl takes the last one in silence; of two cameras of one name the first would be lost.
+            if key.value in names:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                names.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def _construct_int(loader: Any, node: Any) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
 
 import pytest
+import rclpy
 
-if "multi_dnn_ros.standalone" not in sys.modules:
+if rclpy.__spec__.origin != "multi_dnn_ros.standalone":
     pytest.skip("a real ROS 2 is in use", allow_module_level=True)
 
 #: Prints the device that each receiving socket of the domain is bound to, as seen from a node that is up.
@@ -59,12 +61,10 @@ def test_told_otherwise_it_is_the_local_network_and_the_log_says_so() -> None:
 def test_sockets_that_cannot_be_held_are_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    import rclpy
-
     monkeypatch.delenv("CYCLONEDDS_URI", raising=False)
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     monkeypatch.setattr("multi_dnn_ros.standalone.loopback._DEVICE", b"no-such-device\0")
     context = rclpy.context.Context()
     rclpy.init(args=[], context=context, domain_id=96)
     rclpy.shutdown(context=context)
-    assert "UDP ports 31410, 31411 receive from other machines too" in capfd.readouterr().err
+    assert re.search(r"UDP ports 314\d\d, 314\d\d receive from other machines too", capfd.readouterr().err)

@@ -1,0 +1,235 @@
+"""Files that are damaged, parameters that are wrong and disks that are full, through the command."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from rclpy.serialization import serialize_message
+from sensor_msgs.msg import Image
+
+from multi_dnn_ros.bags import BagError, BagReader, BagWriter
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.overlay_files import OverlayFileError, OverlayFiles
+from multi_dnn_ros.processes import Child, free_domain, on_loopback
+
+HEAD = "/**:\n  ros__parameters:\n"
+NOISE = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
+JPEG, PNG = (cv2.imencode(end, NOISE)[1].tobytes() for end in (".jpg", ".png"))
+LIMIT_BYTES = 400_000
+
+
+def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line on the standard error output of a command that fails."""
+    assert main(arguments) == 1
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("yaml", "words"),
+    [
+        (HEAD + "    polciy: edf\n", ["parameter polciy: no such parameter", "policy"]),
+        (HEAD + "    dnn: {object: {score_treshold: 0.3}}\n", ["dnn.object.score_treshold", "score_threshold"]),
+        (HEAD + "    workers: 99\n", ["parameter workers is 99", "0 to 16"]),
+        (HEAD + "    aging_ms: .nan\n", ["parameter aging_ms is nan", "up to 60000"]),
+        (HEAD + "    workers: two\n", ["parameter workers is 'two'", "int"]),
+        (HEAD + "    cameras: [front, front]\n", ["parameter cameras", "'front' twice"]),
+        (HEAD + "    camera:\n      front: {depth: 2}\n      front: {depth: 3}\n", ["'front' stands twice", "line 5"]),
+        (HEAD + "    device: 2001-99-99\n", ["not a YAML file", "month"]),
+        (HEAD + f"    workers: {'9' * 5000}\n", ["not a YAML file", "digits"]),
+        (HEAD + "    workers: !!int x\n", ["not a YAML file", "'x'"]),
+        (HEAD + "    autostart: !!bool x\n", ["not a YAML file", "'x'"]),
+        (HEAD + "    autostart: !!timestamp x\n", ["not a YAML file"]),
+        (HEAD + "    device: !!python/object/apply:os.system [ls]\n", ["not a YAML file", "constructor"]),
+        ("a: &a [1]\nb: *a\n", ["not a YAML file", "aliases"]),
+        ("nonsense", ["no parameters for node 'multi_dnn'"]),
+    ],
+)
+def test_a_wrong_parameter_file(
+    tmp_path: Path, yaml: str, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "robot.yaml"
+    path.write_text(yaml)
+    error = error_of(["replay", "in", "out", "--params-file", str(path)], capsys)
+    assert error.startswith(f"multi-dnn replay: error: {path}: ")
+    assert [word for word in words if word not in error] == []
+
+
+def test_the_node_lives_on_with_a_wrong_parameter_file(tmp_path: Path) -> None:
+    """As a process: every mistake is in its log, it stays unconfigured and ends when it is told to."""
+    path = tmp_path / "robot.yaml"
+    path.write_text(HEAD + "    polciy: edf\n    workers: 99\n    device: 7\n")
+    wanted = ("parameter polciy: no such", "parameter workers is 99; allowed", "parameter device is 7; allowed: auto")
+    command = ["run", "--params-file", str(path)]
+    with Child("node", command, tmp_path / "node.log", on_loopback(free_domain())) as node:
+        deadline = time.monotonic() + 60.0
+        while not all(words in node.log.read_text() for words in wanted):
+            assert node.exit_code() is None, node.last_lines(20)
+            assert time.monotonic() < deadline, node.last_lines(20)
+            time.sleep(0.05)
+        node.send(signal.SIGINT)
+        assert node.stop()
+        assert node.exit_code() == 0
+
+
+def test_the_node_names_a_file_that_is_no_parameter_file(tmp_path: Path) -> None:
+    path = tmp_path / "robot.yaml"
+    path.write_text(HEAD + "    cameras: [a]\n    cameras: [b]\n")
+    with Child("node", ["run", "--params-file", str(path)], tmp_path / "log", on_loopback(free_domain())) as node:
+        deadline = time.monotonic() + 60.0
+        while node.exit_code() is None:
+            assert time.monotonic() < deadline, node.last_lines(20)
+            time.sleep(0.05)
+        assert node.exit_code() == 1
+        assert f"{path}' is not valid YAML: 'cameras' stands twice" in node.last_lines(1)
+
+
+def claims(width: int, height: int) -> bytes:
+    """A JPEG whose header says this size."""
+    at = JPEG.index(b"\xff\xc0") + 5
+    return JPEG[:at] + struct.pack(">HH", height, width) + JPEG[at + 4 :]
+
+
+PICTURES = {
+    "half.jpg": (JPEG[: len(JPEG) // 2], "cut short"),
+    "half.png": (PNG[: len(PNG) // 2], "cut short"),
+    "spoilt.png": (PNG[:1000] + b"x" + PNG[1001:], "wrong checksum"),
+    "bomb.jpg": (claims(60_000, 60_000), "60000 x 60000 pixels; allowed: at most"),
+    "bomb.bmp": (b"BM" + struct.pack("<IIIIiiHH", 99, 0, 54, 40, 60_000, 60_000, 1, 24) + bytes(24), "decoded"),
+    "bomb.ppm": (b"P6 60000 60000 255\n" + bytes(100), "decoded"),
+    "empty.jpg": (b"", "cannot be decoded"),
+    "text.png": (b"not an image", "cannot be decoded"),
+}
+_READER = """
+import resource, sys
+from pathlib import Path
+from multi_dnn_ros.cli import main as cli
+cli.main(["camera", "nowhere"])
+from multi_dnn_ros.camera.sources import ImageSource, SourceError
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), used + (1 << 30)))
+for path in sys.argv[1:]:
+    try:
+        list(ImageSource(Path(path)).items())
+    except SourceError as error:
+        print(error)
+"""
+
+
+def test_a_damaged_picture_is_named_and_its_size_not_believed(tmp_path: Path) -> None:
+    """The camera's reader, in a process where 10 GB for one picture are not to be had."""
+    for name, (content, _) in PICTURES.items():
+        (tmp_path / name).write_bytes(content)
+    command = [sys.executable, "-c", _READER, *(str(tmp_path / name) for name in PICTURES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    errors = done.stdout.splitlines()
+    assert len(errors) == len(PICTURES)
+    for error, (name, (_, words)) in zip(errors, PICTURES.items(), strict=True):
+        assert error.startswith(f"image {tmp_path / name}")
+        assert words in error
+
+
+@contextmanager
+def small_disk() -> Iterator[None]:
+    """No file grows over LIMIT_BYTES: writing more fails as on a full disk (EFBIG in the place of ENOSPC)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def noise_image() -> bytes:
+    message = Image(width=320, height=240, encoding="rgb8", step=960)
+    message.data = os.urandom(230_400)
+    return bytes(serialize_message(message))
+
+
+def noise_bag(path: Path, count: int, storage: str = "mcap") -> None:
+    with BagWriter(path, storage) as writer:
+        writer.add_topic("/front/image_raw", "sensor_msgs/msg/Image")
+        for index in range(count):
+            writer.write("/front/image_raw", index, noise_image())
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_a_full_disk_names_the_recording_and_leaves_nothing(tmp_path: Path, storage: str) -> None:
+    with small_disk(), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag'}: "):
+        noise_bag(tmp_path / "bag", 40, storage)
+    assert list(tmp_path.iterdir()) == []
+    noise_bag(tmp_path / "bag", 2, storage)  # and with room it works
+    with BagReader(tmp_path / "bag") as bag:
+        assert len(list(bag.messages())) == 2
+
+
+def test_a_full_disk_while_the_summary_is_written(tmp_path: Path) -> None:
+    def write() -> None:
+        with BagWriter(tmp_path / "bag") as writer:
+            writer.add_file("summary.json", "x" * (LIMIT_BYTES + 1))
+
+    with small_disk(), pytest.raises(BagError, match=f"cannot write {tmp_path / 'bag' / 'summary.json'}: File too"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_broken_video(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """OpenCV's writer itself says nothing."""
+
+    def draw(count: int) -> None:
+        with OverlayFiles(tmp_path / "drive.mp4") as video:
+            for index in range(count):
+                video.write(np.roll(NOISE, index * 7, axis=1), index * 10**8)
+
+    with small_disk(), pytest.raises(OverlayFileError, match=r"video .*drive\.mp4 cannot be written: \d+ of 40 pict"):
+        draw(40)
+    assert list(tmp_path.iterdir()) == []
+    draw(3)
+    assert [path.name for path in tmp_path.iterdir()] == ["drive.mp4"]
+
+
+def test_a_full_disk_leaves_no_broken_picture(tmp_path: Path) -> None:
+    picture = np.random.default_rng(1).integers(0, 256, (480, 640, 3), dtype=np.uint8)
+    with (
+        small_disk(),
+        pytest.raises(OverlayFileError, match=r"picture .*000000\.png cannot be written: File too"),
+        OverlayFiles(tmp_path / "pictures") as pictures,
+    ):
+        pictures.write(picture, 0)
+    assert list((tmp_path / "pictures").iterdir()) == []
+
+
+def test_replay_onto_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    noise_bag(tmp_path / "in", 8)
+    (tmp_path / "one.yaml").write_text(HEAD + "    dnns: [object]\n    device: cpu\n")
+    program = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT_BYTES}, {LIMIT_BYTES}));"
+        "from multi_dnn_ros.cli.main import main;"
+        "raise SystemExit(main(['replay', 'in', 'out', '--with-input', '--params-file', 'one.yaml']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "multi-dnn replay: error: cannot write out: [Errno 27] File too large"
+    assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.yaml"]
