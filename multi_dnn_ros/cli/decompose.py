@@ -211,7 +211,8 @@ def _target(args: argparse.Namespace) -> Target:
     if args.backend != "auto" and args.backend not in BACKENDS:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
     device = choose_device(args.device)
-    name = type(choose_backend(args.backend, device)).__name__
+    chosen = choose_backend(args.backend, device)
+    name = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
     return Target(device, name, lambda: choose_backend(args.backend, device), args.precision, args.batch)
 
 

@@ -100,7 +100,7 @@ def plan_of(outcomes: Sequence[Outcome]) -> dict[str, TuckerPlan | SvdPlan]:
 
 
 def output_difference(first: nn.Module, second: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
-    """Largest difference of two networks' outputs on `inputs`, relative to the largest output (at least 1)."""
+    """Largest difference of two networks' outputs on `inputs`, relative to the largest value of the same output."""
     with torch.inference_mode():
         left, right = (
             [leaf for leaf in pytree.tree_leaves(network(*inputs)) if isinstance(leaf, torch.Tensor)]
@@ -108,7 +108,7 @@ def output_difference(first: nn.Module, second: nn.Module, inputs: tuple[torch.T
         )
     largest = 0.0
     for a, b in zip(left, right, strict=True):
-        difference = float((a - b).abs().max() / max(1.0, float(a.abs().max()))) if a.numel() else 0.0
+        difference = float((a - b).abs().max()) / max(1e-30, float(a.abs().max())) if a.numel() else 0.0
         largest = max(largest, difference) if math.isfinite(difference) else math.inf
     return largest
 

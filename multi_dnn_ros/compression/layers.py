@@ -161,7 +161,7 @@ def run_on_shapes(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
     shapes = [tuple(tensor.shape) for tensor in inputs]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-            network(*(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in inputs))
+            network(*(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in inputs))
     except Exception as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelError(f"{type(network).__name__} cannot be run on inputs {shapes}: {first_line}") from None

@@ -11,7 +11,7 @@ from multi_dnn_ros.compression.decompose import Outcome
 from multi_dnn_ros.compression.macs import Cost
 
 JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
-_BEFORE, _AFTER = "#8a97a8", "#d1603d"
+_BEFORE, _AFTER, _KEPT = "#8a97a8", "#d1603d", "#5b6470"
 #: Layers that the per-layer picture shows; the largest ones of a network with more.
 _SHOWN = 60
 
@@ -173,6 +173,7 @@ def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
 
 def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     layers = [layer for layer in content["layers"] if layer["macs"]["before"]]
     if len(layers) > _SHOWN:
@@ -183,13 +184,12 @@ def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
     places = list(range(len(layers)))[::-1]
     before = [layer["macs"]["before"] / 1e6 for layer in layers]
     after = [layer["macs"]["after"] / 1e6 for layer in layers]
-    axes.barh(places, before, 0.8, color=_BEFORE, label="original")
-    axes.barh(places, after, 0.45, color=[_AFTER if layer["plan"] else "#5b6470" for layer in layers])
-    axes.barh([], [], color=_AFTER, label="decomposed")
-    axes.barh([], [], color="#5b6470", label="kept")
+    axes.barh(places, before, 0.8, color=_BEFORE)
+    axes.barh(places, after, 0.45, color=[_AFTER if layer["plan"] else _KEPT for layer in layers])
     axes.set_yticks(places, [layer["name"][-40:] for layer in layers], fontsize=6)
     axes.set_xlabel("million MACs")
     axes.set_title(f"{content['model']}: MACs of each layer", fontsize=10)
-    axes.legend(fontsize=8, frameon=False)
+    colors = {"original": _BEFORE, "decomposed": _AFTER, "kept": _KEPT}
+    axes.legend(handles=[Patch(color=color, label=name) for name, color in colors.items()], fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -184,7 +185,8 @@ class TimingCache:
             beside.replace(self._path)
         except OSError as error:
             log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
-            beside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
 
 
 def default_cache() -> Path:

@@ -90,6 +90,7 @@ def test_rooms_import_one_way():
         "backends": {"backends"},
         "models": {"models", "schema"},
         "standalone": {"standalone"},
+        "compression": {"compression", "models", "backends", "benchmark"},
         "training": {"training", "models", "schema", "engine"},
     }
     for room, rooms in allowed.items():

@@ -1,0 +1,141 @@
+"""``python -m multi_dnn_ros.compression``: the proofs behind `multi-dnn decompose`, as JSON under results/."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.benchmark.report import provenance, table, write_json
+from multi_dnn_ros.compression.decompose import decompose, output_difference
+from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.macs import cost
+from multi_dnn_ros.compression.ranks import Choice, Progress, Ratio, Rounding
+from multi_dnn_ros.models.decoders.anchor import DetectorCore
+from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
+from multi_dnn_ros.models.sources import load_network
+
+#: (builder, input side, uniform ratio, MAC cut of the paper's Fig. 3).
+PAPER = (
+    ("vgg16", 224, 0.328, 0.81),
+    ("resnet152", 224, 0.375, 0.386),
+    ("inception_v3", 299, 0.312, 0.628),
+    ("regnet_y_32gf", 224, 0.40, 0.358),
+)
+#: The networks that the engine's tests cut, with an input side that keeps a run short.
+NETWORKS = (
+    ("alexnet", 224),
+    ("squeezenet1_1", 224),
+    ("vgg16", 64),
+    ("resnet18", 128),
+    ("resnet50", 96),
+    ("resnet152", 64),
+    ("inception_v3", 160),
+    ("regnet_y_32gf", 64),
+    ("mobilenet_v3_large", 128),
+    ("densenet121", 96),
+    ("ssd300_vgg16", 300),
+    ("ssdlite320_mobilenet_v3_large", 320),
+    ("lraspp_mobilenet_v3_large", 128),
+    ("deeplabv3_mobilenet_v3_large", 128),
+)
+
+
+class FullRank:
+    """Every layer at all of its ranks, as a chain of three: nothing is lost."""
+
+    def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
+        """As RankPolicy."""
+        return {
+            layer.name: Choice(TuckerPlan(in_rank=layer.channels[0], out_rank=layer.channels[1]), "")
+            for layer in layers
+            if not layer.kept
+        }
+
+
+def paper_macs() -> list[dict[str, Any]]:
+    """MACs of the paper's four networks before and after, at its uniform ratios; shapes alone, no weights."""
+    rows = []
+    for builder, side, ratio, expected in PAPER:
+        network = load_network(f"torchvision:{builder}", weights="random").module
+        inputs = (torch.zeros(1, 3, side, side),)
+        before = cost(network, inputs)
+        choices = Ratio(ratio, Rounding(alignment=1, floor=1)).choose(survey(network, inputs))
+        apply_plan(network, {name: choice.plan for name, choice in choices.items() if choice.plan}, builder)
+        after = cost(network, inputs)
+        rows.append(
+            {
+                "model": builder,
+                "input": [side, side],
+                "ratio": ratio,
+                "macs": {"before": before.macs, "after": after.macs},
+                "parameters": {"before": before.parameters, "after": after.parameters},
+                "cut": 1.0 - after.macs / before.macs,
+                "paper": expected,
+            }
+        )
+    return rows
+
+
+def full_rank(builder: str, side: int) -> dict[str, Any]:
+    """How far the decomposed network is from the original when no rank is cut."""
+    source = load_network(f"torchvision:{builder}", weights="random")
+    network = DetectorCore(source.detector).eval() if source.detector is not None else source.module
+    generator = torch.Generator().manual_seed(0)
+    inputs = (torch.rand(1, 3, side, side, generator=generator),)
+    whole = copy.deepcopy(network)
+    begin = time.perf_counter()
+    outcomes = decompose(network, inputs, FullRank(), iterations=0)
+    seconds = time.perf_counter() - begin
+    return {
+        "model": builder,
+        "input": [side, side],
+        "layers": sum(outcome.plan is not None for outcome in outcomes),
+        "difference": output_difference(whole, network, inputs),
+        "seconds": seconds,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one of the proofs; 1 when it fails."""
+    parser = argparse.ArgumentParser(prog="python -m multi_dnn_ros.compression", description=__doc__)
+    parser.add_argument(
+        "proof",
+        choices=("macs", "full-rank"),
+        help="macs: the paper's MAC cuts at uniform ratios; full-rank: decomposed equals original where nothing is cut",
+    )
+    parser.add_argument("--models", nargs="+", metavar="BUILDER", help="full-rank: these only")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    args = parser.parse_args(arguments)
+    if args.proof == "macs":
+        rows = paper_macs()
+        passed = all(row["cut"] >= row["paper"] for row in rows)
+        cells = [[row["model"], str(row["ratio"]), f"{row['cut']:.1%}", f"{row['paper']:.1%}"] for row in rows]
+        print(table(("model", "ratio", "MACs cut", "the paper's"), cells))
+    else:
+        chosen = [entry for entry in NETWORKS if not args.models or entry[0] in args.models]
+        rows = [full_rank(*entry) for entry in chosen]
+        passed = all(row["difference"] <= 1e-4 for row in rows)
+        cells = [
+            [row["model"], str(row["layers"]), f"{row['difference']:.1e}", f"{row['seconds']:.1f}"] for row in rows
+        ]
+        print(table(("model", "layers", "largest relative difference", "s"), cells))
+    if args.out is not None:
+        origin = provenance()
+        origin["command"] = " ".join(
+            ["python -m multi_dnn_ros.compression", *(sys.argv[1:] if arguments is None else arguments)]
+        )
+        write_json(args.out, {**origin, "rows": rows, "passed": passed})
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

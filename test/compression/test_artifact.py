@@ -1,0 +1,215 @@
+"""What is written is what is loaded, in the node too; everything else is an error that names file and key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from multi_dnn_ros.compression.decompose import decompose, output_difference, plan_of
+from multi_dnn_ros.compression.graph_layers import with_layers
+from multi_dnn_ros.compression.ranks import Ratio
+from multi_dnn_ros.models import artifact
+from multi_dnn_ros.models.artifact import Description, read_description, save_artifact, weights_digest
+from multi_dnn_ros.models.decoders.anchor import DetectorCore
+from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.sources import load_artifact, load_network
+from multi_dnn_ros.schema import DnnConfig
+
+SSD = "torchvision:ssdlite320_mobilenet_v3_large"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
+    """The package's object DNN, decomposed, and the module that was written."""
+    source = load_network("builtin:object")
+    outcomes = decompose(source.module, (torch.zeros(1, 3, 288, 384),), Ratio(0.5))
+    path = tmp_path_factory.mktemp("artifact") / "object.safetensors"
+    description = Description(
+        model="builtin:object",
+        input_size=source.size,
+        labels=source.labels,
+        plan=plan_of(outcomes),
+        provenance={"seed": 3},
+    )
+    save_artifact(path, source.module, description)
+    return path, source.module
+
+
+def edited(path: Path, to: Path, **header: Any) -> Path:
+    """A copy with header fields replaced: JSON of the value, or the text itself for a str that begins with '!'."""
+    with safe_open(path, "pt") as file:
+        fields = dict(file.metadata())
+    for key, value in header.items():
+        fields[key] = value[1:] if isinstance(value, str) and value.startswith("!") else json.dumps(value)
+        if value is None:
+            del fields[key]
+    save_file(load_file(path), to, metadata=fields)
+    return to
+
+
+def test_the_node_loads_what_was_written(made: tuple[Path, torch.nn.Module]) -> None:
+    path, module = made
+    again, description = load_artifact(path)
+    assert description.provenance == {"seed": 3}
+    assert not again.training
+    assert output_difference(module, again, (torch.rand(1, 3, 288, 384),)) == 0.0
+    dnn = load_dnn("object", DnnConfig(role="object", model=str(path)))
+    assert dnn.labels == ("car", "truck")
+    original = load_dnn("object", DnnConfig(role="object", model="builtin:object"))
+    assert sum(p.numel() for p in dnn.module.parameters()) < 0.7 * sum(p.numel() for p in original.module.parameters())
+    assert list(path.parent.iterdir()) == [path]
+
+
+class Lanes(torch.nn.Module):
+    """A layer that is used twice, one with string padding, one in groups, one with a norm behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, 2, 1, bias=False), torch.nn.BatchNorm2d(32))
+        self.twice = torch.nn.Conv2d(32, 32, 3, padding="same")
+        self.grouped = torch.nn.Conv2d(32, 64, (3, 5), padding=(1, 2), groups=2)
+        self.head = torch.nn.Conv2d(64, 1, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.twice(self.twice(self.stem(image).relu()))
+        return torch.nn.functional.interpolate(self.head(self.grouped(x)), scale_factor=2.0)
+
+
+def test_exported_programs(tmp_path: Path) -> None:
+    """.pt2 in, .pt2 out: layers are found in the graph, the file says what was done and loads as any .pt2."""
+    original = Lanes().eval()
+    image = torch.rand(1, 3, 48, 64)
+    torch.export.save(torch.export.export(original, (image,)), tmp_path / "in.pt2")
+    source = load_network(str(tmp_path / "in.pt2"))
+    network = with_layers(source.module)
+    assert output_difference(original, network, (image,)) < 1e-5
+    assert {name for name, _ in network.named_parameters()} == {name for name, _ in original.named_parameters()}
+    plan = plan_of(decompose(network, (image,), Ratio(0.5)))
+    assert plan == plan_of(decompose(original, (image,), Ratio(0.5)))
+    assert output_difference(original, network, (image,)) < 1e-4  # both decomposed
+    out = tmp_path / "out.pt2"
+    save_artifact(out, network, Description(model="in.pt2", input_size=(64, 48), labels=("line",), plan=plan))
+    module, description = load_artifact(out)
+    assert description.plan == plan
+    assert output_difference(network, module, (image,)) < 1e-5
+    assert load_dnn("x", DnnConfig(role="lane", model=str(out), decoder="lane")).labels == ("line",)
+    with pytest.raises(ModelError, match=r"in\.pt2: was not written by multi-dnn decompose or retrain"):
+        load_artifact(tmp_path / "in.pt2")
+
+
+def test_detectors_of_torchvision(tmp_path: Path) -> None:
+    source = load_network(SSD, weights="random", num_classes=5)
+    core = DetectorCore(source.detector).eval()
+    outcomes = decompose(core, (torch.zeros(1, 3, 320, 320),), Ratio(0.5))
+    description = Description(
+        model=SSD, num_classes=5, input_size=(320, 320), labels=tuple("abcde"), plan=plan_of(outcomes)
+    )
+    path = tmp_path / "ssd.safetensors"
+    save_artifact(path, source.module, description)
+    dnn = load_dnn("x", DnnConfig(role="object", model=str(path)))
+    assert dnn.labels == tuple("abcde")
+    image = torch.rand(1, 3, 320, 320)
+    assert output_difference(core, dnn.module, (image,)) == 0.0
+
+
+def test_classifiers_are_for_the_offline_verbs(tmp_path: Path) -> None:
+    source = load_network("torchvision:squeezenet1_1", weights="random", num_classes=10)
+    assert source.decoder == "classification"
+    path = tmp_path / "squeezenet.safetensors"
+    description = Description(model="torchvision:squeezenet1_1", num_classes=10, input_size=(64, 64))
+    save_artifact(path, source.module, description)  # trained, not decomposed: an empty plan
+    module, read = load_artifact(path)
+    assert read == description
+    assert output_difference(source.module, module, (torch.rand(1, 3, 64, 64),)) == 0.0
+    assert load_network(str(path)).size == (64, 64)
+    with pytest.raises(ModelError, match=r"squeezenet\.safetensors', made from .*, a classifier; allowed: detectors"):
+        load_dnn("x", DnnConfig(role="object", model=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"format": "other 9"}, r"header field format is 'other 9'"),
+        ({"plan": "!{"}, r"header field plan is '\{', which is not JSON"),
+        ({"plan": {"tower.0": {"kind": "cp", "rank": 3}}}, r"header field plan\.tower\.0"),
+        ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": -1, "out_rank": 3}}}, r"plan\.tower\.0.*in_rank is '-1'"),
+        ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": 3, "out_rank": 3, "x": 1}}}, r"tucker2\.x"),
+        ({"plan": {"sofa": {"kind": "svd", "rank": 3}}}, r"names the layer 'sofa', which DetectorNet does not have"),
+        ({"plan": {"tower.0": {"kind": "tucker2", "in_rank": 900, "out_rank": 3}}}, r"'tower\.0': in_rank 900: .*48"),
+        ({"plan": {"tower": {"kind": "tucker2", "in_rank": 9, "out_rank": 3}}}, r"'tower': is ConvBlock"),
+        ({"plan": {}}, r"does not fit DetectorNet: "),
+        ({"model": "builtin:sofa"}, r"header field model is 'builtin:sofa'; allowed: builtin:lane"),
+        ({"model": "builtin:lane"}, r"object\.safetensors: header field"),
+        ({"model": "torchvision:sofa"}, r"header field model is 'torchvision:sofa'; allowed builders"),
+        ({"model": "/etc/passwd"}, r"header field model is '/etc/passwd'; allowed: builtin"),
+        ({"model": None}, r"header field model is .*[Ff]ield required"),
+        ({"input_size": [64, 64]}, r"header field input_size is \[64, 64\]; expected \[384, 288\]"),
+        ({"input_size": [0, 64]}, r"header field input_size\.0 is '0'"),
+        ({"surprise": 1}, r"header field surprise is '1'"),
+        ({"labels": ["a"], "num_classes": 2}, r"labels has 1 names, num_classes is 2"),
+    ],
+)
+def test_wrong_headers(made: tuple[Path, torch.nn.Module], tmp_path: Path, header: dict, message: str) -> None:
+    path = edited(made[0], tmp_path / "object.safetensors", **header)
+    with pytest.raises(ModelError, match=message) as error:
+        load_dnn("x", DnnConfig(role="object", model=str(path)))
+    assert "object.safetensors" in str(error.value)
+
+
+def test_files_of_another_kind(made: tuple[Path, torch.nn.Module], tmp_path: Path) -> None:
+    plain = tmp_path / "plain.safetensors"
+    save_file({"a": torch.zeros(1)}, plain)
+    assert read_description(plain) is None
+    with pytest.raises(ModelError, match=r"plain\.safetensors', a plain file of weights; expected one of multi-dnn"):
+        load_dnn("x", DnnConfig(role="object", model=str(plain)))
+    (tmp_path / "damaged.safetensors").write_bytes(made[0].read_bytes()[:5000])
+    with pytest.raises(ModelError, match=r"damaged\.safetensors: cannot be read as weights"):
+        load_dnn("x", DnnConfig(role="object", model=str(tmp_path / "damaged.safetensors")))
+    with pytest.raises(ModelError, match=r"weights is 'random'; allowed with .*: default"):
+        load_dnn("x", DnnConfig(role="object", model=str(made[0]), weights="random"))
+    with pytest.raises(ModelError, match=r"num_classes is 7, but .* has 2 classes"):
+        load_dnn("x", DnnConfig(role="object", model=str(made[0]), num_classes=7))
+
+
+def test_a_failed_write_leaves_the_last_good_file(
+    made: tuple[Path, torch.nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "object.safetensors"
+    path.write_bytes(made[0].read_bytes())
+    before = path.read_bytes()
+    _, description = load_artifact(path)
+    broken = load_artifact(path)[0]
+    next(broken.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ModelError, match=r"not written, as the weights .* are not finite"):
+        save_artifact(path, broken, description)
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifact.os, "fsync", full)
+    with pytest.raises(OSError, match=r"object\.safetensors cannot be written: .*No space left"):
+        save_artifact(path, made[1], description)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ModelError, match=r"written as a \.safetensors file"):
+        save_artifact(tmp_path / "x.pt2", made[1], description)
+
+
+def test_digest_depends_on_every_weight() -> None:
+    weights = {"a": torch.zeros(2, 3), "b": torch.ones(4, dtype=torch.int64), "c": torch.ones(1).expand(1, 1)}
+    digest = weights_digest(weights)
+    assert digest == weights_digest({name: value.clone() for name, value in reversed(weights.items())})
+    assert digest != weights_digest({**weights, "a": torch.zeros(3, 2)})
+    assert digest != weights_digest({**weights, "b": torch.ones(4, dtype=torch.int32)})
+    changed = weights["a"].clone()
+    changed[1, 2] = np.nextafter(np.float32(0), np.float32(1)).item()
+    assert digest != weights_digest({**weights, "a": changed})

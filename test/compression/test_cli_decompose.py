@@ -1,0 +1,103 @@
+"""The verb: from a model's name to a file for the node, a report, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.sources import load_artifact
+from multi_dnn_ros.schema import DnnConfig
+
+
+def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, report = tmp_path / "lane.safetensors", tmp_path / "report"
+    arguments = ["decompose", "builtin:lane", "--output", str(out), "--ranks", "budget", "--macs-cut", "0.4"]
+    assert main([*arguments, "--report", str(report)]) == 0
+    assert "MACs" in capsys.readouterr().out
+    dnn = load_dnn("lane", DnnConfig(role="lane", model=str(out)))
+    assert dnn.labels == ("lane",)
+    _, description = load_artifact(out)
+    content = json.loads((report / "report.json").read_text())
+    assert content["macs"]["cut"] >= 0.4
+    assert content["command"]
+    assert content["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert {layer["name"] for layer in content["layers"] if layer["fate"] == "decomposed"} == set(description.plan)
+    assert all(layer["reason"] for layer in content["layers"] if layer["fate"] == "kept")
+    assert description.provenance["source"]["weights_sha256"]
+    assert description.provenance["ranks"]["macs_cut"] == 0.4
+    text = (report / "report.md").read_text()
+    assert all(f"`{layer['name']}`" in text for layer in content["layers"])
+    assert {path.name for path in report.iterdir()} == {"report.json", "report.md", "before_after.png", "layers.png"}
+    assert all((report / name).read_bytes()[:4] == b"\x89PNG" for name in ("before_after.png", "layers.png"))
+
+    again = tmp_path / "again.safetensors"
+    assert main([*arguments[:3], str(again), *arguments[4:]]) == 0
+    first, second = (load_artifact(path)[0].state_dict() for path in (out, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+    assert main(["decompose", str(out), "--output", str(again)]) == 2
+    assert "is decomposed already" in capsys.readouterr().err
+
+
+def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the real clock, whose verdict is the machine's; the file is right whatever it is."""
+    from torch import nn
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3)).eval()
+    torch.export.save(torch.export.export(module, (torch.zeros(1, 3, 24, 24),)), tmp_path / "in.pt2")
+    out, report, cache = tmp_path / "out.pt2", tmp_path / "report", tmp_path / "timings.json"
+    arguments = ["decompose", str(tmp_path / "in.pt2"), "--output", str(out), "--ranks", "measured", "--ratio", "0.25",
+                 "--device", "cpu", "--backend", "eager", "--timings", str(cache), "--report", str(report)]  # fmt: skip
+    assert main(arguments) == 0
+    content = json.loads((report / "report.json").read_text())
+    assert content["target"].split("; ")[1:3] == ["fp32", "eager"]
+    assert all(entry["decomposed_ms"] < entry["original_ms"] for entry in content["latency_ms"])
+    assert any(layer["measured"] for layer in content["layers"])
+    assert cache.exists()
+    loaded, description = load_artifact(out)
+    assert len(content["latency_ms"]) == (2 if description.plan else 0)
+    assert loaded(torch.zeros(1, 3, 24, 24)).shape == (1, 64, 20, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["builtin:sofa", "--output", "x.safetensors"], 1, "model is 'builtin:sofa'; allowed: builtin:lane"),
+        (["builtin:lane", "--output", "x.pt2"], 2, "--output is x.pt2; what is made from builtin:lane"),
+        (["builtin:lane", "--output", "x.safetensors", "--size", "64x64"], 2, "takes 320x192 only"),
+        (["builtin:lane", "--output", "x.safetensors", "--alignment", "5000"], 1, "alignment is 5000"),
+        (
+            ["builtin:lane", "--output", "x.safetensors", "--ranks", "budget", "--macs-cut", "0.99"],
+            1,
+            "a cut of 99.0% of the MACs is asked for; possible",
+        ),
+        (["builtin:lane", "--output", "x.safetensors", "--ratio", "1"], 1, "no layer of LaneNet is worth decomposing"),
+        (
+            ["builtin:lane", "--output", "x.safetensors", "--latency", "--backend", "abacus"],
+            2,
+            "'abacus'; allowed: auto",
+        ),
+        (["torchvision:vgg16", "--output", "x.safetensors"], 1, "weights is 'default'; allowed: IMAGENET1K_V1"),
+        (["nowhere.onnx", "--output", "x.pt2"], 1, "model is 'nowhere.onnx': there is no such file"),
+    ],
+)
+def test_failure_is_one_line_and_writes_nothing(
+    arguments: list[str],
+    code: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["decompose", *arguments]) == code
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.splitlines()[-1].startswith("multi-dnn decompose: error: ")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,170 @@
+"""Measured ranks, with a clock of our own: only what is faster is decomposed, and the whole is never slower."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.compression.decompose import decompose, plan_of
+from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.measured import Measured, candidate_plans
+from multi_dnn_ros.compression.ranks import Ratio, Rounding
+from multi_dnn_ros.compression.timing import Target, TimingCache, compare
+from multi_dnn_ros.models.decomposed import TuckerConv2d, TuckerPlan
+
+SHAPE = (1, 16, 16, 16)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(16, 64, 3), nn.Conv2d(64, 64, 3), nn.Conv2d(64, 96, 3), nn.Conv2d(96, 96, 3)).eval()
+
+
+def target(rounds: int = 3) -> Target:
+    return Target(torch.device("cpu"), "eager", Eager, rounds=rounds)
+
+
+class Clock:
+    """Milliseconds by a rule. asked: (kinds of the modules, shape, instances) of every question."""
+
+    def __init__(self, layer_ms, whole_ms=None) -> None:
+        self.layer_ms = layer_ms
+        self.whole_ms = whole_ms or (lambda decomposed, instances: 10.0 - decomposed)
+        self.asked: list[tuple[int, tuple[int, ...], int]] = []
+
+    def __call__(self, modules, shape, target, instances):
+        self.asked.append((len(modules), shape, instances))
+        if isinstance(modules[0], nn.Sequential):
+            counts = [sum(isinstance(part, TuckerConv2d) for part in whole) for whole in modules]
+            return [self.whole_ms(count, instances) for count in counts]
+        return [self.layer_ms(module) for module in modules]
+
+
+def policy(clock: Clock, whole: nn.Module, **options) -> Measured:
+    options = {"cache": TimingCache(None), "instances": 4, **options}
+    return Measured(Ratio(0.4), target(), whole, SHAPE, compare=clock, **options)
+
+
+def width(module: nn.Module) -> int:
+    """Core channels: what a clock that likes wide cores looks at."""
+    return module.core.out_channels if isinstance(module, TuckerConv2d) else 0
+
+
+def test_the_fastest_candidate_wins_at_no_fewer_ranks_than_asked() -> None:
+    whole = network()
+    clock = Clock(lambda module: 1.0 if not width(module) else 0.9 - width(module) / 1000)
+    inputs = (torch.zeros(SHAPE),)
+    outcomes = {o.name: o for o in decompose(whole, inputs, policy(clock, network()), may_keep_all=True)}
+    base = Ratio(0.4).choose(survey(network(), inputs))
+    assert sum(outcome.plan is not None for outcome in outcomes.values()) == 4
+    for name, outcome in outcomes.items():
+        for rank, least in ((outcome.plan.in_rank, base[name].plan.in_rank),
+                            (outcome.plan.out_rank, base[name].plan.out_rank)):  # fmt: skip
+            assert rank is None or rank >= least
+        assert "ms as it is" not in outcome.reason
+        assert "1.0000 ms as it is" in outcome.details
+
+
+def test_a_layer_that_is_not_faster_stays() -> None:
+    clock = Clock(lambda module: 1.0 if not width(module) else (0.5 if width(module) <= 24 else 0.99))
+    outcomes = {o.name: o for o in decompose(network(), (torch.zeros(SHAPE),), policy(clock, network()))}
+    kept = [name for name, outcome in outcomes.items() if outcome.plan is None]
+    assert kept == ["2", "3"]
+    assert all(outcomes[name].reason == "not faster: 0.9900 ms against 1.0000 ms" for name in kept)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3])
+def test_layers_go_back_until_the_whole_is_faster(most: int) -> None:
+    """More than `most` decomposed layers are slower, but only under contention."""
+
+    def whole_ms(decomposed: int, instances: int) -> float:
+        return 12.0 if decomposed > most and instances == 4 else 10.0 - decomposed
+
+    clock = Clock(lambda module: 1.0 if not width(module) else 0.5, whole_ms)
+    chooser = policy(clock, network())
+    outcomes = decompose(network(), (torch.zeros(SHAPE),), chooser, may_keep_all=True)
+    assert len(plan_of(outcomes)) <= most
+    assert all(time.ratio < 1 for time in chooser.accepted)
+    assert [time.instances for time in chooser.accepted] == ([1, 4] if plan_of(outcomes) else [])
+    back = [outcome.reason for outcome in outcomes if outcome.reason.startswith("given back")]
+    assert len(back) == 4 - len(plan_of(outcomes))
+    assert all("4 at once the network took 12.0000 ms against 10.0000 ms" in reason for reason in back)
+    assert len(chooser.whole) <= 2 * 4
+
+
+def test_those_that_gain_least_go_back_first() -> None:
+    gains = {16: 0.9, 64: 0.1, 96: 0.2}
+    clock = Clock(
+        lambda module: 1.0 if not width(module) else 1.0 - gains[next(module.children()).in_channels],
+        lambda decomposed, instances: 10.0 - decomposed if decomposed <= 2 else 11.0,
+    )
+    plan = plan_of(decompose(network(), (torch.zeros(SHAPE),), policy(clock, network()), may_keep_all=True))
+    assert set(plan) == {"0", "3"}
+
+
+def test_timings_are_kept_by_shape_and_device(tmp_path: Path) -> None:
+    file = tmp_path / "cache" / "timings.json"
+    clock = Clock(lambda module: 1.0 if not width(module) else 0.5)
+    inputs = (torch.zeros(SHAPE),)
+    first = decompose(network(), inputs, policy(clock, network(), cache=TimingCache(file)))
+    layers_asked = len([entry for entry in clock.asked if entry[2] == 1 and entry[0] > 2])
+    assert layers_asked == 4
+    clock.asked.clear()
+    again = decompose(network(), inputs, policy(clock, network(), cache=TimingCache(file)))
+    assert [entry for entry in clock.asked if entry[0] > 2] == []
+    assert plan_of(first) == plan_of(again)
+    keys = list(json.loads(file.read_text())["ms"])
+    assert all("; fp32; eager; torch " in key for key in keys)
+    assert any(key.startswith("as it is | conv2d 64-96 k3x3") for key in keys)
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": "other"}', '{"format": "multi_dnn_ros timings 1", "ms": 3}',
+                                     '{"format": "multi_dnn_ros timings 1", "ms": {"a": "x"}}'])  # fmt: skip
+def test_a_damaged_cache_is_not_used(tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "timings.json"
+    file.write_text(content)
+    cache = TimingCache(file)
+    assert cache.get("a") is None
+    assert str(file) in caplog.text
+    cache.put({"a": 1.0})
+    assert TimingCache(file).get("a") == 1.0
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    cache = TimingCache(tmp_path / "file" / "timings.json")
+    cache.put({"a": 1.0})
+    assert cache.get("a") == 1.0
+    assert "cannot be written" in caplog.text
+
+
+def test_candidates_lose_nothing() -> None:
+    layer = survey(nn.Sequential(nn.Conv2d(128, 64, 3)).eval(), (torch.zeros(1, 128, 8, 8),))[0]
+    plans = candidate_plans(layer, TuckerPlan(in_rank=24, out_rank=24), Rounding(8, 8))
+    assert [(plan.in_rank, plan.out_rank) for plan in plans] == [
+        (24, 24), (32, 32), (64, None), (24, None), (None, 24)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_the_real_clock_tells_much_from_little(instances: int) -> None:
+    """A factor of several hundred in work is seen, however busy the machine is."""
+    little, much = nn.Conv2d(4, 4, 1), nn.Sequential(*(nn.Conv2d(4, 4, 9, padding=4) for _ in range(12)))
+    for module in (little, much):
+        module.eval()
+    before = torch.get_num_threads()
+    times = compare([little, much], (1, 4, 48, 48), target(), instances=instances)
+    assert 0 < times[0] < times[1]
+    assert torch.get_num_threads() == before
+    assert all(parameter.dtype == torch.float32 for parameter in much.parameters())
+
+
+def test_a_module_that_fails_is_an_error() -> None:
+    with pytest.raises(ValueError, match="cannot trace"):
+        compare([nn.Conv2d(3, 4, 3).eval()], (1, 4, 8, 8), target(), instances=1)

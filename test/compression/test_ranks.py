@@ -1,0 +1,157 @@
+"""Every policy finds what it says it finds, within the channels, aligned, and never for more MACs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from multi_dnn_ros.compression.evbmf import evbmf_rank
+from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.ranks import Budget, Energy, Evbmf, Ratio, Rounding, tail_energy
+from multi_dnn_ros.models.decomposed import TuckerPlan
+
+
+def low_rank(inputs: int, outputs: int, ranks: tuple[int, int], noise: float = 0.0, groups: int = 1) -> nn.Conv2d:
+    """A 3x3 convolution whose weight has Tucker ranks `ranks` in each group, plus noise of that relative size."""
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.Conv2d(inputs * groups, outputs * groups, 3, padding=1, groups=groups, bias=False)
+    parts = []
+    for _ in range(groups):
+        core = torch.randn(ranks[1], ranks[0], 3, 3, generator=generator)
+        a, b = torch.randn(inputs, ranks[0], generator=generator), torch.randn(outputs, ranks[1], generator=generator)
+        part = torch.einsum("os,sryx,ir->oiyx", b, core, a)
+        parts.append(part + noise * part.std() * torch.randn(part.shape, generator=generator))
+    layer.weight.data = torch.cat(parts)
+    return layer
+
+
+def layers_of(*convolutions: nn.Conv2d, side: int = 16) -> list[Layer]:
+    network = nn.Sequential(*convolutions).eval()
+    return survey(network, (torch.zeros(1, convolutions[0].in_channels, side, side),))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_evbmf_finds_the_ranks_under_noise(noise: float, groups: int) -> None:
+    layers = layers_of(low_rank(48, 64, (7, 10), noise, groups))
+    assert Evbmf(Rounding(1, 1)).choose(layers)["0"].plan == TuckerPlan(in_rank=7, out_rank=10)
+    assert Evbmf(Rounding(8, 8)).choose(layers)["0"].plan == TuckerPlan(in_rank=8, out_rank=16)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(20, 60), st.integers(60, 300), st.integers(0, 8), st.sampled_from([1e-3, 0.1, 1.0]), st.booleans())
+def test_evbmf_of_matrices(rows: int, columns: int, rank: int, scale: float, wide: bool) -> None:
+    rng = np.random.default_rng(rows * columns + rank)
+    matrix = 6.0 * rng.normal(size=(rows, rank)) @ rng.normal(size=(rank, columns)) + rng.normal(size=(rows, columns))
+    matrix = scale * (matrix if wide else matrix.T)
+    assert evbmf_rank(np.linalg.svd(matrix, compute_uv=False), *matrix.shape) == rank
+
+
+def test_evbmf_at_its_limits() -> None:
+    assert evbmf_rank(np.zeros(4), 4, 9) == 0
+    assert evbmf_rank(np.array([3.0, 2.0, 0.0, 0.0]), 4, 9) == 2
+    assert evbmf_rank(np.array([5.0]), 1, 1) in (0, 1)
+    with pytest.raises(ValueError, match="3 singular values of a 4 x 9 matrix; expected 4"):
+        evbmf_rank(np.ones(3), 4, 9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.05, 1.0), st.sampled_from([1, 4, 8]), st.integers(1, 16), st.integers(0, 1000))
+def test_energy_holds_its_fraction(energy: float, alignment: int, floor: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    layer = nn.Conv2d(24, 40, 3)
+    layers = layers_of(layer)
+    plan = Energy(energy, Rounding(alignment, floor)).choose(layers)["0"].plan
+    if plan is None:
+        return
+    for rank, channels, values in zip((plan.in_rank, plan.out_rank), (24, 40), layers[0].unfoldings, strict=True):
+        if rank is not None:
+            assert tail_energy(values)[rank] <= 1 - energy + 1e-9
+            assert rank % alignment == 0
+            assert min(floor, channels) <= rank < channels
+    assert layers[0].macs(plan) < layers[0].macs()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.01, 1.0), st.integers(1, 64), st.integers(1, 64), st.integers(1, 200), st.integers(1, 200))
+def test_ratio_stays_within_the_channels(ratio: float, alignment: int, floor: int, inputs: int, outputs: int) -> None:
+    layer = Layer("x", nn.Conv2d(inputs, outputs, 3, device="meta"), "", (((1, inputs, 8, 8), (1, outputs, 6, 6)),))
+    plan = Ratio(ratio, Rounding(alignment, floor)).choose([layer])["x"].plan
+    if plan is not None:
+        assert layer.macs(plan) < layer.macs()
+        assert layer.parameters(plan) > 0
+        for rank, channels in ((plan.in_rank, inputs), (plan.out_rank, outputs)):
+            assert rank is None or rank < channels
+
+
+def test_a_mode_whose_factor_costs_more_than_it_saves_stays_whole() -> None:
+    """Three colours in: a 1x1 in front of the core would only add work."""
+    plan = Ratio(0.125).choose(layers_of(nn.Conv2d(3, 256, 5)))["0"].plan
+    assert plan == TuckerPlan(in_rank=None, out_rank=32)
+
+
+def test_budget_takes_where_it_costs_least() -> None:
+    """One layer of low rank, one of full rank: the first pays for the whole cut."""
+    torch.manual_seed(0)
+    easy, hard = low_rank(64, 64, (8, 8)), nn.Conv2d(64, 64, 3, padding=1)
+    layers = layers_of(easy, hard)
+    total = sum(layer.macs() for layer in layers)
+    choices = Budget(0.4, total).choose(layers)
+    assert choices["0"].plan is not None
+    assert choices["1"].plan is None
+    assert "others cost less" in choices["1"].reason
+    saved = layers[0].macs() - layers[0].macs(choices["0"].plan)
+    assert saved >= 0.4 * total
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.05, 0.8), st.integers(0, 100))
+def test_budget_is_met_and_not_far_exceeded(cut: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    layers = layers_of(nn.Conv2d(32, 64, 3), nn.Conv2d(64, 64, 3, groups=2), nn.Conv2d(64, 48, 5))
+    total = sum(layer.macs() for layer in layers)
+    choices = Budget(cut, total, Rounding(1, 1)).choose(layers)
+    saved = sum(layer.macs() - layer.macs(choices[layer.name].plan) for layer in layers)
+    assert cut * total <= saved <= cut * total + 0.2 * total
+
+
+def test_budget_that_cannot_be_met() -> None:
+    layers = layers_of(nn.Conv2d(32, 32, 3))
+    with pytest.raises(ValueError, match=r"a cut of 99\.0% .*possible with alignment 8 and floor 8: up to \d\d\.\d%"):
+        Budget(0.99, layers[0].macs()).choose(layers)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Ratio(0.0), r"ratio is 0\.0; allowed: above 0, up to 1"),
+        (lambda: Energy(1.5), r"energy is 1\.5"),
+        (lambda: Budget(-1.0, 1), r"macs_cut is -1\.0"),
+        (lambda: Rounding(0, 1), r"alignment is 0; allowed: 1 to 4096"),
+        (lambda: Rounding(1, 5000), r"floor is 5000"),
+    ],
+)
+def test_wrong_numbers(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_the_paper_s_macs() -> None:
+    """VGG16 at the ratio of FACTS 3; the other three: results/compression_macs.json."""
+    import torchvision
+
+    from multi_dnn_ros.compression.macs import cost
+    from multi_dnn_ros.models.decomposed import apply_plan
+
+    with torch.device("meta"):
+        network = torchvision.models.vgg16(weights=None, init_weights=False).eval()
+    inputs = (torch.zeros(1, 3, 224, 224, device="meta"),)
+    layers = survey(network, inputs)
+    assert cost(network, inputs).macs == sum(layer.macs() for layer in layers) == 15_470_264_320
+    choices = Ratio(0.328, Rounding(1, 1)).choose(layers)
+    apply_plan(network, {name: choice.plan for name, choice in choices.items()}, "the paper")
+    assert 1 - cost(network, inputs).macs / 15_470_264_320 == pytest.approx(0.8134, abs=1e-3)
