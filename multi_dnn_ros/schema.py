@@ -48,7 +48,7 @@ class DnnConfig(_Section):
     model: str = Field(
         min_length=1,
         description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2, .onnx "
-        "or (of `multi-dnn decompose` or `retrain`) .safetensors file.",
+        "or (of `multi-dnn decompose`) .safetensors file.",
     )
     weights: str = Field(
         "default",

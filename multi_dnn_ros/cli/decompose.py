@@ -25,9 +25,9 @@ Make a DNN cheaper: each convolution larger than 1x1 becomes 1x1 -> core -> 1x1 
 as one file that goes straight into the node's parameters (dnn.<dnn>.model: FILE).
 
 MODEL is what the node takes: builtin:<name>, torchvision:<builder> (classifiers too), a .pt2 or .onnx file, or a file
-of `multi-dnn retrain`. FILE is a .safetensors file for the first two, a .pt2 file for the others.
+that this command wrote. FILE is a .safetensors file for the first two, a .pt2 file for the others.
 
-Accuracy falls with the ranks; `multi-dnn retrain FILE` brings it back, `multi-dnn evaluate FILE` measures it.
+Accuracy falls with the ranks: look at the results before a robot relies on them.
 
 ranks:
   ratio     the same fraction of the channels in every layer (--ratio)

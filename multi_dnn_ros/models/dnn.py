@@ -27,7 +27,7 @@ class Source:
     module: eval mode, on the CPU. size: input (width, height); None: the configuration must give it.
     decoder: name of the decoder; "": the configuration must name it. labels: class names, empty: unknown.
     preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
-    description: what a file of `multi-dnn decompose` or `retrain` says of itself.
+    description: what a file of `multi-dnn decompose` says of itself.
     """
 
     module: nn.Module

@@ -48,7 +48,7 @@ def load_artifact(path: Path) -> tuple[nn.Module, Description]:
     """
     source = load_network(str(path))
     if source.description is None:
-        raise ModelError(f"{path}: was not written by multi-dnn decompose or retrain; expected one of their files")
+        raise ModelError(f"{path}: was not written by multi-dnn decompose; expected one of their files")
     return source.module, source.description
 
 
@@ -68,7 +68,7 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool) -> Source:
     if suffix not in (*loaders, ".safetensors"):
         raise ModelError(
             f"{where}model is '{config.model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}, "
-            "torchvision:<builder>, a .safetensors file of multi-dnn decompose or retrain, a .pt2 file, an .onnx file"
+            "torchvision:<builder>, a .safetensors file of multi-dnn decompose, a .pt2 file, an .onnx file"
         )
     path = existing_file(config.model, f"{where}model")
     source = loaders[suffix](path) if suffix in loaders else _rebuilt(where, path, classifiers)
@@ -82,7 +82,7 @@ def _rebuilt(where: str, path: Path, classifiers: bool) -> Source:
     description = read_description(path)
     if description is None:
         raise ModelError(
-            f"{where}model is '{path}', a plain file of weights; expected one of multi-dnn decompose or retrain. Name "
+            f"{where}model is '{path}', a plain file of weights; expected one of multi-dnn decompose. Name "
             "the torchvision builder as the model and this file as its weights"
         )
     kind, _, builder = description.model.partition(":")
