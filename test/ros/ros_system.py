@@ -56,7 +56,7 @@ class Running:
     def kill(self) -> None:
         family = [*psutil.Process(self.process.pid).children(recursive=True)] if self.process.poll() is None else []
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
+            os.killpg(self.process.pid, signal.SIGINT)  # as Ctrl-C does: `ros2 run` does not pass it on to its node
             try:
                 self.process.wait(10.0)
             except subprocess.TimeoutExpired:

@@ -76,6 +76,52 @@ def test_launch_with_namespace_remap_and_respawn(ros: RosSystem, recording: Path
     assert "Traceback" not in launched.text()
 
 
+def test_launch_with_compressed_camera_and_simulated_time(ros: RosSystem, parameters: str, tmp_path: Path) -> None:
+    from sensor_msgs.msg import CompressedImage
+
+    settings = Path(parameters).read_text() + "    camera.front.transport: compressed\n"
+    (tmp_path / "compressed.yaml").write_text(settings)
+    launched = ros.start(
+        *("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={tmp_path / 'compressed.yaml'}"),
+        *("compressed_image:=/usb/image/compressed", "use_sim_time:=true", "log_level:=warn"),
+    )
+    heard = ros.listen(OUT, detections())
+    pictures = ros.listen("/usb/image/compressed", CompressedImage)
+    ros.start(
+        *("ros2", "run", "multi_dnn_ros", "multi-dnn", "camera", "scenes", "--size", "320x240", "--rate", "5"),
+        *("--transport", "compressed", "--topic", "/usb/image/compressed"),
+    )
+    ros.until(lambda: heard, "detections")
+    assert heard[-1].header.stamp in [picture.header.stamp for picture in pictures]
+    assert "True" in ros.ros2("param", "get", "/multi_dnn", "use_sim_time")[1]
+    launched.end(timeout_s=15.0)
+    assert "configured:" not in launched.text()  # told at level info
+
+
+def test_what_is_recorded_plays_back(ros: RosSystem, recording: Path, parameters: str, tmp_path: Path) -> None:
+    from multi_dnn_ros.bags import BagReader
+
+    ros.start("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}")
+    heard = ros.listen(OUT, detections())
+    output = tmp_path / "recorded"
+    recorder = ros.start("ros2", "bag", "record", "-o", str(output), "--topics", OUT, "/multi_dnn/object/label_info")
+    ros.until(lambda: ros.node.count_subscribers(OUT) == 2, "the recorder")  # and this test
+    camera(ros, recording)
+    ros.until(lambda: len(heard) >= 10, "detections")
+    assert recorder.end() == 0
+    with BagReader(output) as bag:
+        recorded = [message.header for message in _messages(bag, OUT)]
+        assert bag.topics["/multi_dnn/object/label_info"].count == 1
+    live = [message.header for message in heard]
+    assert len(recorded) >= 9
+    assert all(header in live for header in recorded)
+    again = ros.listen("/again", detections())
+    player = ros.start("ros2", "bag", "play", str(output), "--delay", "2", "--remap", f"{OUT}:=/again")
+    assert player.process.wait(60.0) == 0
+    ros.until(lambda: len(again) == len(recorded), "every message of the recording")
+    assert [message.header for message in again] == recorded
+
+
 def test_the_whole_life_cycle_twice_by_the_tools(ros: RosSystem, recording: Path, parameters: str) -> None:
     ros.start(
         "ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}", "autostart:=false"
