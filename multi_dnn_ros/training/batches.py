@@ -1,22 +1,99 @@
-"""Batches from arrays on the training device, shuffled and varied there."""
+"""Batches from arrays on the training device or from files, shuffled, varied and brought to the network's input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from multi_dnn_ros.training import distributed
+
 Batch = dict[str, Tensor]
 Vary = Callable[[Batch, torch.Generator], Batch]
+#: Batches that FileBatches reads ahead, and the threads that read.
+_AHEAD, _READERS = 3, 8
 
 
-class ArrayBatches:
+@dataclass(frozen=True)
+class Inputs:
+    """How an image 0..1 becomes a network's input: size (width, height), None: as it is; then (value - mean) / std.
+
+    bgr: the network expects blue first; mean and std are in its order.
+    """
+
+    size: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    bgr: bool = False
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """(B, 3, h, w) float 0..1 RGB -> (B, 3, height, width) float."""
+        if self.size is not None and (image.shape[3], image.shape[2]) != self.size:
+            smaller = self.size[0] < image.shape[3]
+            image = F.interpolate(
+                image, self.size[::-1], mode="bilinear", align_corners=False, antialias=smaller
+            )  # fmt: skip
+        if self.bgr:
+            image = image.flip(1)
+        if any(self.mean) or any(value != 1.0 for value in self.std):
+            image = (image - image.new_tensor(self.mean).view(3, 1, 1)) / image.new_tensor(self.std).view(3, 1, 1)
+        return image
+
+
+class _Batches:
+    """Order, share of this process, variation: everything but where the rows come from."""
+
+    def __init__(
+        self, rows: Tensor, batch_size: int, seed: int, vary: Vary | None, inputs: Callable[[int], Inputs] | None
+    ) -> None:
+        self.rows = rows
+        self.seed = seed
+        self.vary = vary
+        self.inputs = inputs
+        self.batch_size = min(batch_size, len(rows))
+        if self.batch_size < distributed.world():
+            raise ValueError(
+                f"batches of {self.batch_size} for {distributed.world()} processes: one image each at least"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.batch_size
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """All batches of an epoch, of each this process's share; a last incomplete one is left out."""
+        shuffle = torch.Generator().manual_seed(self.seed * 100_003 + number)
+        order = self.rows[torch.randperm(len(self.rows), generator=shuffle)]
+        rank, world = distributed.rank(), distributed.world()
+        share = self.batch_size // world
+        chosen = [
+            order[k * self.batch_size + rank * share : k * self.batch_size + (rank + 1) * share]
+            for k in range(len(self))
+        ]
+        dice: torch.Generator | None = None
+        inputs = self.inputs(number) if self.inputs is not None else Inputs()
+        for batch in self._read(chosen):
+            image = batch["image"].float() / 255.0
+            if dice is None:
+                dice = torch.Generator(image.device).manual_seed((self.seed * 100_003 + number) * 1_009 + rank)
+            batch = {**batch, "image": image}
+            if self.vary is not None:
+                batch = self.vary(batch, dice)
+            yield {**batch, "image": inputs(batch["image"])}
+
+    def _read(self, chosen: Sequence[Tensor]) -> Iterator[Batch]:
+        raise NotImplementedError
+
+
+class ArrayBatches(_Batches):
     """Batches of whole arrays that lie in memory; any epoch can be made again from its number.
 
-    arrays: all (N, ...); "image" is (N, 3, h, w) uint8 and comes out as float 0..1. vary: changes a batch there.
-    repeats: (N,) how often an epoch shows each row; None: once.
+    arrays: all (N, ...); "image" is (N, 3, h, w) uint8. vary: changes a batch there, its image then 0..1. repeats:
+    (N,) how often an epoch shows each row; None: once. inputs: epoch number -> what is done to the image at last.
     """
 
     def __init__(
@@ -26,32 +103,62 @@ class ArrayBatches:
         seed: int,
         vary: Vary | None = None,
         repeats: Tensor | None = None,
+        inputs: Callable[[int], Inputs] | None = None,
     ) -> None:
         lengths = {len(array) for array in arrays.values()}
         if len(lengths) != 1 or lengths == {0}:
             raise ValueError(f"arrays of lengths {sorted(lengths)}: must be equal and not 0")
         self.arrays = dict(arrays)
-        self.seed = seed
-        self.vary = vary
-        self.rows = torch.arange(lengths.pop())
-        if repeats is not None:
-            self.rows = self.rows.repeat_interleave(repeats)
-        self.batch_size = min(batch_size, len(self.rows))
+        rows = torch.arange(lengths.pop())
+        super().__init__(rows if repeats is None else rows.repeat_interleave(repeats), batch_size, seed, vary, inputs)
 
-    def __len__(self) -> int:
-        return len(self.rows) // self.batch_size
-
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """All batches of an epoch; a last incomplete one is left out."""
+    def _read(self, chosen: Sequence[Tensor]) -> Iterator[Batch]:
         device = self.arrays["image"].device
-        shuffle = torch.Generator().manual_seed(self.seed * 100_003 + number)
-        dice = torch.Generator(device).manual_seed(self.seed * 100_003 + number)
-        order = self.rows[torch.randperm(len(self.rows), generator=shuffle)].to(device)
-        for k in range(len(self)):
-            chosen = order[k * self.batch_size : (k + 1) * self.batch_size]
-            batch = {name: array[chosen] for name, array in self.arrays.items()}
-            batch["image"] = batch["image"].float() / 255.0
-            yield self.vary(batch, dice) if self.vary is not None else batch
+        for rows in chosen:
+            there = rows.to(device)
+            yield {name: array[there] for name, array in self.arrays.items()}
+
+
+class FileBatches(_Batches):
+    """Batches of rows that are read when they are needed, a few batches ahead, by threads.
+
+    read: row number -> tensors of that row, "image" (3, h, w) uint8 among them, the same shapes for every row.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], Batch],
+        count: int,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        vary: Vary | None = None,
+        inputs: Callable[[int], Inputs] | None = None,
+    ) -> None:
+        self.read = read
+        self.device = device
+        super().__init__(torch.arange(count), batch_size, seed, vary, inputs)
+
+    def _read(self, chosen: Sequence[Tensor]) -> Iterator[Batch]:
+        yield from read_ahead(self.read, [rows.tolist() for rows in chosen], self.device)
+
+
+def read_ahead(read: Callable[[int], Batch], groups: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
+    """Stacked rows of each group, in order, on `device`; threads read the next groups meanwhile."""
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="read") as readers:
+        waiting: deque[list[Future[Batch]]] = deque()
+        try:
+            for number in range(len(groups) + _AHEAD):
+                if number < len(groups):
+                    waiting.append([readers.submit(read, row) for row in groups[number]])
+                if number >= _AHEAD or number >= len(groups):
+                    if not waiting:
+                        break
+                    rows = [future.result() for future in waiting.popleft()]
+                    stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+                    yield {name: tensor.to(device, non_blocking=True) for name, tensor in stacked.items()}
+        finally:
+            readers.shutdown(wait=False, cancel_futures=True)
 
 
 def uniform(dice: torch.Generator, low: float, high: float, *shape: int) -> Tensor:
@@ -98,3 +205,21 @@ def vary_lanes(batch: Batch, dice: torch.Generator) -> Batch:
     mask = F.grid_sample(mask, grid, padding_mode="reflection", align_corners=False)
     varied = vary_colours(image, dice, strength=1.3)
     return {**batch, "image": varied, "mask": (mask * 255.0).round().to(torch.uint8)}
+
+
+def vary_classes(batch: Batch, dice: torch.Generator) -> Batch:
+    """Mirror half of the images, shift by up to an eighth (reflected), blank a square of a quarter of the side
+    (DeVries and Taylor 2017)."""
+    image = batch["image"]
+    b, _, height, width = image.shape
+    image = torch.where((uniform(dice, 0.0, 1.0, b) < 0.5)[:, None, None, None], image.flip(3), image)
+    reach_y, reach_x = height // 8, width // 8
+    padded = F.pad(image, (reach_x, reach_x, reach_y, reach_y), mode="reflect").permute(0, 2, 3, 1)
+    down = torch.randint(0, 2 * reach_y + 1, (b, 1), generator=dice, device=image.device)
+    across = torch.randint(0, 2 * reach_x + 1, (b, 1), generator=dice, device=image.device)
+    ys, xs = (torch.arange(side, device=image.device) for side in (height, width))
+    which = torch.arange(b, device=image.device)[:, None, None]
+    image = padded[which, (ys + down)[:, :, None], (xs + across)[:, None, :]].permute(0, 3, 1, 2)
+    centre_y, centre_x = (uniform(dice, 0.0, float(side), b, 1) for side in (height, width))
+    blank = ((ys - centre_y).abs() < height / 8)[:, :, None] & ((xs - centre_x).abs() < width / 8)[:, None, :]
+    return {**batch, "image": image.masked_fill(blank[:, None], 0.5).contiguous()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from multi_dnn_ros.training import checkpoint as checkpoints
+from multi_dnn_ros.training import distributed
+from multi_dnn_ros.training.checkpoint import TrainingError
+
+__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "autocast", "train"]
+
 Batch = dict[str, Tensor]
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why. The last good checkpoint is untouched."""
 
 
 class Batches(Protocol):
@@ -42,7 +44,8 @@ class Schedule:
     """How to train. Learning rate: linear warm-up, then half a cosine to zero (Loshchilov and Hutter 2017).
 
     ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs. patience: epochs without
-    a better score after which it stops, 0 = never. mixed: bfloat16 autocast on CUDA. clip: largest gradient norm.
+    a better score after which it stops, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling), the two for the
+    forward pass on CUDA only. clip: largest gradient norm.
     """
 
     epochs: int
@@ -54,17 +57,19 @@ class Schedule:
     ema: float = 0.999
     score_every: int = 1
     patience: int = 0
-    mixed: bool = True
+    precision: str = "bf16"
     clip: float = 10.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.score_every < 1 or not self.lr > 0:
+        if self.epochs < 1 or self.score_every < 1 or not 0 < self.lr < math.inf:
             raise ValueError(
                 f"epochs = {self.epochs}, score_every = {self.score_every}, lr = {self.lr}: must be positive"
             )
         if self.optimizer not in ("adamw", "sgd"):
             raise ValueError(f"optimizer = {self.optimizer!r}: not one of adamw, sgd")
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f"precision = {self.precision!r}: not one of fp32, bf16, fp16")
 
 
 @dataclass
@@ -76,6 +81,12 @@ class Outcome:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Mixed precision on CUDA; elsewhere, and for fp32, nothing."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32" and device.type == "cuda")
+
+
 def train(
     network: nn.Module,
     batches: Batches,
@@ -85,78 +96,110 @@ def train(
     *,
     main: str,
     checkpoint: Path | None = None,
+    identity: str = "",
     progress: bool = True,
 ) -> Outcome:
     """Train `network` (on its device) and leave the weights with the best score in it.
 
     score: called with the network in eval mode; `main` names the score that decides, larger is better.
     checkpoint: written after every epoch, beside and then renamed; a run that finds one goes on behind it and ends with
-    the same weights as a run that was never stopped (bit for bit on the CPU with the same number of threads).
-    Raises TrainingError for a loss that is not finite and for a checkpoint of another network or schedule.
+    the same weights as a run that was never stopped (bit for bit on the CPU with the same number of threads): the order
+    of the data and all random numbers of an epoch follow from the seed and its number alone.
+    identity: what beside the schedule makes this run this run (data, losses); a checkpoint of another is refused.
+    Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows progress.
+    Raises TrainingError for a loss that is not finite and for a checkpoint of another run.
     """
-    torch.manual_seed(schedule.seed)
+    identity = json.dumps({**asdict(schedule), "run": identity, "processes": distributed.world()}, sort_keys=True)
+    first_process = distributed.rank() == 0
     device = next(network.parameters()).device
     average = copy.deepcopy(network) if schedule.ema else network
     optimizer = _optimizer(network, schedule)
+    scaler = torch.amp.GradScaler(device.type, enabled=schedule.precision == "fp16" and device.type == "cuda")
     outcome = Outcome()
-    best_weights = _weights(average)
+    best_weights = checkpoints.weights(average)
     first = 0
-    if checkpoint is not None and checkpoint.exists():
-        state = _load(checkpoint, network, schedule)
+    if distributed.from_first(checkpoint is not None and checkpoint.exists()):
+        assert checkpoint is not None
+        state = checkpoints.load(checkpoint, network, identity)
         network.load_state_dict(state["network"])
         average.load_state_dict(state["average"])
         optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
         best_weights, first = state["best_weights"], state["next_epoch"]
         outcome = Outcome(state["best"], state["best_epoch"], state["history"])
-        torch.set_rng_state(state["rng"])
+    replica = distributed.replicated(network)
     steps = len(batches)
-    mixed = schedule.mixed and device.type == "cuda"
     for epoch in range(first, schedule.epochs):
         if schedule.patience and outcome.epoch >= 0 and epoch - 1 - outcome.epoch >= schedule.patience:
             break
         started = time.monotonic()
-        network.train()
+        torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
+        _set_training(replica, True)
         total = torch.zeros((), device=device)
         bar = tqdm(
-            batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps, disable=not progress, mininterval=2.0
-        )
+            batches.epoch(epoch), f"epoch {epoch + 1}/{schedule.epochs}", steps,
+            disable=None if progress and first_process else True, mininterval=2.0,
+        )  # fmt: skip
         for k, batch in enumerate(bar):
             step = epoch * steps + k
             _set_rate(optimizer, schedule, step / steps)
             image = batch["image"]
             if device.type == "cuda":
                 image = image.to(memory_format=torch.channels_last)
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
-                outputs = network(image)
+            with autocast(device, schedule.precision):
+                outputs = replica(image)
             value = loss(outputs, batch)
             optimizer.zero_grad(set_to_none=True)
-            value.backward()
+            scaler.scale(value).backward()
+            scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(network.parameters(), schedule.clip)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             if schedule.ema:
                 _average(average, network, min(schedule.ema, (1 + step) / (10 + step)))
             total += value.detach()
-        mean = float(total) / max(steps, 1)
+        mean = float(distributed.mean(total)) / max(steps, 1)
         if not math.isfinite(mean):
             raise TrainingError(
                 f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {schedule.lr}) or look at the data"
             )
         row = {"epoch": float(epoch), "loss": mean}
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
-            average.eval()
-            scores = score(average)
+            _set_training(average, False)
+            scores = distributed.from_first(score(average) if first_process else {})
             row.update(scores)
             if outcome.epoch < 0 or scores[main] > outcome.best[main]:
-                outcome.best, outcome.epoch, best_weights = scores, epoch, _weights(average)
+                outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
         outcome.history.append(row)
-        if progress:
+        if progress and first_process:
             text = " ".join(f"{name}={value:.4g}" for name, value in row.items())
             tqdm.write(f"{text} seconds={time.monotonic() - started:.1f}")
-        if checkpoint is not None:
-            _save(checkpoint, network, average, optimizer, best_weights, outcome, epoch + 1, schedule)
+        if checkpoint is not None and first_process:
+            state = {
+                "network": network.state_dict(),
+                "average": average.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "scaler": scaler.state_dict(),
+                "best_weights": best_weights,
+                "best": outcome.best,
+                "best_epoch": outcome.epoch,
+                "history": outcome.history,
+                "next_epoch": epoch + 1,
+            }
+            checkpoints.save(checkpoint, state, identity)
+    distributed.tensors_from_first(best_weights)
     network.load_state_dict(best_weights)
-    network.eval()
+    _set_training(network, False)
     return outcome
+
+
+def _set_training(network: nn.Module, mode: bool) -> None:
+    """As nn.Module.train; exported programs refuse it, what they compute was fixed when they were exported."""
+    try:
+        network.train(mode)
+    except NotImplementedError:
+        for part in network.modules():
+            part.training = False
 
 
 def _optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
@@ -187,53 +230,3 @@ def _average(average: nn.Module, network: nn.Module, decay: float) -> None:
     torch._foreach_lerp_(kept, new, 1.0 - decay)
     for a, b in zip(average.buffers(), network.buffers(), strict=True):
         a.copy_(b)
-
-
-def _weights(network: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in network.state_dict().items()}
-
-
-def _save(
-    path: Path,
-    network: nn.Module,
-    average: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    best_weights: dict[str, Tensor],
-    outcome: Outcome,
-    next_epoch: int,
-    schedule: Schedule,
-) -> None:
-    state = {
-        "network": network.state_dict(),
-        "average": average.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "best_weights": best_weights,
-        "best": outcome.best,
-        "best_epoch": outcome.epoch,
-        "history": outcome.history,
-        "next_epoch": next_epoch,
-        "rng": torch.get_rng_state(),
-        "schedule": json.dumps(asdict(schedule), sort_keys=True),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    torch.save(state, beside)
-    os.replace(beside, path)
-
-
-def _load(path: Path, network: nn.Module, schedule: Schedule) -> dict[str, Any]:
-    device = next(network.parameters()).device
-    try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        state["rng"] = state["rng"].cpu()
-        written = state["schedule"]
-    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
-        raise TrainingError(f"{path}: not a checkpoint of this loop ({type(error).__name__}: {error})") from error
-    if written != json.dumps(asdict(schedule), sort_keys=True):
-        raise TrainingError(f"{path}: made with another schedule: {written}; remove it or use that one")
-    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    stored = {name: tuple(value.shape) for name, value in state["network"].items()}
-    if shapes != stored:
-        different = sorted(name for name in shapes.keys() | stored.keys() if shapes.get(name) != stored.get(name))
-        raise TrainingError(f"{path}: checkpoint of another network: {different[0]} differs, {len(different)} in all")
-    return state

@@ -1,0 +1,68 @@
+"""What a training run needs to go on after it was killed, as one file that is whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FORMAT = "multi_dnn_ros training 1"
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says why. The last good checkpoint is untouched."""
+
+
+def save(path: Path, state: dict[str, Any], identity: str) -> None:
+    """Write beside, bring it to the disk, rename: a kill at any moment leaves the last whole checkpoint.
+
+    identity: what run this is (schedule, data, network), compared when it is loaded. TrainingError when it cannot be
+    written, a full disk for instance.
+    """
+    beside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            torch.save({**state, "format": FORMAT, "identity": identity}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except (OSError, RuntimeError) as error:
+        beside.unlink(missing_ok=True)
+        raise TrainingError(
+            f"{path}: checkpoint cannot be written ({_first_line(error)}); the last one is kept"
+        ) from None
+
+
+def load(path: Path, network: nn.Module, identity: str) -> dict[str, Any]:
+    """The state of an earlier moment of the same run. TrainingError for anything else; nothing in it is run."""
+    device = next(network.parameters()).device
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        written, stored = state["identity"], state["network"]
+        if state["format"] != FORMAT:
+            raise ValueError(f"format is {state['format']!r}")
+    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+        raise TrainingError(
+            f"{path}: not a checkpoint of this loop ({type(error).__name__}: {_first_line(error)})"
+        ) from None
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in stored.items()}
+    if shapes != found:
+        different = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+        raise TrainingError(f"{path}: checkpoint of another network: {different[0]} differs, {len(different)} in all")
+    if written != identity:
+        raise TrainingError(f"{path}: made with another schedule or data: {written}; remove it or use those")
+    return state
+
+
+def weights(network: nn.Module) -> dict[str, Tensor]:
+    """A copy of the state dict."""
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,85 @@
+"""Training in several processes: torchrun starts them, each holds the whole network and a share of every batch.
+
+Without torchrun everything here is the case of one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+#: Others wait this long for rank 0, which alone scores.
+_TIMEOUT = timedelta(minutes=30)
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[torch.device]:
+    """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leave them at the end.
+
+    device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields it.
+    """
+    chosen = torch.device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield chosen
+        return
+    if chosen.type == "cuda":
+        chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=_TIMEOUT)
+    try:
+        yield chosen
+    finally:
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    """Number of processes."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def replicated(network: nn.Module) -> nn.Module:
+    """A network whose backward pass averages the gradients of all processes; `network` itself with one process."""
+    if world() == 1:
+        return network
+    from torch.nn.parallel import DistributedDataParallel
+
+    device = next(network.parameters()).device
+    # Buffers: each process normalises over its own share; rank 0's statistics are the ones that are kept.
+    return DistributedDataParallel(network, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def mean(value: Tensor) -> Tensor:
+    """The mean of a scalar tensor over the processes, on all of them."""
+    if world() > 1:
+        value = value.clone()
+        dist.all_reduce(value)
+        value /= world()
+    return value
+
+
+def from_first(value: Any) -> Any:
+    """Rank 0's object, on all processes; what the others pass is ignored."""
+    if world() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def tensors_from_first(tensors: dict[str, Tensor]) -> None:
+    """Make `tensors` equal to rank 0's, in place."""
+    if world() > 1:
+        for name in sorted(tensors):
+            dist.broadcast(tensors[name], src=0)
