@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from multi_dnn_ros.benchmark.report import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, output_difference
@@ -90,6 +91,7 @@ def full_rank(builder: str, side: int) -> dict[str, Any]:
     network = DetectorCore(source.detector).eval() if source.detector is not None else source.module
     generator = torch.Generator().manual_seed(0)
     inputs = (torch.rand(1, 3, side, side, generator=generator),)
+    _settle(network, inputs)
     whole = copy.deepcopy(network)
     begin = time.perf_counter()
     outcomes = decompose(network, inputs, FullRank(), iterations=0)
@@ -102,6 +104,25 @@ def full_rank(builder: str, side: int) -> dict[str, Any]:
         "seconds": seconds,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
+
+
+def _settle(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Give each batch norm the statistics of what reaches it: untrained, the signal dies out in deep networks."""
+
+    def observe(norm: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        assert isinstance(norm, nn.BatchNorm2d)
+        if norm.running_mean is None or norm.running_var is None:
+            return
+        norm.running_mean.copy_(arguments[0].mean((0, 2, 3)))
+        norm.running_var.copy_(arguments[0].var((0, 2, 3), unbiased=False).clamp(min=1e-4))
+
+    hooks = [
+        layer.register_forward_pre_hook(observe) for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)
+    ]
+    with torch.no_grad():
+        network(*inputs)
+    for hook in hooks:
+        hook.remove()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from tqdm import tqdm
 
 from multi_dnn_ros.training import checkpoint as checkpoints
@@ -114,7 +115,7 @@ def train(
     device = next(network.parameters()).device
     average = copy.deepcopy(network) if schedule.ema else network
     optimizer = _optimizer(network, schedule)
-    scaler = torch.amp.GradScaler(device.type, enabled=schedule.precision == "fp16" and device.type == "cuda")
+    scaler = GradScaler(device.type, enabled=schedule.precision == "fp16" and device.type == "cuda")
     outcome = Outcome()
     best_weights = checkpoints.weights(average)
     first = 0

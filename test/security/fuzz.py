@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import platform
 import random
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +25,10 @@ from multi_dnn_ros import __version__
 from multi_dnn_ros.benchmark.report import write_json
 from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.flat_parameters import ParameterError, parameter_fields, to_config
+from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.ros.image_decoding import _ENCODINGS, decode_compressed, decode_image
 from multi_dnn_ros.standalone import cdr, messages
+from multi_dnn_ros.standalone.yaml_values import ParameterFileError, load_parameter_file
 
 MAX_PIXELS = 4096
 _NUMBERS = (0, 1, 2, 3, 7, 8, 16, 255, 256, 4095, 65535, 2**31 - 1, 2**31, 2**32 - 1)
@@ -133,11 +136,59 @@ def parameters(rng: random.Random) -> None:
         return
 
 
+_TOKENS = (
+    *(
+        "/**:",
+        "ros__parameters:",
+        "\n",
+        "  ",
+        "    ",
+        ": ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        ", ",
+        "&a ",
+        "*a",
+        "|",
+        ">",
+        "'",
+        '"',
+    ),
+    *("!!int ", "!!float ", "!!bool ", "!!timestamp ", "!!binary ", "!!set ", "!!python/name:os.system ", "#", "---\n"),
+    *("2001-99-99", "1:99", "0b", ".nan", "-.inf", "1e999", "9" * 5000, "true", "x", "\0", "\t", "\u2028", "\xff", "?"),
+    *("cameras", "dnns", "dnn", "object", "device", "workers"),
+)
+_PLAIN = (
+    "/**:\n  ros__parameters:\n    cameras: [front]\n    dnns: [object]\n    dnn: {object: {jobs: 2}}\n    workers: 1\n"
+)
+
+
+def parameter_file(rng: random.Random) -> None:
+    """read_params_file and the standalone runtime's reader: any text."""
+    text = _PLAIN
+    for _ in range(rng.randint(1, 5)):
+        at = rng.randrange(len(text) + 1)
+        text = text[:at] + rng.choice(_TOKENS) + text[at + rng.choice((0, 0, 1, 4, 12)) :]
+    with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
+        file.write(text.encode())
+        file.flush()
+        for read, error in ((read_params_file, ParameterError), (load_parameter_file, ParameterFileError)):
+            try:
+                read(file.name)
+            except error as problem:
+                if file.name not in str(problem):
+                    raise ValueError("the error does not name the file") from problem
+
+
 TARGETS: dict[str, tuple[Callable[[random.Random], None], float]] = {
     "raw_image": (raw_image, 0.3),
     "compressed_image": (compressed_image, 0.25),
     "cdr_bytes": (cdr_bytes, 0.35),
-    "parameters": (parameters, 0.1),
+    "parameters": (parameters, 0.09),
+    "parameter_file": (parameter_file, 0.01),
 }
 
 

@@ -1,0 +1,168 @@
+"""Images and annotations on a disk: folders of classes, COCO detection, lane images with masks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from multi_dnn_ros.training.batches import Batch
+from multi_dnn_ros.training.datasets import IGNORED, MAX_BOXES, NO_BOX, DatasetError, _read, fit, fit_mask
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
+#: An annotation file is read whole; COCO's largest has half of this.
+_MAX_JSON_BYTES = 1 << 30
+
+
+def image_files(folder: Path) -> list[Path]:
+    """The images of a folder, by name."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+
+
+def read_rgb(path: Path, width: int, height: int) -> torch.Tensor:
+    """An image file as (3, height, width) uint8 RGB, stretched as the node does. DatasetError names a corrupt one."""
+    image = _read(path, cv2.IMREAD_COLOR)
+    return torch.from_numpy(fit(np.ascontiguousarray(image[..., ::-1]), width, height))
+
+
+class ClassFolder:
+    """DIR/<class>/*.jpg (torchvision's ImageFolder layout): classes by name, images by class and name."""
+
+    def __init__(self, folder: Path, size: tuple[int, int], labels: Sequence[str] = ()) -> None:
+        """labels: the classes that are expected, in their order; empty: those that are there. DatasetError."""
+        if not folder.is_dir():
+            raise DatasetError(f"{folder}: no such folder; expected <class>/<image>.jpg or .png in it")
+        names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+        self.labels = tuple(labels) or tuple(names)
+        if set(names) - set(self.labels):
+            raise DatasetError(f"{folder}: folder {min(set(names) - set(self.labels))} is no class of the other part")
+        self.files = [(path, k) for k, name in enumerate(self.labels) if name in names
+                      for path in image_files(folder / name)]  # fmt: skip
+        if not self.files:
+            raise DatasetError(f"{folder}: no images; expected <class>/<image>.jpg or .png in it")
+        if len(self.labels) < 2:
+            raise DatasetError(f"{folder}: one class only, {self.labels[0]}; expected two folders of classes at least")
+        for k, name in enumerate(self.labels):
+            if not labels and not any(label == k for _, label in self.files):
+                raise DatasetError(f"{folder / name}: no images ({', '.join(SUFFIXES)})")
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int) -> Batch:
+        """image (3, h, w) uint8, label () int64."""
+        path, label = self.files[index]
+        return {"image": read_rgb(path, *self.size), "label": torch.tensor(label)}
+
+
+class CocoBoxes:
+    """COCO's detection format: a folder of images and one JSON of images, annotations and categories.
+
+    Crowds become boxes that count neither way. Categories are matched to the network's labels by name.
+    """
+
+    def __init__(self, images: Path, annotations: Path, size: tuple[int, int], labels: Sequence[str]) -> None:
+        """DatasetError names the file and what is expected."""
+        if not images.is_dir():
+            raise DatasetError(f"{images}: no such folder of images")
+        content = _json(annotations)
+        try:
+            names = {int(row["id"]): str(row["name"]) for row in content["categories"]}
+            entries = {
+                int(row["id"]): (str(row["file_name"]), float(row["width"]), float(row["height"]))
+                for row in content["images"]
+            }
+            boxes: dict[int, list[tuple[list[float], int]]] = {key: [] for key in entries}
+            known = {key: labels.index(name) for key, name in names.items() if name in labels}
+            for row in content["annotations"]:
+                category, x = int(row["category_id"]), [float(value) for value in row["bbox"]]
+                if category not in names or int(row["image_id"]) not in entries or len(x) != 4:
+                    raise KeyError(f"annotation {row.get('id')}: image, category or bbox")
+                if category in known and np.isfinite(x).all() and min(x[2:]) > 0:
+                    number = IGNORED if row.get("iscrowd") else known[category]
+                    boxes[int(row["image_id"])].append(([x[0], x[1], x[0] + x[2], x[1] + x[3]], number))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DatasetError(
+                f"{annotations}: not COCO's detection format ({type(error).__name__}: {error}); expected images "
+                "(id, file_name, width, height), categories (id, name), annotations (image_id, category_id, bbox)"
+            ) from None
+        if not known:
+            raise DatasetError(
+                f"{annotations}: categories {_few(names.values())}; the network's classes are {_few(labels)}"
+            )
+        if not any(boxes.values()):
+            raise DatasetError(f"{annotations}: no box of the classes {_few(labels)}")
+        for name, width, height in entries.values():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise DatasetError(f"{annotations}: file_name '{name}' leads out of {images}")
+            if width <= 0 or height <= 0:
+                raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
+        self.labels = tuple(labels)
+        self.images, self.size = images, size
+        self.rows = [(*entries[key], boxes[key]) for key in sorted(entries)]
+        missing = [name for name, *_ in self.rows if not (images / name).is_file()]
+        if missing:
+            raise DatasetError(f"{images / missing[0]}: no such image ({len(missing)} of {len(self.rows)} are missing)")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> Batch:
+        """image (3, h, w) uint8, boxes (MAX_BOXES, 4) float32 in input pixels, classes (MAX_BOXES,) int64."""
+        name, width, height, found = self.rows[index]
+        boxes, classes = torch.zeros(MAX_BOXES, 4), torch.full((MAX_BOXES,), NO_BOX)
+        scale = torch.tensor([self.size[0] / width, self.size[1] / height] * 2)
+        for k, (box, number) in enumerate(found[:MAX_BOXES]):
+            boxes[k], classes[k] = torch.tensor(box) * scale, number
+        return {"image": read_rgb(self.images / name, *self.size), "boxes": boxes, "classes": classes}
+
+
+class LaneMasks:
+    """DIR/images/NAME.jpg with DIR/masks/NAME.png: not 0 = lane; masks of any size."""
+
+    labels = ("lane",)
+
+    def __init__(self, folder: Path, size: tuple[int, int]) -> None:
+        images, masks = folder / "images", folder / "masks"
+        for part in (images, masks):
+            if not part.is_dir():
+                raise DatasetError(f"{part}: no such folder; expected images/NAME.jpg and masks/NAME.png in {folder}")
+        by_name = {path.stem: path for path in image_files(masks)}
+        self.files = [(path, by_name[path.stem]) for path in image_files(images) if path.stem in by_name]
+        if not self.files:
+            raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int) -> Batch:
+        """image (3, h, w) uint8, mask (1, h, w) uint8, 0..255 = share of the pixel that is lane."""
+        image, mask = self.files[index]
+        lane = fit_mask(_read(mask, cv2.IMREAD_GRAYSCALE), *self.size)
+        return {"image": read_rgb(image, *self.size), "mask": torch.from_numpy(lane)}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise DatasetError(f"{path}: {path.stat().st_size} bytes; allowed: {_MAX_JSON_BYTES}")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DatasetError(f"{path}: cannot be read ({error.strerror}); expected annotations as COCO's JSON") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise DatasetError(f"{path}: not JSON ({error}); expected annotations as COCO's JSON") from None
+    if not isinstance(content, dict):
+        raise DatasetError(f"{path}: holds {type(content).__name__}; expected images, categories and annotations")
+    return content
+
+
+def _few(names: Any) -> str:
+    shown = [str(name) for name in names]
+    return ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
