@@ -30,7 +30,11 @@ def load_dnn(name: str, config: DnnConfig) -> Dnn:
 
     Raises ModelError, which names the parameter or file, the value and what is allowed.
     """
-    source = load_source(name, config)
+    return dnn_of(load_source(name, config), name, config)
+
+
+def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
+    """As `load_dnn`, of a network that is there already; it is taken apart where its decoder does that."""
     decoder_name = _decoder_name(name, config, source)
     labels = _labels(name, config, source)
     preprocess = _preprocess(name, config, source, decoder_name)

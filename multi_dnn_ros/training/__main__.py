@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         outcome = train(
             network, exercise.batches, exercise.loss, exercise.score, recipe.schedule,
-            main=recipe.main, checkpoint=args.resume, progress=not args.quiet,
+            main=exercise.main, checkpoint=args.resume, progress=not args.quiet,
         )  # fmt: skip
         training = recipes.provenance(recipe, data, outcome.best, outcome.epoch)
         recipes.export(network, recipe, training, args.out)

@@ -54,10 +54,18 @@ class RenderSpec:
         return SceneGenerator(640, height, self.seed).scene(number)
 
 
-def fit(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
-    """(H, W, 3) uint8 -> (3, height, width) uint8, resized exactly as the node does before the network."""
-    (values,) = Preprocess(width, height)(torch.from_numpy(np.array(image)))
+def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> npt.NDArray[np.uint8]:
+    """(H, W, 3) uint8 -> (3, height, width) uint8, resized exactly as the node does before the network.
+
+    framing: without mean and std, RGB.
+    """
+    (values,) = framing(torch.from_numpy(np.array(image)))
     return np.asarray(values[0].mul_(255.0).round_().to(torch.uint8).numpy(), dtype=np.uint8)
+
+
+def fit(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
+    """`framed` by stretching: what the package's own networks get."""
+    return framed(image, Preprocess(width, height))
 
 
 def fit_mask(mask: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[np.uint8]:
@@ -189,17 +197,15 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
 
 
 def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[RoadFrame]:
-    known = [_small(image) for video in other_than for image in _video_images(video)]
+    known = [_small(image[..., ::-1]) for video in other_than for image in _video_images(video)]
     frames = []
     for path in masks:
         photo = folder / f"{path.stem}.jpg"
         if not photo.exists():
             continue
-        image = _read(photo, cv2.IMREAD_COLOR)
+        image = read_rgb(photo)
         if all(np.abs(_small(image) - other).mean() > SAME_ROAD for other in known):
-            frames.append(
-                RoadFrame(path.stem, np.ascontiguousarray(image[..., ::-1]), _read(path, cv2.IMREAD_GRAYSCALE))
-            )
+            frames.append(RoadFrame(path.stem, image, read_gray(path)))
     return frames
 
 
@@ -207,9 +213,7 @@ def _video_frames(video: Path, masks: dict[int, Path], first_half: bool) -> list
     images = _video_images(video)
     wanted = range(len(images) // 2) if first_half else range(len(images) // 2, len(images))
     return [
-        RoadFrame(
-            f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), _read(masks[k], cv2.IMREAD_GRAYSCALE)
-        )
+        RoadFrame(f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), read_gray(masks[k]))
         for k in wanted
         if k in masks
     ]
@@ -234,6 +238,16 @@ def _video_images(video: Path) -> list[npt.NDArray[np.uint8]]:
 
 def _small(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     return np.asarray(cv2.resize(image, (240, 135), interpolation=cv2.INTER_AREA), dtype=np.float32)
+
+
+def read_rgb(path: Path) -> npt.NDArray[np.uint8]:
+    """An image file, (H, W, 3) uint8 RGB. DatasetError names one that cannot be read."""
+    return np.ascontiguousarray(_read(path, cv2.IMREAD_COLOR)[..., ::-1])
+
+
+def read_gray(path: Path) -> npt.NDArray[np.uint8]:
+    """An image file, (H, W) uint8. DatasetError names one that cannot be read."""
+    return _read(path, cv2.IMREAD_GRAYSCALE)
 
 
 def _read(path: Path, mode: int) -> npt.NDArray[np.uint8]:

@@ -7,12 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 
+from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.training.batches import Batch
-from multi_dnn_ros.training.datasets import IGNORED, MAX_BOXES, NO_BOX, DatasetError, _read, fit, fit_mask
+from multi_dnn_ros.training.datasets import (
+    IGNORED,
+    MAX_BOXES,
+    NO_BOX,
+    DatasetError,
+    fit_mask,
+    framed,
+    read_gray,
+    read_rgb,
+)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 #: An annotation file is read whole; COCO's largest has half of this.
@@ -24,16 +33,10 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
-def read_rgb(path: Path, width: int, height: int) -> torch.Tensor:
-    """An image file as (3, height, width) uint8 RGB, stretched as the node does. DatasetError names a corrupt one."""
-    image = _read(path, cv2.IMREAD_COLOR)
-    return torch.from_numpy(fit(np.ascontiguousarray(image[..., ::-1]), width, height))
-
-
 class ClassFolder:
     """DIR/<class>/*.jpg (torchvision's ImageFolder layout): classes by name, images by class and name."""
 
-    def __init__(self, folder: Path, size: tuple[int, int], labels: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, framing: Preprocess, labels: Sequence[str] = ()) -> None:
         """labels: the classes that are expected, in their order; empty: those that are there. DatasetError."""
         if not folder.is_dir():
             raise DatasetError(f"{folder}: no such folder; expected <class>/<image>.jpg or .png in it")
@@ -50,7 +53,7 @@ class ClassFolder:
         for k, name in enumerate(self.labels):
             if not labels and not any(label == k for _, label in self.files):
                 raise DatasetError(f"{folder / name}: no images ({', '.join(SUFFIXES)})")
-        self.size = size
+        self.framing = framing
 
     def __len__(self) -> int:
         return len(self.files)
@@ -58,7 +61,7 @@ class ClassFolder:
     def read(self, index: int) -> Batch:
         """image (3, h, w) uint8, label () int64."""
         path, label = self.files[index]
-        return {"image": read_rgb(path, *self.size), "label": torch.tensor(label)}
+        return {"image": _row_image(path, self.framing), "label": torch.tensor(label)}
 
 
 class CocoBoxes:
@@ -67,7 +70,7 @@ class CocoBoxes:
     Crowds become boxes that count neither way. Categories are matched to the network's labels by name.
     """
 
-    def __init__(self, images: Path, annotations: Path, size: tuple[int, int], labels: Sequence[str]) -> None:
+    def __init__(self, images: Path, annotations: Path, framing: Preprocess, labels: Sequence[str]) -> None:
         """DatasetError names the file and what is expected."""
         if not images.is_dir():
             raise DatasetError(f"{images}: no such folder of images")
@@ -104,7 +107,7 @@ class CocoBoxes:
             if width <= 0 or height <= 0:
                 raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
         self.labels = tuple(labels)
-        self.images, self.size = images, size
+        self.images, self.framing = images, framing
         self.rows = [(*entries[key], boxes[key]) for key in sorted(entries)]
         missing = [name for name, *_ in self.rows if not (images / name).is_file()]
         if missing:
@@ -117,10 +120,12 @@ class CocoBoxes:
         """image (3, h, w) uint8, boxes (MAX_BOXES, 4) float32 in input pixels, classes (MAX_BOXES,) int64."""
         name, width, height, found = self.rows[index]
         boxes, classes = torch.zeros(MAX_BOXES, 4), torch.full((MAX_BOXES,), NO_BOX)
-        scale = torch.tensor([self.size[0] / width, self.size[1] / height] * 2)
+        place = self.framing.geometry((round(height), round(width)))
+        scale = torch.tensor([place.scale_x, place.scale_y] * 2)
+        offset = torch.tensor([place.left, place.top] * 2)
         for k, (box, number) in enumerate(found[:MAX_BOXES]):
-            boxes[k], classes[k] = torch.tensor(box) * scale, number
-        return {"image": read_rgb(self.images / name, *self.size), "boxes": boxes, "classes": classes}
+            boxes[k], classes[k] = torch.tensor(box) * scale + offset, number
+        return {"image": _row_image(self.images / name, self.framing), "boxes": boxes, "classes": classes}
 
 
 class LaneMasks:
@@ -128,7 +133,8 @@ class LaneMasks:
 
     labels = ("lane",)
 
-    def __init__(self, folder: Path, size: tuple[int, int]) -> None:
+    def __init__(self, folder: Path, framing: Preprocess) -> None:
+        """framing: stretches, as masks do. DatasetError."""
         images, masks = folder / "images", folder / "masks"
         for part in (images, masks):
             if not part.is_dir():
@@ -137,7 +143,7 @@ class LaneMasks:
         self.files = [(path, by_name[path.stem]) for path in image_files(images) if path.stem in by_name]
         if not self.files:
             raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
-        self.size = size
+        self.framing = framing
 
     def __len__(self) -> int:
         return len(self.files)
@@ -145,8 +151,12 @@ class LaneMasks:
     def read(self, index: int) -> Batch:
         """image (3, h, w) uint8, mask (1, h, w) uint8, 0..255 = share of the pixel that is lane."""
         image, mask = self.files[index]
-        lane = fit_mask(_read(mask, cv2.IMREAD_GRAYSCALE), *self.size)
-        return {"image": read_rgb(image, *self.size), "mask": torch.from_numpy(lane)}
+        lane = fit_mask(read_gray(mask), self.framing.width, self.framing.height)
+        return {"image": _row_image(image, self.framing), "mask": torch.from_numpy(lane)}
+
+
+def _row_image(path: Path, framing: Preprocess) -> torch.Tensor:
+    return torch.from_numpy(framed(read_rgb(path), framing))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchvision.ops import box_convert, complete_box_iou_loss
+from torchvision.models.detection.fcos import FCOS
+from torchvision.models.detection.ssd import SSD
+from torchvision.ops import box_convert, box_iou, complete_box_iou_loss
 
 from multi_dnn_ros.models.networks import cells
 
@@ -17,23 +20,34 @@ Batch = dict[str, Tensor]
 class LaneLoss:
     """Binary cross-entropy plus soft Dice (Milletari et al. 2016) on lane logits.
 
-    outputs: (B, 1, h, w) logits. batch["mask"]: (B, 1, h, w) uint8, 0..255 = share of the pixel that is lane. Dice
+    outputs: (B, classes, h, w) logits; one class: against none, several: softmax. lane_classes: those that are lane.
+    batch["mask"]: (B, 1, H, W) uint8, 0..255 = share of the pixel that is lane, brought to the outputs' size. Dice
     keeps the thin lines from drowning among the other pixels.
     """
 
-    def __init__(self, dice: float = 1.0, positive: float = 2.0) -> None:
+    def __init__(self, dice: float = 1.0, positive: float = 2.0, lane_classes: Sequence[int] = (0,)) -> None:
         self.dice = dice
         self.positive = positive
+        self.lane_classes = tuple(lane_classes)
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
         target = batch["mask"].float() / 255.0
-        logits = outputs.float()
+        if target.shape[2:] != outputs.shape[2:]:
+            target = F.interpolate(target, outputs.shape[2:], mode="area")
+        logits = self._lane_logits(outputs.float())
         weight = 1.0 + (self.positive - 1.0) * target
         entropy = F.binary_cross_entropy_with_logits(logits, target, weight=weight)
         probability = logits.sigmoid()
         overlap = 2.0 * (probability * target).sum(dim=(1, 2, 3)) + 1.0
         total = (probability.square() + target.square()).sum(dim=(1, 2, 3)) + 1.0
         return 4.0 * entropy + self.dice * (1.0 - overlap / total).mean()
+
+    def _lane_logits(self, outputs: Tensor) -> Tensor:
+        if outputs.shape[1] == 1:
+            return outputs
+        lane = torch.zeros(outputs.shape[1], dtype=torch.bool, device=outputs.device)
+        lane[list(self.lane_classes)] = True
+        return outputs[:, lane].logsumexp(1, keepdim=True) - outputs[:, ~lane].logsumexp(1, keepdim=True)
 
 
 class DetectionLoss:
@@ -110,3 +124,40 @@ def _iou(a: Tensor, b: Tensor) -> Tensor:
     (width_a, height_a), (width_b, height_b) = ((c[..., 2:] - c[..., :2]).clamp(min=0).unbind(-1) for c in (a, b))
     area_a, area_b = width_a * height_a, width_b * height_b
     return common / (area_a + area_b - common).clamp(min=1e-9)
+
+
+class TorchvisionLoss:
+    """torchvision's own loss of its one-stage detectors, on what DetectorCore returns.
+
+    detector: whole, in any mode; its weights are not used. anchors, level_sizes: as AnchorDecoder has them.
+    batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are left out.
+    """
+
+    def __init__(self, detector: Any, anchors: Tensor, level_sizes: Sequence[int]) -> None:
+        self.detector = detector
+        self.anchors = anchors
+        self.level_sizes = list(level_sizes)
+
+    def __call__(self, outputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        self.anchors = self.anchors.to(batch["boxes"].device)
+        heads = {name: value.float() for name, value in outputs.items()}
+        targets = []
+        for boxes, classes in zip(batch["boxes"], batch["classes"], strict=True):
+            # A box without area has no logarithm.
+            counted = (classes >= 0) & (boxes[:, 2:] > boxes[:, :2]).all(1)
+            targets.append({"boxes": boxes[counted], "labels": classes[counted]})
+        anchors = [self.anchors] * len(targets)
+        if isinstance(self.detector, SSD):
+            losses = self.detector.compute_loss(targets, heads, anchors, [self._matched(row) for row in targets])
+        elif isinstance(self.detector, FCOS):
+            losses = self.detector.compute_loss(targets, heads, anchors, self.level_sizes)
+        else:
+            losses = self.detector.compute_loss(targets, heads, anchors)
+        total: Tensor = torch.stack(list(losses.values())).sum()
+        return total
+
+    def _matched(self, target: dict[str, Tensor]) -> Tensor:
+        if not len(target["boxes"]):
+            return torch.full((len(self.anchors),), -1, dtype=torch.int64, device=self.anchors.device)
+        matched: Tensor = self.detector.proposal_matcher(box_iou(target["boxes"], self.anchors))
+        return matched

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.training.batches import ArrayBatches, vary_colours, vary_detection, vary_lanes
+from multi_dnn_ros.training.data import own_classes
 from multi_dnn_ros.training.datasets import (
     IGNORED,
     MAX_BOXES,
@@ -24,7 +25,6 @@ from multi_dnn_ros.training.datasets import (
     render,
     road_frames,
 )
-from multi_dnn_ros.training.recipes import own_classes
 
 SPEC = RenderSpec(count=3, seed=6, detector_size=(96, 64), lane_size=(80, 48), wide=0.4)
 ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
@@ -77,8 +77,8 @@ def test_wide_scenes_occur_in_the_given_share() -> None:
 
 def test_a_network_sees_its_own_classes_only() -> None:
     classes = torch.tensor([[0, 1, 2, IGNORED, NO_BOX]])
-    assert own_classes(classes, (0, 1)).tolist() == [[0, 1, NO_BOX, IGNORED, NO_BOX]]
-    assert own_classes(classes, (2,)).tolist() == [[NO_BOX, NO_BOX, 0, IGNORED, NO_BOX]]
+    assert own_classes(classes, (0, 1, NO_BOX)).tolist() == [[0, 1, NO_BOX, IGNORED, NO_BOX]]
+    assert own_classes(classes, (NO_BOX, NO_BOX, 0)).tolist() == [[NO_BOX, NO_BOX, 0, IGNORED, NO_BOX]]
 
 
 def test_varied_boxes_stay_on_their_objects() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import road_frames
 from multi_dnn_ros.training.evaluate import Judge, builtin_dnns
-from multi_dnn_ros.training.recipes import UNSEEN_SEED
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
@@ -23,7 +23,7 @@ def judge() -> Judge:
 def test_unseen_scenes(judge: Judge) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    generator = SceneGenerator(640, 480, UNSEEN_SEED)
+    generator = SceneGenerator(640, 480, SEEDS["test"])
     try:
         scores = judge.scenes(map(generator.scene, range(40)), 40, "unseen scenes")
     finally:

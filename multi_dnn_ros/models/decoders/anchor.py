@@ -43,6 +43,7 @@ class AnchorDecoder(Decoder):
 
     detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. It is taken apart: its layers become `core`, what
     remains of it decodes and holds no weights. The input size is that of `preprocess`, so anchors are computed once.
+    anchors: (N, 4) float32 x1, y1, x2, y2 in input pixels; level_sizes: how many of them belong to each feature map.
     """
 
     name = "torchvision"
@@ -58,9 +59,9 @@ class AnchorDecoder(Decoder):
         self._names = tuple(outputs)
         self._shapes = tuple(tuple(output.shape) for output in outputs.values())
         maps = [torch.empty(feature.shape) for feature in features]
-        (self._anchors,) = detector.anchor_generator(ImageList(torch.empty(1, 3, *size), [size]), maps)
-        per_cell = len(self._anchors) // sum(feature.shape[2] * feature.shape[3] for feature in maps)
-        self._level_sizes = [feature.shape[2] * feature.shape[3] * per_cell for feature in maps]
+        (self.anchors,) = detector.anchor_generator(ImageList(torch.empty(1, 3, *size), [size]), maps)
+        per_cell = len(self.anchors) // sum(feature.shape[2] * feature.shape[3] for feature in maps)
+        self.level_sizes = [feature.shape[2] * feature.shape[3] * per_cell for feature in maps]
         self._by_level = not isinstance(detector, SSD)
         self._detector = detector
         del detector.backbone, detector.head
@@ -76,12 +77,12 @@ class AnchorDecoder(Decoder):
         detector.score_thresh = self.score_threshold
         detector.nms_thresh = self.iou_threshold
         # Classes that are not wanted must not use up the places of those that are.
-        detector.detections_per_img = len(self._anchors) if self.kept else self.max_detections
+        detector.detections_per_img = len(self.anchors) if self.kept else self.max_detections
         heads: dict[str, Any] = dict(zip(self._names, outputs, strict=True))
-        anchors: list[Any] = [self._anchors]
+        anchors: list[Any] = [self.anchors]
         if self._by_level:
-            heads = {name: list(head.split(self._level_sizes, dim=1)) for name, head in heads.items()}
-            anchors = [list(self._anchors.split(self._level_sizes))]
+            heads = {name: list(head.split(self.level_sizes, dim=1)) for name, head in heads.items()}
+            anchors = [list(self.anchors.split(self.level_sizes))]
         place = self.preprocess.geometry(source_size)
         image_size = (place.top + place.height, place.left + place.width)
         (found,) = detector.postprocess_detections(heads, anchors, [image_size])

@@ -37,7 +37,7 @@ class LaneDecoder(Decoder):
         super().__init__(preprocess, labels, **options)
         if len(labels) > 2 and not self.kept:
             raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
-        self._lane_classes = self.kept or (len(labels) - 1,)
+        self.lane_classes = self.kept or (len(labels) - 1,)
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
         self.expect_outputs(outputs, 1)
@@ -84,7 +84,7 @@ class LaneDecoder(Decoder):
     def _lane_logits(self, logits: torch.Tensor) -> npt.NDArray[np.float32]:
         if len(logits) > 1:
             lane = torch.zeros(len(logits), dtype=torch.bool)
-            lane[list(self._lane_classes)] = True
+            lane[list(self.lane_classes)] = True
             if bool(lane.all()):
                 raise OutputError(f"keep names all {len(logits)} classes as lane; at least one must be background")
             logits = torch.logsumexp(logits[lane], 0) - torch.logsumexp(logits[~lane], 0)

@@ -1,0 +1,143 @@
+"""What the training loop needs for a network and its data: batches, a loss and a score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from tqdm import tqdm
+
+from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.training.batches import (
+    ArrayBatches,
+    Batch,
+    FileBatches,
+    Inputs,
+    Vary,
+    read_ahead,
+    vary_classes,
+    vary_detection,
+    vary_lanes,
+)
+from multi_dnn_ros.training.classification import Accuracy, logits_of
+from multi_dnn_ros.training.data import ArrayRows, Rows, Task
+from multi_dnn_ros.training.datasets import IGNORED
+from multi_dnn_ros.training.loop import Batches, Loss, Score
+from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+
+#: The score that decides, larger is better.
+MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
+_VARY: dict[Task, Vary] = {"classes": vary_classes, "boxes": vary_detection, "lanes": vary_lanes}
+#: A pixel of a true mask is lane when two fifths of it are, of 255.
+_LANE_SHARE = 102
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """main: the score that decides."""
+
+    batches: Batches
+    loss: Loss
+    score: Score
+    main: str
+
+
+def make_batches(
+    sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
+    least_share: float = 0.2,
+) -> Batches:  # fmt: skip
+    """Batches of all sets together, varied; a small set is repeated until it makes up `least_share` of each epoch.
+
+    Sets that lie in memory go to the device as a whole, others are read while training.
+    """
+    counts = [len(rows) for rows in sets]
+    largest = max(counts)
+    times = [max(1, round(least_share / (1 - least_share) * largest / count)) for count in counts]
+    repeats = torch.cat([torch.full((count,), time) for count, time in zip(counts, times, strict=True)])
+    if all(isinstance(rows, ArrayRows) for rows in sets):
+        names = [rows.arrays for rows in sets if isinstance(rows, ArrayRows)]
+        arrays = {name: torch.cat([part[name] for part in names]).to(device) for name in names[0]}
+        return ArrayBatches(arrays, batch_size, seed, _VARY[task], repeats, lambda epoch: inputs)
+    order = torch.arange(sum(counts)).repeat_interleave(repeats).tolist()
+    places: list[tuple[Rows, int]] = [(rows, k) for rows in sets for k in range(len(rows))]
+
+    def read(index: int) -> Batch:
+        part, k = places[order[index]]
+        return part.read(k)
+
+    return FileBatches(read, len(order), batch_size, seed, device, _VARY[task], lambda epoch: inputs)
+
+
+@torch.no_grad()
+def answers(
+    network: nn.Module, rows: Rows, inputs: Inputs, batch_size: int = 64, progress: str = ""
+) -> Iterator[tuple[object, Batch]]:
+    """(raw outputs, batch) in the order of the rows, on the network's device; `progress`: name of the bar."""
+    device = next(network.parameters()).device
+    groups = [range(k, min(k + batch_size, len(rows))) for k in range(0, len(rows), batch_size)]
+    if isinstance(rows, ArrayRows):
+        arrays = rows.arrays
+        batches: Iterator[Batch] = (
+            {name: array[group.start : group.stop].to(device) for name, array in arrays.items()} for group in groups
+        )
+    else:
+        batches = read_ahead(rows.read, groups, device)
+    bar = tqdm(total=len(rows), desc=progress, unit="image", disable=None if progress else True)
+    for batch in batches:
+        yield network(inputs(batch["image"].float() / 255.0)), batch
+        bar.update(len(batch["image"]))
+    bar.close()
+
+
+def score_rows(
+    network: nn.Module,
+    task: Task,
+    rows: Rows,
+    inputs: Inputs,
+    decoder: Decoder | None,
+    labels: Sequence[str],
+    batch_size: int = 64,
+    progress: str = "",
+) -> dict[str, float]:
+    """top1 and top5; or map50, that of each class, and map; or f1, precision and recall. network: in eval mode.
+
+    Boxes and lanes are compared in the network's input, which leaves overlaps as they are.
+    """
+    found = answers(network, rows, inputs, batch_size, progress)
+    if task == "classes":
+        accuracy = Accuracy()
+        for outputs, batch in found:
+            accuracy.add(logits_of(outputs), batch["label"])
+        return accuracy.scores()
+    assert decoder is not None
+    if task == "lanes":
+        counted = LaneScore()
+        for outputs, batch in found:
+            for k, leaves in enumerate(_by_image(outputs)):
+                mask = batch["mask"][k, 0].cpu().numpy()
+                lanes = decoder(leaves, mask.shape)
+                assert isinstance(lanes, Lanes)
+                counted.add(lanes.mask, mask >= _LANE_SHARE)
+        return {"f1": counted.f1, "precision": counted.precision, "recall": counted.recall}
+    detections: list[Detections] = []
+    truths: list[Truth] = []
+    for outputs, batch in found:
+        height, width = batch["image"].shape[2:]
+        for k, leaves in enumerate(_by_image(outputs)):
+            boxes, classes = batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()
+            truths.append(Truth(boxes[classes >= 0], classes[classes >= 0], boxes[classes == IGNORED]))
+            result = decoder(leaves, (height, width))
+            assert isinstance(result, Detections)
+            detections.append(result)
+    return mean_average_precision(detections, truths, labels)
+
+
+def _by_image(outputs: object) -> Iterator[tuple[Tensor, ...]]:
+    """Raw outputs of a batch, image by image, each with a batch axis of 1, on the CPU."""
+    leaves = [leaf.float().cpu() for leaf in pytree.tree_leaves(outputs)]
+    for k in range(len(leaves[0])):
+        yield tuple(leaf[k : k + 1] for leaf in leaves)

@@ -1,0 +1,175 @@
+"""A network that is to be trained or scored, with everything that says what goes in and what comes out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.models.decoders.anchor import AnchorDecoder, DetectorCore
+from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.decoders.lane import LaneDecoder
+from multi_dnn_ros.models.decoders.yolo import YoloDecoder
+from multi_dnn_ros.models.dnn import Dnn, ModelError, Source
+from multi_dnn_ros.models.load import dnn_of
+from multi_dnn_ros.models.networks import cells
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.training.batches import Inputs
+from multi_dnn_ros.training.classification import ClassificationLoss
+from multi_dnn_ros.training.data import Task
+from multi_dnn_ros.training.loop import Loss
+from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss, TorchvisionLoss
+
+#: What a network without a decoder of the node is: a classifier.
+CLASSIFICATION = "classification"
+DECODERS = ("auto", CLASSIFICATION, "yolo", "grid", "lane")
+_TASKS: dict[str, Task] = {CLASSIFICATION: "classes", "lane": "lanes"}
+#: Grids that YOLO-style heads have.
+_STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), (8, 16, 32, 64))
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A network that can be trained.
+
+    source: what it came from; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32
+    as `inputs` makes them -> raw outputs of B images. framing: how an image becomes its input, without mean and std.
+    decoder: None for a classifier. loss: on the truth; None where only another network can teach it.
+    """
+
+    model: str
+    source: Source
+    network: nn.Module
+    task: Task
+    size: tuple[int, int]
+    labels: tuple[str, ...]
+    framing: Preprocess
+    inputs: Inputs
+    decoder: Decoder | None
+    loss: Loss | None
+
+
+def trainee(
+    source: Source,
+    model: str,
+    *,
+    size: tuple[int, int] | None = None,
+    decoder: str = "auto",
+    labels: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    smoothing: float = 0.1,
+) -> Trainee:
+    """What training needs to know of a network, from what is known of its source and, first, from the arguments.
+
+    size: (width, height). decoder: one of DECODERS. labels, keep: as the parameters of that name. smoothing: of class
+    labels. ModelError names what is missing or does not fit.
+    """
+    source = replace(source, size=_size(source, model, size))
+    assert source.size is not None
+    chosen = source.decoder if decoder == "auto" else decoder
+    if not chosen:
+        raise ModelError(f"{model} does not say what its outputs mean; allowed decoders: {', '.join(DECODERS[1:])}")
+    labels = tuple(labels) or source.labels
+    module = source.module.requires_grad_(True)
+    if chosen == CLASSIFICATION:
+        own = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
+        inputs = Inputs(source.size, **own)
+        return Trainee(
+            model, source, _in_batches(module, source.size), "classes", source.size, labels,
+            Preprocess(*source.size), inputs, None, ClassificationLoss(smoothing),
+        )  # fmt: skip
+    task = _TASKS.get(chosen, "boxes")
+    if source.detector is not None:
+        # The decoder takes its detector apart; this one is still to be written to a file.
+        core: nn.Module = DetectorCore(source.detector)
+        taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
+    else:
+        core, taken = module, source
+    config = DnnConfig(
+        role="lane" if task == "lanes" else "object", model=model, decoder=chosen, labels=labels, keep=tuple(keep)
+    )
+    dnn = dnn_of(taken, config.role, config)
+    # Average precision wants the whole curve, not only what the node would publish.
+    if task == "boxes":
+        dnn.decoder.score_threshold, dnn.decoder.iou_threshold = 0.01, 0.6
+    else:
+        dnn.decoder.score_threshold = 0.5
+    return Trainee(
+        model, source, _in_batches(core, source.size), task, source.size, dnn.labels,
+        _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(dnn, source),
+    )  # fmt: skip
+
+
+def _size(source: Source, model: str, size: tuple[int, int] | None) -> tuple[int, int]:
+    if size is not None and source.fixed_size and size != source.size:
+        width, height = source.size or (0, 0)
+        raise ModelError(f"size is {size[0]}x{size[1]}; {model} takes {width}x{height} only")
+    chosen = size or source.size
+    if chosen is None:
+        raise ModelError(f"a size is needed: {model} has no input size of its own")
+    return chosen
+
+
+def _framing(preprocess: Preprocess) -> Preprocess:
+    # A pad of None is the mean, which is 0 behind the normalization; grey of the mean's brightness comes closest.
+    pad = sum(preprocess.mean) / 3 if preprocess.pad is None else preprocess.pad
+    return Preprocess(
+        preprocess.width,
+        preprocess.height,
+        fit=preprocess.fit,
+        antialias=preprocess.antialias,
+        centered=preprocess.centered,
+        pad=pad,
+    )
+
+
+def _inputs(preprocess: Preprocess) -> Inputs:
+    return Inputs((preprocess.width, preprocess.height), preprocess.mean, preprocess.std, preprocess.bgr)
+
+
+def _loss(dnn: Dnn, source: Source) -> Loss | None:
+    if isinstance(dnn.decoder, LaneDecoder):
+        return LaneLoss(lane_classes=dnn.decoder.lane_classes)
+    if isinstance(dnn.decoder, AnchorDecoder):
+        detector: Any = copy.deepcopy(source.detector)
+        detector.backbone = nn.Identity()
+        return TorchvisionLoss(detector, dnn.decoder.anchors, dnn.decoder.level_sizes)
+    if isinstance(dnn.decoder, YoloDecoder):
+        size = (dnn.preprocess.width, dnn.preprocess.height)
+        with torch.no_grad():
+            (output,) = pytree.tree_leaves(dnn.module(*dnn.example_inputs()))
+        for strides in _STRIDES:
+            if len(cells(*size, strides)[0]) == output.shape[2]:
+                return DetectionLoss(size, strides)
+    return None
+
+
+class _OneByOne(nn.Module):
+    """A network that was exported for one image, on several."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Any:
+        outputs = [self.network(image) for image in images.split(1)]
+        leaves, structure = zip(*(pytree.tree_flatten(output) for output in outputs), strict=True)
+        return pytree.tree_unflatten([torch.cat(parts) for parts in zip(*leaves, strict=True)], structure[0])
+
+
+def _in_batches(network: nn.Module, size: tuple[int, int]) -> nn.Module:
+    width, height = size
+    try:
+        with torch.no_grad():
+            for leaf in pytree.tree_leaves(network(torch.zeros(2, 3, height, width))):
+                if leaf.shape[0] != 2:
+                    raise ValueError("its outputs are not by image")
+    except Exception:  # whatever a graph for one image raises when it gets two
+        return _OneByOne(network)
+    return network
