@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import pickle
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pickle import Unpickler, UnpicklingError
 from typing import Any
 
 import cv2
@@ -114,7 +114,7 @@ def _python(where: str, content: bytes) -> list[tuple[npt.NDArray[np.uint8], int
     try:
         batch = _OnlyArrays(io.BytesIO(content), encoding="bytes").load()
         pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         raise DatasetError(f"{where}: refused: {error}; the binary version needs no pickle") from None
     except Exception as error:  # damaged bytes lead the unpickler anywhere
         raise DatasetError(f"{where}: not a batch of CIFAR-10 ({type(error).__name__}: {error})") from None
@@ -123,7 +123,7 @@ def _python(where: str, content: bytes) -> list[tuple[npt.NDArray[np.uint8], int
     return _rows(where, pixels, labels)
 
 
-class _OnlyArrays(pickle.Unpickler):
+class _OnlyArrays(Unpickler):
     """Lists, strings, numbers and plain numpy arrays; any other name in the file is refused before it is looked up."""
 
     _ALLOWED = frozenset(("_reconstruct", "ndarray", "dtype"))
@@ -132,7 +132,7 @@ class _OnlyArrays(pickle.Unpickler):
         """The one place where a pickle reaches code."""
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in self._ALLOWED:
             return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which a data set has no need of")
+        raise UnpicklingError(f"it names {module}.{name}, which a data set has no need of")
 
 
 def _rows(

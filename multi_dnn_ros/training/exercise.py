@@ -67,7 +67,8 @@ def make_batches(
 
     def read(index: int) -> Batch:
         part, k = places[order[index]]
-        return part.read(k)
+        row: Batch = part.read(k)
+        return row
 
     return FileBatches(read, len(order), batch_size, seed, device, _VARY[task], lambda epoch: inputs)
 

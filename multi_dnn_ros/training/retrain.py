@@ -1,0 +1,164 @@
+"""Train a network that is there already, most often one that was decomposed, on data given by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.training import distributed
+from multi_dnn_ros.training.checkpoint import TrainingError
+from multi_dnn_ros.training.data import Data
+from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
+from multi_dnn_ros.training.exercise import MAIN, make_batches, score_rows
+from multi_dnn_ros.training.loop import Loss, Outcome, Schedule, train
+from multi_dnn_ros.training.trainee import Trainee
+
+
+@dataclass(frozen=True)
+class Result:
+    """outcome: of the loop. before, after: scores on the test part, of the first data set where there are several.
+    seconds: of training, scores included.
+    """
+
+    outcome: Outcome
+    before: dict[str, float]
+    after: dict[str, float]
+    seconds: float
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "kept_epoch": self.outcome.epoch,
+            "choice_scores": self.outcome.best,
+            "test_scores": {"before": self.before, "after": self.after},
+            "seconds": round(self.seconds, 1),
+            "history": self.outcome.history,
+        }
+
+
+def retrain(
+    pupil: Trainee,
+    sets: Sequence[Data],
+    schedule: Schedule,
+    *,
+    batch_size: int,
+    device: torch.device,
+    teacher: Trainee | None = None,
+    teacher_weight: float = 0.5,
+    checkpoint: Path | None = None,
+    progress: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Train `pupil.network` in place on all of `sets`, keep what is best on their choice parts, score the test part.
+
+    teacher: a network of the same task, framing and output, whose answers count with `teacher_weight` (0..1) beside the
+    truth; alone where the pupil has no loss of its own. All processes of a `distributed.process_group` call this.
+    TrainingError when data, teacher and network do not fit together, and as the loop; DatasetError.
+    """
+    first = sets[0]
+    for data in sets:
+        check_labels(pupil, data)
+    loss = _loss(pupil, teacher, teacher_weight, device, schedule.precision)
+    network = pupil.network.to(device)
+    if device.type == "cuda":
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    train_rows = [data.part("train") for data in sets]
+    choice_rows = [data.part("choice") for data in sets]
+    batches = make_batches(train_rows, pupil.task, pupil.inputs, batch_size, schedule.seed, device)
+    main = MAIN[pupil.task]
+
+    def score(scored: nn.Module) -> dict[str, float]:
+        each = [score_rows(scored, pupil.task, rows, pupil.inputs, pupil.decoder, pupil.labels) for rows in choice_rows]
+        # The mean over the sets: none may be given up for another.
+        return {**each[0], main: sum(scores[main] for scores in each) / len(each)}
+
+    before = _test(pupil, network, first)
+    say(f"before: {describe(before)}")
+    begin = time.monotonic()
+    identity = f"{pupil.model} {[data.name for data in sets]} {batch_size} {teacher.model if teacher else None} " + (
+        f"{teacher_weight} {pupil.size}"
+    )
+    outcome = train(
+        network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity, progress=progress
+    )
+    seconds = time.monotonic() - begin
+    after = _test(pupil, network, first)
+    say(f"after {seconds:.0f} s: {describe(after)}")
+    network.cpu()
+    return Result(outcome, before, after, seconds)
+
+
+def check_labels(pupil: Trainee, data: Data) -> None:
+    """TrainingError unless the network's classes are those of the data (of boxes: some of them)."""
+    if pupil.task != "classes":
+        return
+    width, height = pupil.size
+    device = next(pupil.network.parameters()).device
+    with torch.no_grad():
+        outputs = pupil.network(torch.zeros(2, 3, height, width, device=device))
+    count = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 else 0
+    if count != len(data.labels):
+        raise TrainingError(
+            f"{pupil.model} knows {count} classes, data '{data.name}' has {len(data.labels)}; a torchvision builder "
+            f"gets that many with --num-classes {len(data.labels)}"
+        )
+
+
+def settings(schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainee | None, weight: float) -> Any:
+    """What a retrained artifact says of how it was trained."""
+    return {
+        "data": [data.name for data in sets],
+        "schedule": asdict(schedule),
+        "batch_size": batch_size,
+        "processes": distributed.world(),
+        "teacher": {"model": teacher.model, "weight": weight} if teacher is not None else None,
+    }
+
+
+def describe(scores: dict[str, float]) -> str:
+    """Scores for people."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+
+
+def _loss(pupil: Trainee, teacher: Trainee | None, weight: float, device: torch.device, precision: str) -> Loss:
+    if teacher is None:
+        if pupil.loss is None:
+            raise TrainingError(f"the outputs of {pupil.model} have no loss of their own; give a teacher")
+        return pupil.loss
+    if (teacher.task, teacher.size, teacher.inputs) != (pupil.task, pupil.size, pupil.inputs):
+        raise TrainingError(
+            f"the teacher {teacher.model} is for {teacher.task} at {teacher.size[0]}x{teacher.size[1]}, {pupil.model} "
+            f"for {pupil.task} at {pupil.size[0]}x{pupil.size[1]}: both must take the same input"
+        )
+    _check_same_outputs(pupil, teacher)
+    knows = teacher.network.to(device).eval()
+    difference = SoftTargets() if pupil.task == "classes" else raw_outputs
+    return Distilled(pupil.loss, knows, difference, weight=weight, precision=precision)
+
+
+def _check_same_outputs(pupil: Trainee, teacher: Trainee) -> None:
+    from torch.utils import _pytree as pytree
+
+    width, height = pupil.size
+    shapes = []
+    with torch.no_grad():
+        for one in (pupil, teacher):
+            leaves = pytree.tree_leaves(one.network(torch.zeros(2, 3, height, width)))
+            shapes.append([tuple(leaf.shape[1:]) for leaf in leaves])
+    if shapes[0] != shapes[1]:
+        raise TrainingError(f"{pupil.model} returns {shapes[0]} for an image, the teacher {teacher.model} {shapes[1]}")
+
+
+def _test(pupil: Trainee, network: nn.Module, data: Data) -> dict[str, float]:
+    """Scores on the test part, by the first process, on all."""
+    scores: dict[str, float] = {}
+    if distributed.rank() == 0:
+        rows = data.part("test")
+        scores = score_rows(network, pupil.task, rows, pupil.inputs, pupil.decoder, pupil.labels)
+    result: dict[str, float] = distributed.from_first(scores)
+    return result
