@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.network_arguments import instances, read_target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     timed = args.latency or args.ranks == "measured"
     original = copy.deepcopy(network) if timed else network
     layers = survey(network, inputs, linear=args.linear)
-    target = _target(args) if timed else None
+    target = read_target(args, args.batch) if timed else None
     policy = _policy(args, layers, before.macs, original, tuple(inputs[0].shape), target)
     with _bar() as progress:
         outcomes = decompose(
@@ -189,7 +190,7 @@ def _policy(
         return _base(args.ranks, args, rounding, macs)
     base = _base(args.base, args, rounding, macs)
     cache = TimingCache(args.timings or default_cache())
-    return Measured(base, target, original, shape, rounding, cache, _instances(args, target))
+    return Measured(base, target, original, shape, rounding, cache, instances(args, target))
 
 
 def _base(name: str, args: argparse.Namespace, rounding: Rounding, macs: int) -> RankPolicy:
@@ -202,22 +203,6 @@ def _base(name: str, args: argparse.Namespace, rounding: Rounding, macs: int) ->
         "budget": Budget(args.macs_cut, macs, rounding),
     }
     return policies[name]
-
-
-def _target(args: argparse.Namespace) -> Target:
-    from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device
-
-    if args.backend != "auto" and args.backend not in BACKENDS:
-        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
-    device = choose_device(args.device)
-    chosen = choose_backend(args.backend, device)
-    name = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
-    return Target(device, name, lambda: choose_backend(args.backend, device), args.precision, args.batch)
-
-
-def _instances(args: argparse.Namespace, target: Target) -> int:
-    return int(args.instances or (8 if target.device.type == "cuda" else 2))
 
 
 def _latency(
@@ -238,9 +223,9 @@ def _latency(
         chosen = policy.accepted
     else:
         chosen = []
-        for instances in dict.fromkeys((1, _instances(args, target))):
-            times = compare([original, network], shape, target, instances=instances)
-            chosen.append(WholeTime(instances, times[0], times[1], 0))
+        for count in dict.fromkeys((1, instances(args, target))):
+            times = compare([original, network], shape, target, instances=count)
+            chosen.append(WholeTime(count, times[0], times[1], 0))
     return [
         {"instances": time.instances, "original_ms": time.original_ms, "decomposed_ms": time.decomposed_ms}
         for time in chosen

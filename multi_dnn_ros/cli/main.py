@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 
-VERBS = ("run", "camera", "replay", "decompose", "demo", "benchmark")
+VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "demo", "benchmark")
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _EXAMPLES = """\
@@ -30,6 +30,8 @@ examples:
   multi-dnn camera /dev/video0                     a USB camera
   multi-dnn replay drive.mcap results              every frame of a recording, none dropped
   multi-dnn decompose builtin:object --output object.safetensors   fewer operations, in one file for the node
+  multi-dnn retrain object.safetensors --data road --output better.safetensors   what that cost, got back
+  multi-dnn evaluate builtin:object better.safetensors --data road   scores, MACs and times side by side
 
 Each command explains itself: multi-dnn COMMAND --help.
 """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 FORMAT = "multi_dnn_ros training 1"
 
 
-class TrainingError(RuntimeError):
+class TrainingError(ValueError):
     """Training cannot go on; the message says why. The last good checkpoint is untouched."""
 
 

@@ -1,0 +1,110 @@
+"""Arguments of the offline verbs that name a network and data, and what they name."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.arguments import natural, positive, size
+from multi_dnn_ros.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.training.data import Data
+    from multi_dnn_ros.training.trainee import Trainee
+
+DATA_HELP = """\
+data, KIND:PATH:
+  cifar10:PATH   CIFAR-10: its archive, or a folder or archive of train/<class>/*.jpg, test/<class>/*.jpg
+  classes:DIR    DIR/train/<class>/*.jpg and DIR/val/... (torchvision's ImageFolder), DIR/test/ where there is one
+  coco:DIR       DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and DIR/val*/
+  lanes:DIR      DIR/train/images/NAME.jpg with DIR/train/masks/NAME.png (not 0 = lane), DIR/val/...
+  road:DIR       generated road with exact truth, rendered into DIR once; `road` alone: into the user's cache
+  drive:DIR      DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: learns from the first half, is scored on the second
+"""
+
+
+def add_network(parser: argparse._ActionsContainer) -> None:
+    """How a network is read, beside its name."""
+    add = parser.add_argument
+    add("--weights", default="default", help="of a torchvision builder: a file, a name such as COCO_V1, or random")
+    add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
+    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+    add("--decoder", choices=("auto", "classification", "yolo", "grid", "lane"), default="auto",
+        help="what the outputs mean, where a file does not say it (default: %(default)s)")  # fmt: skip
+    add(
+        "--labels",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="classes by number (default: the model's, or the data's)",
+    )
+    add("--keep", nargs="+", default=[], metavar="NAME", help="lane segmentation: which classes are lane")
+
+
+def add_data(parser: argparse._ActionsContainer) -> None:
+    """What a network is trained or scored on."""
+    add = parser.add_argument
+    add("--data", action="append", required=True, metavar="KIND:PATH", help="see above; may be given several times")
+    add("--scenes", type=positive, default=6000, metavar="N", help="road: scenes to learn from (default: %(default)s)")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
+
+
+def read_trainee(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainee:
+    """The network `model` with the arguments of add_network."""
+    from multi_dnn_ros.models.sources import load_network
+    from multi_dnn_ros.training.trainee import trainee
+
+    # The rest of the arguments is for builders alone; files know their own.
+    built = model.startswith("torchvision:")
+    source = load_network(
+        model,
+        weights=args.weights if built else "default",
+        num_classes=args.num_classes if built else 0,
+    )
+    return trainee(
+        source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing
+    )
+
+
+def read_data(args: argparse.Namespace, network: Trainee) -> list[Data]:
+    """The sets of --data for a network."""
+    from multi_dnn_ros.training.data import Wanted, open_data
+
+    wanted = Wanted(network.task, network.framing, network.labels, args.scenes)
+    return [open_data(name, wanted) for name in args.data]
+
+
+def weights_suffix(network: Trainee) -> str:
+    """Of the file that holds the network once it is trained."""
+    from multi_dnn_ros.models.artifact import is_built_from_a_name
+
+    return ".safetensors" if is_built_from_a_name(origin(network)) else ".pt2"
+
+
+def origin(network: Trainee) -> str:
+    """What the network was built from, for the artifact: a name, or the file's name."""
+    from multi_dnn_ros.models.artifact import is_built_from_a_name
+
+    if network.source.description is not None:
+        return network.source.description.model
+    return network.model if is_built_from_a_name(network.model) else Path(network.model).name
+
+
+def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
+    """Where networks are timed: --device, --backend and --precision."""
+    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device
+
+    if args.backend != "auto" and args.backend not in BACKENDS:
+        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
+    device = choose_device(args.device)
+    chosen = choose_backend(args.backend, device)
+    name = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
+    return Target(device, name, lambda: choose_backend(args.backend, device), args.precision, batch)
+
+
+def instances(args: argparse.Namespace, target: Target) -> int:
+    """How many copies run at once when contention is measured."""
+    return int(args.instances or (8 if target.device.type == "cuda" else 2))

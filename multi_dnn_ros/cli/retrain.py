@@ -1,0 +1,175 @@
+"""``multi-dnn retrain``: train a DNN, most often to get back what its decomposition cost."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.arguments import natural, positive, positive_float
+from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.network_arguments import (
+    DATA_HELP,
+    add_data,
+    add_network,
+    origin,
+    read_data,
+    read_trainee,
+    weights_suffix,
+)
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.training.retrain import Result
+    from multi_dnn_ros.training.trainee import Trainee
+
+_DESCRIPTION = f"""\
+Train a DNN on data, score it on the part of the data that training never saw, and write it as one file that goes
+straight into the node's parameters (dnn.<dnn>.model: FILE).
+
+MODEL is what `multi-dnn decompose` wrote, or anything that it takes. The weights of the best epoch are kept, chosen by
+top-1, mAP@0.5 or lane F1 on a part of the data that is neither trained on nor reported. With --checkpoint, a run that
+was stopped or killed goes on where it was when the same command is given again, and ends with the same weights.
+
+{DATA_HELP}
+Several processes, on several GPUs or on a CPU: torchrun --nproc-per-node N -m multi_dnn_ros.cli.main retrain ...
+"""
+_EXAMPLES = """\
+examples:
+  multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
+  multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
+  multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --size 64x64 --data cifar10:cifar-10.tar.gz \\
+      --output vgg16.safetensors --epochs 30 --checkpoint vgg16.ckpt
+  multi-dnn retrain people.pt2 --decoder yolo --labels person --data coco:coco --output better.pt2 --lr 1e-4
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the verb."""
+    parser = subparsers.add_parser(
+        "retrain",
+        help="train a DNN to recover accuracy",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "model",
+        metavar="MODEL",
+        help="a file of multi-dnn decompose, builtin:<name>, torchvision:<builder>, .pt2, .onnx",
+    )
+    add("--output", type=Path, required=True, metavar="FILE", help="file to write; replaced once the new one is whole")
+    add_data(parser)
+    add_network(parser.add_argument_group("network"))
+    add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
+    add("--teacher", metavar="MODEL", help="network whose answers count beside the truth, the original for instance")
+    add("--teacher-weight", type=_share, default=0.5, help="its share of the loss, 0..1 (default: %(default)s)")
+    add = parser.add_argument_group("schedule").add_argument
+    add("--epochs", type=positive, default=10, help="default: %(default)s")
+    add("--batch-size", type=positive, default=64, help="over all processes together (default: %(default)s)")
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="default: %(default)s")
+    add("--lr", type=positive_float, default=1e-3, help="highest learning rate; cosine to zero (default: %(default)s)")
+    add("--weight-decay", type=_not_negative, default=0.02, help="default: %(default)s")
+    add("--warm-up", type=_not_negative, default=1.0, metavar="EPOCHS", help="default: %(default)s")
+    add("--label-smoothing", type=_share, default=0.1, help="of classes (default: %(default)s)")
+    add("--average", type=_share, default=0.999, help="decay of the averaged weights; 0: none (default: %(default)s)")
+    add("--patience", type=natural, default=0, metavar="EPOCHS",
+        help="stop after so many epochs without a better score; 0: never (default: %(default)s)")  # fmt: skip
+    add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
+        help="of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
+    add("--seed", type=natural, default=0, help="of order, variation and dropout (default: %(default)s)")
+    add("--checkpoint", type=Path, metavar="FILE", help="written after every epoch; a run that finds it goes on there")
+    add("--quiet", action="store_true", help="no progress bars")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, write the artifact, print the scores."""
+    from multi_dnn_ros.pipeline import choose_device
+    from multi_dnn_ros.training import distributed
+    from multi_dnn_ros.training.loop import Schedule
+    from multi_dnn_ros.training.retrain import retrain, settings
+
+    pupil = read_trainee(args, args.model, smoothing=args.label_smoothing)
+    suffix = weights_suffix(pupil)
+    if args.output.suffix != suffix:
+        raise UsageError(f"--output is {args.output}; what is made from {args.model} is written as a {suffix} file")
+    teacher = read_trainee(args, args.teacher) if args.teacher else None
+    sets = read_data(args, pupil)
+    schedule = Schedule(
+        args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
+        patience=args.patience, precision=args.precision, seed=args.seed,
+    )  # fmt: skip
+    with distributed.process_group(str(choose_device(args.device))) as device:
+        first = distributed.rank() == 0
+
+        def say(text: str) -> None:
+            if first:
+                print(text, file=sys.stderr)
+
+        result = retrain(
+            pupil, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
+            teacher_weight=args.teacher_weight, checkpoint=args.checkpoint, progress=not args.quiet, say=say,
+        )  # fmt: skip
+        chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight)
+    if first:
+        _write(args, pupil, sets[0].labels, {**chosen, **result.provenance()})
+        _print(result, args.output)
+    return 0
+
+
+def _write(args: argparse.Namespace, pupil: Trainee, labels: tuple[str, ...], training: dict[str, Any]) -> None:
+    from multi_dnn_ros.benchmark.report import provenance
+    from multi_dnn_ros.models.artifact import Description, save_artifact
+
+    before = pupil.source.description
+    own: dict[str, Any] = {**provenance(), "training": training}
+    own["source"] = {"model": args.model, "weights": args.weights, **(
+        {"provenance": before.provenance} if before is not None else {}
+    )}  # fmt: skip
+    description = Description(
+        model=origin(pupil),
+        num_classes=before.num_classes if before is not None else args.num_classes,
+        input_size=pupil.size,
+        labels=labels if pupil.task == "classes" else pupil.labels,
+        plan=dict(before.plan) if before is not None else {},
+        provenance=own,
+    )
+    save_artifact(args.output, pupil.source.module.eval() if _has_modes(pupil) else pupil.source.module, description)
+
+
+def _has_modes(pupil: Trainee) -> bool:
+    """Exported programs refuse eval(): what they compute was fixed when they were exported."""
+    from torch import fx
+
+    return not isinstance(pupil.source.module, fx.GraphModule)
+
+
+def _print(result: Result, output: Path) -> None:
+    from multi_dnn_ros.benchmark.report import table
+
+    rows = [(name, f"{result.before[name]:.4f}", f"{value:.4f}", f"{value - result.before[name]:+.4f}")
+            for name, value in result.after.items()]  # fmt: skip
+    print(table(("test part", "before", "after", "change"), rows))
+    print(f"epoch {result.outcome.epoch + 1} kept, {result.seconds:.0f} s of training; written to {output}")
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0")
+    return value

@@ -1,0 +1,104 @@
+"""Scores and costs of networks side by side: as a table, as Markdown and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from multi_dnn_ros.benchmark.report import table, write_json
+from multi_dnn_ros.training.data import Task
+from multi_dnn_ros.training.exercise import MAIN
+
+JSON_NAME, MARKDOWN_NAME, PLOT = "report.json", "report.md", "networks.png"
+_FIRST, _OTHERS = "#8a97a8", "#d1603d"
+_SHOWN: dict[Task, tuple[str, ...]] = {
+    "classes": ("top1", "top5"), "boxes": ("map50", "map"), "lanes": ("f1", "precision", "recall")
+}  # fmt: skip
+
+
+def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows of the table: a row a network, shares are of the first one."""
+    networks, task = content["networks"], content["task"]
+    first = networks[0]
+    sets = list(first["scores"])
+    header = ["network", *(_score_name(name, score, sets) for name in sets for score in _SHOWN[task])]
+    header += ["GMACs", "M parameters", "MB", *(_latency_name(entry) for entry in first["latency_ms"])]
+    rows = []
+    for network in networks:
+        cells = [network["model"]]
+        cells += [f"{network['scores'][name][score]:.4f}" for name in sets for score in _SHOWN[task]]
+        for key, scale in (("macs", 1e9), ("parameters", 1e6), ("file_bytes", 1e6)):
+            cells.append(_against(network[key] / scale, first[key] / scale, network is first))
+        for own, other in zip(network["latency_ms"], first["latency_ms"], strict=True):
+            cells.append(_against(own["ms"], other["ms"], network is first))
+        rows.append(tuple(cells))
+    return tuple(header), rows
+
+
+def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
+    """Write JSON, Markdown and the picture into `folder`, which is made; each beside and then renamed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / JSON_NAME, content)
+    header, rows = rows_of(content)
+    counts = {name: scores["images"] for name, scores in content["networks"][0]["scores"].items()}
+    lines = [
+        "# Networks side by side",
+        "",
+        f"`{content['command']}`",
+        "",
+        table(header, rows),
+        "",
+        "Scored on the test part: " + ", ".join(f"{name} ({count} images)" for name, count in counts.items()) + ".",
+        f"Versions: {json.dumps(content['versions'])}",
+        "",
+        f"![networks]({PLOT})",
+    ]
+    beside = folder / f"{MARKDOWN_NAME}.tmp"
+    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    beside.replace(folder / MARKDOWN_NAME)
+    plot(folder / PLOT, content)
+    return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, PLOT)]
+
+
+def plot(path: Path, content: Mapping[str, Any]) -> None:
+    """Bars of MACs and of the main score, as in the paper's figures 3 and 4, and of the latencies."""
+    from matplotlib.figure import Figure
+
+    networks, task = content["networks"], content["task"]
+    names = [Path(network["model"]).stem for network in networks]
+    panels: list[tuple[str, Sequence[float]]] = [("MACs, billions", [network["macs"] / 1e9 for network in networks])]
+    panels += [
+        (f"{MAIN[task]} on {name}", [network["scores"][name][MAIN[task]] for network in networks])
+        for name in networks[0]["scores"]
+    ]
+    panels += [
+        (_latency_name(entry), [network["latency_ms"][k]["ms"] for network in networks])
+        for k, entry in enumerate(networks[0]["latency_ms"])
+    ]
+    figure = Figure(figsize=(1.2 + 3.2 * len(panels), 1.4 + 0.42 * len(networks)), layout="constrained")
+    for column, (title, values) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), column + 1)
+        places = range(len(networks))[::-1]
+        bars = axes.barh(places, values, 0.7, color=[_FIRST] + [_OTHERS] * (len(networks) - 1))
+        axes.bar_label(bars, fmt="%.3g", padding=2, fontsize=8)
+        axes.set_yticks(places, names if column == 0 else [""] * len(names), fontsize=8)
+        axes.set_xlim(0, max(values) * 1.2 or 1.0)
+        axes.set_title(title[-48:], fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    beside = path.with_name(f".{path.name}")
+    figure.savefig(beside, dpi=120, format="png")
+    beside.replace(path)
+
+
+def _score_name(name: str, score: str, sets: Sequence[str]) -> str:
+    return score if len(sets) == 1 else f"{score} ({name})"
+
+
+def _latency_name(entry: Mapping[str, Any]) -> str:
+    return "ms alone" if entry["instances"] == 1 else f"ms, {entry['instances']} at once"
+
+
+def _against(value: float, first: float, is_first: bool) -> str:
+    return f"{value:.3f}" if is_first or not first else f"{value:.3f} ({value / first - 1:+.1%})"
