@@ -130,7 +130,7 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
         np.lib.format.open_memmap(folder / f"{name}.npy", "w+", kind, (spec.count, *shape)).flush()
     step = 32
     chunks = [(spec, folder, first, min(first + step, spec.count)) for first in range(0, spec.count, step)]
-    processes = workers or os.cpu_count() or 1
+    processes = min(workers or os.cpu_count() or 1, len(chunks))
     with tqdm(total=spec.count, desc=f"render {folder.name}", unit="scene", mininterval=1.0) as bar:
         if processes == 1:
             for chunk in chunks:

@@ -24,14 +24,16 @@ def process_group(device: str) -> Iterator[torch.device]:
     """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leave them at the end.
 
     device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields it.
+    Inside another such group that one serves.
     """
     chosen = torch.device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        yield chosen
-        return
-    if chosen.type == "cuda":
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
+    if not several or dist.is_initialized():
+        yield chosen
+        return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=_TIMEOUT)
     try:
         yield chosen

@@ -1,0 +1,408 @@
+"""Data sets by name: what each kind reads, and what it says of sets that are missing, empty or malformed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.training import cifar10
+from multi_dnn_ros.training.batches import FileBatches, Inputs
+from multi_dnn_ros.training.data import Data, Rows, Task, Wanted, open_data
+from multi_dnn_ros.training.datasets import IGNORED, NO_BOX, DatasetError
+from multi_dnn_ros.training.exercise import make_batches
+
+SIZE = Preprocess(48, 32)
+
+
+def opened(name: str, task: Task | None = None, labels: tuple[str, ...] = (), scenes: int = 4) -> Data:
+    return open_data(name, Wanted(task, SIZE, labels, scenes))
+
+
+def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (32, 32)) -> None:
+    """RGB; written without loss."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), np.full((size[1], size[0], 3), colour[::-1], np.uint8))
+
+
+# --- CIFAR-10 ---------------------------------------------------------------------------------------------------------
+
+
+def cifar_rows(count: int, seed: int) -> tuple[np.ndarray, list[int]]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8)
+    return pixels, [(k + seed) % 10 for k in range(count)]
+
+
+def write_python(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        pixels, labels = cifar_rows(20, number)
+        (folder / name).write_bytes(as_python_2(pixels, labels))
+
+
+def as_python_2(pixels: np.ndarray, labels: list[int]) -> bytes:
+    """A batch as the archive of 2009 has it: its strings are bytes, and numpy's insides had another address."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    def number(value: int) -> bytes:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
+    )
+    kind = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
+    kind += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
+    content = pixels.tobytes()
+    shape = b"".join(map(number, pixels.shape)) + b"\x86"
+    array += b"(" + number(1) + shape + kind + b"\x89" + b"T" + len(content).to_bytes(4, "little") + content + b"tb"
+    return (
+        b"\x80\x02}(" + text(b"data") + array + text(b"labels") + b"](" + b"".join(map(number, labels)) + b"e" + b"u."
+    )  # fmt: skip
+
+
+def write_binary(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        pixels, labels = cifar_rows(20, number)
+        (folder / f"{name}.bin").write_bytes(np.concatenate([np.array(labels, np.uint8)[:, None], pixels], 1).tobytes())
+
+
+def write_pictures(folder: Path) -> None:
+    for number, part in enumerate(["train"] * 5 + ["test"]):
+        pixels, labels = cifar_rows(20, number)
+        for k, (row, label) in enumerate(zip(pixels, labels, strict=True)):
+            path = folder / part / cifar10.LABELS[label] / f"{number}_{k:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(path), row.reshape(3, 32, 32).transpose(1, 2, 0)[..., ::-1])
+
+
+def archived(folder: Path, path: Path, mode: str) -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        archive.add(folder, folder.name)
+    return path
+
+
+@pytest.mark.parametrize("write", [write_python, write_binary, write_pictures])
+@pytest.mark.parametrize("packed", [False, True])
+def test_cifar10_in_every_form(tmp_path: Path, write: Callable[[Path], None], packed: bool) -> None:
+    folder = tmp_path / "cifar-10"
+    write(folder)
+    path = archived(folder, tmp_path / "cifar.tar.gz", "w:gz") if packed else folder
+    found = cifar10.load(path)
+    for part, numbers in (("train", range(5)), ("test", [5])):
+        images, labels = found[part]
+        expected = {
+            (label, row.tobytes())
+            for number in numbers
+            for row, label in zip(*cifar_rows(20, number), strict=True)
+        }  # fmt: skip
+        assert images.shape[1:] == (3, 32, 32)
+        assert images.dtype == torch.uint8
+        assert {(int(label), image.numpy().tobytes()) for image, label in zip(images, labels, strict=True)} == expected
+
+
+def test_cifar10_parts_share_no_image_and_stay_the_same(tmp_path: Path) -> None:
+    write_binary(tmp_path / "c")
+    parts = [{image.numpy().tobytes() for image in opened(f"cifar10:{tmp_path / 'c'}").part(part).arrays["image"]}  # type: ignore[attr-defined, arg-type]
+             for part in ("train", "choice", "test")]  # fmt: skip
+    assert [len(part) for part in parts] == [95, 5, 20]
+    assert not parts[0] & parts[1]
+    assert not (parts[0] | parts[1]) & parts[2]
+    again = opened(f"cifar10:{tmp_path / 'c'}").part("choice")
+    assert {again.read(k)["image"].numpy().tobytes() for k in range(5)} == parts[1]
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_python(tmp_path / "c")
+    (tmp_path / "c" / "data_batch_2").write_bytes(pickle.dumps({b"data": Runs(), b"labels": [0]}, protocol=3))
+    with pytest.raises(DatasetError, match=r"data_batch_2: refused: it names .*system"):
+        cifar10.load(tmp_path / "c")
+    assert not (tmp_path / "ran").exists()
+
+
+def damage(name: str, content: bytes | None) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        write_binary(folder)
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "no such file or folder"),
+        (lambda folder: folder.mkdir(), "no CIFAR-10 in it"),
+        (damage("data_batch_3.bin", None), "data_batch_3.bin is missing"),
+        (damage("data_batch_3.bin", b"x" * 100), "data_batch_3.bin: 100 bytes; expected a multiple of 3073"),
+        (damage("test_batch.bin", b""), "test_batch.bin: 0 bytes"),
+        (damage("test_batch.bin", b"\x0a" + bytes(3072)), "labels do not fit"),
+        (damage("test_batch.bin", b"\x02" + bytes(3072)), "images of one class only, bird"),
+        (lambda folder: folder.write_bytes(b"\x1f\x8b not gzip"), "cannot be read"),
+        (lambda folder: picture(folder / "train" / "zebra" / "a.png", (1, 2, 3)), "class zebra; expected airplane"),
+        (lambda folder: picture(folder / "train" / "cat" / "a.png", (1, 2, 3), (31, 32)), "a.png: is 31x32"),
+    ],
+)
+def test_a_wrong_cifar10_is_named(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+    make(tmp_path / "c")
+    with pytest.raises(DatasetError, match=message) as error:
+        cifar10.load(tmp_path / "c")
+    assert str(tmp_path / "c") in str(error.value)
+
+
+def test_a_corrupt_jpeg_in_an_archive_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "c.tar", "w") as archive:
+        entry = tarfile.TarInfo("train/cat/a.jpg")
+        entry.size = 4
+        archive.addfile(entry, io.BytesIO(b"\xff\xd8\xff\x00"))
+    with pytest.raises(DatasetError, match=r"c\.tar: train/cat/a\.jpg: cannot be decoded"):
+        cifar10.load(tmp_path / "c.tar")
+
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+
+@pytest.mark.skipif(not (SHARED / "cifar10").exists(), reason="needs ../shared")
+def test_the_shared_archive_is_found_by_its_folder() -> None:
+    """Its names only: decoding 60,000 pictures takes half a minute."""
+    with tarfile.open(next((SHARED / "cifar10").glob("*.tar.xz"))) as archive:
+        names = [archive.next().name for _ in range(5)]  # type: ignore[union-attr]
+    assert any(part in name for name in names for part in ("train", "test"))
+
+
+# --- folders of classes -----------------------------------------------------------------------------------------------
+
+
+def class_folders(root: Path, parts: tuple[str, ...] = ("train", "val")) -> Path:
+    for part in parts:
+        for name, colour in (("green", (0, 200, 0)), ("red", (200, 0, 0))):
+            for k in range(3):
+                picture(root / part / name / f"{k}.png", colour, (20 + k, 30))
+    return root
+
+
+def test_folders_of_classes(tmp_path: Path) -> None:
+    data = opened(f"classes:{class_folders(tmp_path)}")
+    assert (data.task, data.labels) == ("classes", ("green", "red"))
+    rows = data.part("train")
+    assert len(rows) == 6
+    row = rows.read(4)
+    assert row["image"].shape == (3, 32, 48)
+    assert row["image"][:, 5, 5].tolist() == [200, 0, 0]
+    assert int(row["label"]) == 1
+    assert len(data.part("test")) == 6
+
+
+def test_a_part_for_the_test_is_used_where_it_is_there(tmp_path: Path) -> None:
+    data = opened(f"classes:{class_folders(tmp_path, ('train', 'val', 'test'))}")
+    (tmp_path / "test" / "red" / "0.png").unlink()
+    assert [len(data.part(part)) for part in ("train", "choice", "test")] == [6, 6, 5]  # type: ignore[arg-type]
+
+
+def empty_class(root: Path) -> None:
+    class_folders(root)
+    (root / "train" / "blue").mkdir()
+
+
+def one_class(root: Path) -> None:
+    for part in ("train", "val"):
+        picture(root / part / "red" / "a.png", (200, 0, 0))
+
+
+def unknown_class(root: Path) -> None:
+    class_folders(root)
+    picture(root / "val" / "blue" / "a.png", (0, 0, 200))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: None, r"train: no such folder; expected DIR/train/<class>"),
+        (lambda root: class_folders(root, ("train",)), "val: no such folder"),
+        (empty_class, "blue: no images"),
+        (one_class, "one class only, red"),
+        (unknown_class, "folder blue is no class of the other part"),
+        (lambda root: [(root / part).mkdir(parents=True) for part in ("train", "val")], "no images; expected <class>"),
+    ],
+)
+def test_a_wrong_folder_of_classes_is_named(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+    make(tmp_path)
+    with pytest.raises(DatasetError, match=message):
+        opened(f"classes:{tmp_path}").part("choice")
+
+
+def test_a_corrupt_image_ends_the_reading_with_its_name(tmp_path: Path) -> None:
+    class_folders(tmp_path)
+    (tmp_path / "train" / "red" / "1.png").write_bytes(b"nothing")
+    rows = opened(f"classes:{tmp_path}").part("train")
+    batches = FileBatches(rows.read, len(rows), 2, 0, torch.device("cpu"))
+    with pytest.raises(DatasetError, match=r"red/1\.png: not a readable image"):
+        list(batches.epoch(0))
+
+
+# --- COCO -------------------------------------------------------------------------------------------------------------
+
+
+def coco(root: Path, **changes: Any) -> Path:
+    picture(root / "train2017" / "a.png", (50, 50, 50), (96, 64))
+    picture(root / "val2017" / "a.png", (50, 50, 50), (96, 64))
+    content = {
+        "images": [{"id": 7, "file_name": "a.png", "width": 96, "height": 64}],
+        "categories": [{"id": 3, "name": "car"}, {"id": 9, "name": "tree"}, {"id": 1, "name": "person"}],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 3, "bbox": [10, 20, 30, 10]},
+            {"id": 2, "image_id": 7, "category_id": 9, "bbox": [0, 0, 5, 5]},
+            {"id": 3, "image_id": 7, "category_id": 1, "bbox": [40, 10, 6, 20]},
+            {"id": 4, "image_id": 7, "category_id": 1, "bbox": [60, 10, 20, 20], "iscrowd": 1},
+            {"id": 5, "image_id": 7, "category_id": 3, "bbox": [60, 10, 0, 20]},
+        ],
+        **changes,
+    }
+    (root / "annotations").mkdir(exist_ok=True)
+    for part in ("train", "val"):
+        (root / "annotations" / f"instances_{part}2017.json").write_text(json.dumps(content))
+    return root
+
+
+def test_coco(tmp_path: Path) -> None:
+    rows = opened(f"coco:{coco(tmp_path)}", "boxes", ("person", "car")).part("train")
+    row = rows.read(0)
+    assert row["image"].shape == (3, 32, 48)
+    assert row["boxes"][:3].tolist() == [[5, 10, 20, 15], [20, 5, 23, 15], [30, 5, 40, 15]]  # half the size
+    assert row["classes"][:4].tolist() == [1, 0, IGNORED, NO_BOX]
+
+
+def test_coco_boxes_follow_a_letterbox(tmp_path: Path) -> None:
+    wanted = Wanted("boxes", Preprocess(64, 64, fit="letterbox"), ("person", "car"))
+    row = open_data(f"coco:{coco(tmp_path)}", wanted).part("test").read(0)
+    scale, top = 64 / 96, (64 - round(64 * 64 / 96)) // 2
+    expected = [10 * scale, 20 * 43 / 64 + top, 40 * scale, 30 * 43 / 64 + top]
+    assert row["boxes"][0].tolist() == pytest.approx(expected, abs=1e-4)
+    assert int(row["image"][0, 0, 0]) == 114  # the padding
+    assert int(row["image"][0, 32, 32]) == 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"images": [{"id": 7, "file_name": "b.png", "width": 96, "height": 64}]}, r"b\.png: no such image \(1 of 1"),
+        ({"images": [{"id": 7, "file_name": "../a.png", "width": 9, "height": 6}]}, "leads out of"),
+        ({"images": [{"id": 7, "file_name": "a.png", "width": 0, "height": 64}]}, "a.png is 0"),
+        ({"images": 5}, "not COCO's detection format"),
+        ({"categories": [{"id": 3, "name": "boat"}]}, "KeyError: .annotation 2"),
+        ({"annotations": []}, "no box of the classes person, car"),
+        ({"annotations": [{"id": 1, "image_id": 8, "category_id": 3, "bbox": [1, 2, 3, 4]}]}, "annotation 1"),
+        ({"annotations": [{"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2]}]}, "annotation 1"),
+    ],
+)
+def test_wrong_coco_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    coco(tmp_path, **changes)
+    with pytest.raises(DatasetError, match=message):
+        opened(f"coco:{tmp_path}", "boxes", ("person", "car")).part("train")
+
+
+def test_coco_of_other_classes_and_damaged_json(tmp_path: Path) -> None:
+    coco(tmp_path)
+    with pytest.raises(DatasetError, match="categories car, tree, person; the network's classes are boat"):
+        opened(f"coco:{tmp_path}", "boxes", ("boat",)).part("train")
+    (tmp_path / "annotations" / "instances_val2017.json").write_text("{")
+    with pytest.raises(DatasetError, match=r"instances_val2017\.json: not JSON"):
+        opened(f"coco:{tmp_path}", "boxes", ("car",)).part("choice")
+    with pytest.raises(DatasetError, match=r"no instances_train\*\.json"):
+        opened(f"coco:{tmp_path / 'none'}", "boxes", ("car",)).part("train")
+
+
+# --- lanes, roads -----------------------------------------------------------------------------------------------------
+
+
+def lane_folders(root: Path) -> Path:
+    for part in ("train", "val"):
+        picture(root / part / "images" / "a.png", (90, 90, 90), (96, 64))
+        mask = np.zeros((32, 48), np.uint8)
+        mask[:, 12:14] = 1
+        (root / part / "masks").mkdir()
+        cv2.imwrite(str(root / part / "masks" / "a.png"), mask)
+    return root
+
+
+def test_lane_images_with_masks(tmp_path: Path) -> None:
+    row = opened(f"lanes:{lane_folders(tmp_path)}", "lanes").part("train").read(0)
+    assert row["image"].shape == (3, 32, 48)
+    assert row["mask"].shape == (1, 32, 48)
+    assert row["mask"][0, 10].nonzero()[:, 0].tolist() == [12, 13]
+    (tmp_path / "train" / "masks" / "a.png").rename(tmp_path / "train" / "masks" / "b.png")
+    with pytest.raises(DatasetError, match="no image has a mask of its name"):
+        opened(f"lanes:{tmp_path}", "lanes").part("train")
+
+
+def test_generated_road_for_both_tasks(tmp_path: Path) -> None:
+    boxes = opened(f"road:{tmp_path}", "boxes", ("pedestrian",)).part("train")
+    lanes = opened(f"road:{tmp_path}", "lanes").part("train")
+    assert len(boxes) == len(lanes) == 4
+    assert set(boxes.read(0)) == {"image", "boxes", "classes"}
+    assert int(boxes.read(0)["classes"].max()) <= 0
+    assert set(lanes.read(0)) == {"image", "mask"}
+    with pytest.raises(DatasetError, match="shows car, truck, pedestrian; the network's classes are boat"):
+        opened(f"road:{tmp_path}", "boxes", ("boat",))
+
+
+@pytest.mark.skipif(not (SHARED / "road").exists(), reason="needs ../shared")
+def test_a_real_drive_learns_from_its_first_half() -> None:
+    data = opened(f"drive:{SHARED / 'road'}", "lanes")
+    counts = [len(data.part(part)) for part in ("train", "choice", "test")]  # type: ignore[arg-type]
+    assert counts[0] > 10 * counts[1] > 0
+    assert abs(counts[0] + counts[1] - counts[2]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "message"),
+    [
+        ("imagenet:x", None, "kind 'imagenet'; allowed: cifar10, classes, coco"),
+        ("cifar10", None, "a path is missing; expected cifar10:PATH"),
+        ("cifar10:x", "boxes", "holds classes; the network is for boxes"),
+        ("road:x", "classes", "holds boxes and lanes; the network is for classes"),
+    ],
+)
+def test_a_wrong_name_is_named(name: str, task: Task | None, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        opened(name, task)
+
+
+def test_small_sets_are_shown_more_often_and_files_as_often_as_arrays(tmp_path: Path) -> None:
+    """Of twelve images of red and green, three of them of one set, a fifth at least comes from that."""
+    class_folders(tmp_path)
+    rows: Rows = opened(f"classes:{tmp_path}").part("train")
+
+    class Many:
+        def __len__(self) -> int:
+            return 48
+
+        def read(self, index: int) -> Any:
+            return {"image": torch.zeros(3, 32, 48, dtype=torch.uint8), "label": torch.tensor(7)}
+
+    batches = make_batches([Many(), rows], "classes", Inputs((48, 32)), 4, 0, torch.device("cpu"))
+    labels = torch.cat([batch["label"] for batch in batches.epoch(0)])
+    assert len(labels) == 60
+    assert int((labels != 7).sum()) == 12

@@ -1,0 +1,396 @@
+"""``multi-dnn retrain`` and ``evaluate``: from a network and data by name to a better file, a report, or one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchvision.models import detection
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.models.artifact import weights_digest
+from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
+from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.models.sources import load_artifact, load_network
+from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.training.batches import ArrayBatches
+from multi_dnn_ros.training.checkpoint import TrainingError
+from multi_dnn_ros.training.classification import ClassificationLoss
+from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
+from multi_dnn_ros.training.loop import Schedule, train
+from multi_dnn_ros.training.losses import TorchvisionLoss
+from multi_dnn_ros.training.retrain import retrain
+from multi_dnn_ros.training.trainee import trainee
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of two colours, somewhat noisy; which one is the class."""
+    root = tmp_path_factory.mktemp("colours")
+    dice = np.random.default_rng(0)
+    for part, count in (("train", 16), ("val", 6)):
+        for name, channel in (("green", 1), ("red", 2)):
+            (root / part / name).mkdir(parents=True)
+            for k in range(count):
+                image = dice.integers(0, 90, (16, 16, 3), dtype=np.uint8)
+                image[..., channel] += 120
+                cv2.imwrite(str(root / part / name / f"{k}.png"), image)
+    return root
+
+
+def small_classifier(path: Path, classes: int = 2) -> Path:
+    """An exported network for one image at a time."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes)
+    ).eval()
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), path)
+    return path
+
+
+class _Log(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(x - 1e6)
+
+
+def not_a_number(path: Path) -> Path:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(768, 2), _Log()).eval()
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 16, 16),)), path)
+    return path
+
+
+def arguments(model: str | Path, out: Path, data: str, *more: str) -> list[str]:
+    return ["retrain", str(model), "--output", str(out), "--data", data, "--device", "cpu", "--quiet", *more]
+
+
+# --- through the front door -------------------------------------------------------------------------------------------
+
+
+def test_a_builder_learns_classes_and_is_evaluated(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, data = tmp_path / "net.safetensors", f"classes:{colours}"
+    builder = ["--weights", "random", "--num-classes", "2", "--size", "32x32"]
+    run = ["--epochs", "8", "--batch-size", "8", "--average", "0"]
+    assert main(arguments("torchvision:resnet18", out, data, *builder, *run)) == 0
+    assert "top1" in capsys.readouterr().out
+    _, description = load_artifact(out)
+    assert (description.model, description.num_classes, description.input_size) == ("torchvision:resnet18", 2, (32, 32))
+    assert description.labels == ("green", "red")
+    training = description.provenance["training"]
+    assert training["test_scores"]["after"]["top1"] == 1.0
+    assert training["data"] == [data]
+    assert training["schedule"]["epochs"] == 8
+    assert len(training["history"]) == 8
+
+    small = tmp_path / "small.safetensors"
+    assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5"]) == 0
+    better = tmp_path / "better.safetensors"
+    assert main(arguments(small, better, data, "--teacher", str(out), "--epochs", "1")) == 0
+    _, description = load_artifact(better)
+    assert description.plan
+    assert description.provenance["training"]["teacher"] == {"model": str(out), "weight": 0.5}
+    assert description.provenance["source"]["provenance"]["ranks"]["ratio"] == 0.5
+    capsys.readouterr()
+
+    report = tmp_path / "report"
+    models = [str(out), str(small), str(better)]
+    assert main(["evaluate", *models, "--data", data, "--device", "cpu", "--report", str(report)]) == 0
+    shown = capsys.readouterr().out
+    content = json.loads((report / "report.json").read_text())
+    assert [network["model"] for network in content["networks"]] == models
+    first, second, third = content["networks"]
+    assert first["scores"][data] == {"images": 12, "top1": 1.0, "top5": 1.0}
+    assert second["macs"] == third["macs"] < first["macs"]
+    assert second["decomposed_layers"] == len(description.plan)
+    assert third["scores"][data]["top1"] == pytest.approx(
+        description.provenance["training"]["test_scores"]["after"]["top1"]
+    )
+    assert all(model in shown for model in models)
+    assert "1.0000" in (report / "report.md").read_text()
+    assert (report / "networks.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_detector_is_decomposed_retrained_and_goes_into_the_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, better = tmp_path / "small.safetensors", tmp_path / "better.safetensors"
+    assert main(["decompose", "builtin:pedestrian", "--output", str(small), "--ratio", "0.6"]) == 0
+    road = f"road:{tmp_path / 'road'}"
+    run = ["--scenes", "8", "--epochs", "1", "--batch-size", "4", "--teacher", "builtin:pedestrian"]
+    assert main(arguments(small, better, road, *run)) == 0
+    dnn = load_dnn("pedestrian", DnnConfig(role="pedestrian", model=str(better)))
+    assert dnn.labels == ("pedestrian",)
+    before, after = (load_artifact(path)[0].state_dict() for path in (small, better))
+    assert before.keys() == after.keys()
+    assert weights_digest(before) != weights_digest(after)
+    capsys.readouterr()
+    models = ["builtin:pedestrian", str(better)]
+    timed = ["--latency", "--instances", "2", "--backend", "eager", "--scenes", "8", "--limit", "3", "--device", "cpu"]
+    report = tmp_path / "report"
+    assert main(["evaluate", *models, "--data", road, *timed, "--report", str(report)]) == 0
+    content = json.loads((report / "report.json").read_text())
+    for network in content["networks"]:
+        assert network["scores"][road]["images"] == 3
+        assert [entry["instances"] for entry in network["latency_ms"]] == [1, 2]
+        assert all(entry["ms"] > 0 for entry in network["latency_ms"])
+
+
+def test_lanes_learn_from_several_sets(tmp_path: Path) -> None:
+    mask = np.zeros((96, 160), np.uint8)
+    mask[:, 70:76] = 255
+    for part in ("train", "val"):
+        for kind in ("images", "masks"):
+            (tmp_path / "own" / part / kind).mkdir(parents=True)
+            cv2.imwrite(str(tmp_path / "own" / part / kind / "a.png"), mask)
+    out = tmp_path / "lane.safetensors"
+    sets = [f"road:{tmp_path / 'road'}", "--data", f"lanes:{tmp_path / 'own'}"]
+    assert main(arguments("builtin:lane", out, *sets, "--scenes", "4", "--epochs", "1", "--batch-size", "2")) == 0
+    training = load_artifact(out)[1].provenance["training"]
+    assert training["data"] == [sets[0], sets[2]]
+    assert 0.0 <= training["test_scores"]["after"]["f1"] <= 1.0
+    assert load_dnn("lane", DnnConfig(role="lane", model=str(out))).role == "lane"
+
+
+def test_an_exported_program_is_trained_in_batches(colours: Path, tmp_path: Path) -> None:
+    model, out = small_classifier(tmp_path / "in.pt2"), tmp_path / "out.pt2"
+    run = ["--decoder", "classification", "--epochs", "6", "--batch-size", "8", "--lr", "0.02", "--average", "0"]
+    assert main(arguments(model, out, f"classes:{colours}", *run)) == 0
+    source = load_network(str(out))
+    assert source.description is not None
+    assert source.description.provenance["training"]["test_scores"]["after"]["top1"] == 1.0
+    assert source.labels == ("green", "red")
+
+
+# --- killed, and in several processes ---------------------------------------------------------------------------------
+
+
+def test_a_run_killed_in_the_middle_ends_with_the_same_weights(colours: Path, tmp_path: Path) -> None:
+    model = small_classifier(tmp_path / "in.pt2")
+    run = ["--decoder", "classification", "--epochs", "40", "--batch-size", "4", "--lr", "0.01"]
+    data = f"classes:{colours}"
+    assert main(arguments(model, tmp_path / "whole.pt2", data, *run)) == 0
+    checkpoint = tmp_path / "run.ckpt"
+    killed = arguments(model, tmp_path / "killed.pt2", data, *run, "--checkpoint", str(checkpoint))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multi_dnn_ros.cli.main", *killed], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    limit = time.monotonic() + 120
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed.pt2").exists()
+    assert main(killed) == 0
+    whole, resumed = (load_network(str(tmp_path / f"{name}.pt2")).module.state_dict() for name in ("whole", "killed"))
+    assert weights_digest(whole) == weights_digest(resumed)
+
+
+_TWO = """
+import sys, torch
+from pathlib import Path
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.training import distributed
+sys.path.insert(0, {folder!r})
+from test_retrain import learn
+torch.set_num_threads(1)
+out = Path({out!r})
+with distributed.process_group("cpu"):
+    network = learn()
+    torch.save(network.state_dict(), out / f"rank{{distributed.rank()}}.pt")
+    code = main({arguments!r})
+sys.exit(code)
+"""
+
+
+def learn() -> nn.Module:
+    """A few steps without dice: what one process computes, several must compute together."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    generator = torch.Generator().manual_seed(2)
+    image = torch.randint(0, 256, (24, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    batches = ArrayBatches({"image": image, "label": torch.arange(24) % 3}, 8, seed=3)
+    schedule = Schedule(3, 0.05, optimizer="sgd", ema=0.9, precision="fp32")
+    train(network, batches, ClassificationLoss(), lambda net: {"top1": 0.0}, schedule, main="top1", progress=False)
+    return network
+
+
+def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.pt2"
+    run = [
+        "--decoder",
+        "classification",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "8",
+        "--checkpoint",
+        str(tmp_path / "c.ckpt"),
+    ]
+    command = arguments(small_classifier(tmp_path / "in.pt2"), out, f"classes:{colours}", *run)
+    script = tmp_path / "two.py"
+    script.write_text(_TWO.format(folder=str(Path(__file__).parent), out=str(tmp_path), arguments=command))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)],
+        capture_output=True, text=True, timeout=240, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    alone = learn().state_dict()
+    for rank in range(2):
+        together = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+        for name, value in alone.items():
+            torch.testing.assert_close(together[name], value, rtol=1e-4, atol=1e-6)
+    description = load_network(str(out)).description
+    assert description is not None
+    assert description.provenance["training"]["processes"] == 2
+    assert done.stdout.count("written to") == 1
+
+
+# --- losses and teachers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("builder", ["ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn", "fcos_resnet50_fpn"])
+def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
+    size = 320 if builder.startswith("ssd") else 128
+    own = {} if builder.startswith("ssd") else {"min_size": size, "max_size": size}
+    torch.manual_seed(0)
+    detector = getattr(detection, builder)(weights=None, weights_backbone=None, num_classes=4, **own)
+    for part in detector.modules():
+        if isinstance(part, (nn.BatchNorm2d, nn.Dropout)):
+            part.momentum = 0.0  # so that both passes compute the same
+    source = load_network(f"torchvision:{builder}", weights="random", num_classes=4)
+    source.module.load_state_dict(detector.state_dict())
+    pupil = trainee(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
+    assert isinstance(pupil.loss, TorchvisionLoss)
+    assert isinstance(pupil.decoder, AnchorDecoder)
+    image = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+    boxes = torch.tensor([[[10.0, 12.0, 70.0, 90.0], [30.0, 30.0, 30.0, 60.0]], [[0.0, 0.0, 0.0, 0.0]] * 2])
+    classes = torch.tensor([[2, 1], [-1, -1]])
+    detector.eval()
+    pupil.network.eval()
+    with torch.no_grad():
+        mine = pupil.loss(pupil.network(pupil.inputs(image)), {"boxes": boxes, "classes": classes})
+    # The library computes losses in training mode only: the switch of the whole, not of its layers.
+    detector.training = True
+    targets = [{"boxes": boxes[0, :1], "labels": classes[0, :1]}, {"boxes": boxes[1, :0], "labels": classes[1, :0]}]
+    with torch.no_grad():
+        theirs = sum(detector(list(image), targets).values())
+    assert float(mine) == pytest.approx(float(theirs), rel=1e-4)
+
+
+def test_a_teacher_alone_is_enough_and_equal_answers_cost_nothing() -> None:
+    torch.manual_seed(0)
+    teacher = nn.Conv2d(3, 6, 3).eval()
+    batch = {"image": torch.rand(2, 3, 8, 8)}
+    alone = Distilled(None, teacher, raw_outputs)
+    assert float(alone(teacher(batch["image"]), batch)) == 0.0
+    assert float(alone(teacher(batch["image"]) + 1.0, batch)) > 0.1
+    logits = torch.randn(4, 5)
+    assert float(SoftTargets()(logits, logits)) == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(ValueError, match="the teacher knows 5 classes, the network 4"):
+        SoftTargets()(logits[:, :4], logits)
+    with pytest.raises(ValueError, match=r"teacher's outputs have shapes \[\(4, 5\)\], the network's \[\(4, 4\)\]"):
+        raw_outputs(logits[:, :4], logits)
+
+
+def test_the_teacher_s_share_counts() -> None:
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+    batch = {"image": torch.rand(4, 3, 2, 2), "label": torch.tensor([0, 1, 2, 0])}
+    outputs = torch.randn(4, 3)
+    truth, answers = ClassificationLoss(), SoftTargets()
+    expected = 0.75 * answers(outputs, teacher(batch["image"])) + 0.25 * truth(outputs, batch)
+    assert float(Distilled(truth, teacher, answers, weight=0.75)(outputs, batch)) == pytest.approx(float(expected))
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data = small_classifier(tmp_path / "in.pt2"), f"classes:{colours}"
+    out = tmp_path / "out.pt2"
+    out.write_bytes(b"the last good file")
+    three = small_classifier(tmp_path / "three.pt2", classes=3)
+    chosen = ["--decoder", "classification"]
+    for code, message, command in [
+        (2, "is written as a .pt2 file", arguments(model, tmp_path / "out.safetensors", data, *chosen)),
+        (1, "does not say what its outputs mean", arguments(model, out, data)),
+        (1, "knows 3 classes, data", arguments(three, out, data, *chosen)),
+        (1, "returns [(2,)] for an image, the teacher", arguments(model, out, data, *chosen, "--teacher", str(three))),
+        (1, "kind 'pictures'", arguments(model, out, f"pictures:{colours}", *chosen)),
+        (1, "holds lanes; the network is for classes", arguments(model, out, f"lanes:{colours}", *chosen)),
+        (1, "takes 16x16 only", arguments(model, out, data, *chosen, "--size", "32x32")),
+        (1, "epoch 1: the loss is nan; lower lr", arguments(not_a_number(tmp_path / "nan.pt2"), out, data, *chosen)),
+        (2, "builtin:lane is for lanes", ["evaluate", "builtin:object", "builtin:lane", "--data", data]),
+    ]:
+        assert main(command) == code, message
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert message in told
+        assert "unexpected" not in told
+    assert out.read_bytes() == b"the last good file"
+
+
+def test_a_checkpoint_of_another_network_is_refused(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, data = tmp_path / "c.ckpt", f"classes:{colours}"
+    run = ["--decoder", "classification", "--epochs", "1", "--checkpoint", str(checkpoint)]
+    assert main(arguments(small_classifier(tmp_path / "in.pt2"), tmp_path / "out.pt2", data, *run)) == 0
+    before = checkpoint.read_bytes()
+    other = nn.Sequential(nn.Flatten(), nn.Linear(768, 2)).eval()
+    torch.export.save(torch.export.export(other, (torch.zeros(1, 3, 16, 16),)), tmp_path / "other.pt2")
+    assert main(arguments(tmp_path / "other.pt2", tmp_path / "out.pt2", data, *run)) == 1
+    assert f"{checkpoint}: checkpoint of another network" in capsys.readouterr().err
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_network_without_a_loss_needs_a_teacher() -> None:
+    """The grid head has no loss of its own here."""
+    source = load_network("builtin:object")
+    pupil = trainee(source, "builtin:object")
+    lossless = type(pupil)(**{**pupil.__dict__, "loss": None})
+
+    class Data:
+        name, task, labels = "x", "boxes", pupil.labels
+
+    with pytest.raises(TrainingError, match="have no loss of their own; give a teacher"):
+        retrain(lossless, [Data()], Schedule(1, 1e-3), batch_size=1, device=torch.device("cpu"))  # type: ignore[list-item]
+    with pytest.raises(ModelError, match="a size is needed"):
+        trainee(type(source)(nn.Identity(), None, "classification"), "x.pt2")
+
+
+def test_framing_keeps_what_the_node_does() -> None:
+    source = load_network("torchvision:fcos_resnet50_fpn", weights="random", num_classes=3)
+    pupil = trainee(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
+    assert (pupil.framing.fit, pupil.framing.centered, pupil.framing.antialias) == ("letterbox", False, False)
+    assert isinstance(pupil.framing, Preprocess)
+    image = torch.randint(0, 256, (60, 100, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert pupil.decoder is not None
+    (expected,) = pupil.decoder.preprocess(image)
+    (framed,) = pupil.framing(image)
+    inside = pupil.inputs(framed)[:, :, :76]  # below lies the padding
+    torch.testing.assert_close(inside, expected[:, :, :76], rtol=1e-3, atol=1e-3)
