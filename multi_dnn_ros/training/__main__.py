@@ -1,4 +1,4 @@
-"""``python -m multi_dnn_ros.training``: render scenes, train the package's networks, evaluate them."""
+"""``python -m multi_dnn_ros.training``: render scenes, train and score the package's networks, draw accuracy curves."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def parser() -> argparse.ArgumentParser:
             verb.add_argument(
                 "--road", type=Path, help="folder of a road video with lane_masks/: its first half is used too"
             )
-    from multi_dnn_ros.training import evaluate
+    from multi_dnn_ros.training import curve, evaluate
 
     evaluate.add_parser(verbs)
+    curve.add_parser(verbs)
     return top
 
 
@@ -58,6 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
             from multi_dnn_ros.training import evaluate
 
             return evaluate.run(args)
+        if args.verb == "curve":
+            from multi_dnn_ros.training import curve
+
+            return curve.main(args)
         scenes = render(recipes.train_spec(args.count), args.scenes / "train", args.workers)
         choice = render(recipes.choice_spec(args.choice), args.scenes / "choice", args.workers)
         if args.verb == "render":

@@ -1,0 +1,289 @@
+"""Accuracy against MACs: one network, decomposed by several policies to several cuts, each retrained and scored.
+
+What the paper's figures 3 and 4 show at one point, as a curve. The original is trained first where its file is not
+there. Each finished point is written at once, so that a run that was cut off goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.benchmark.report import provenance, write_json
+from multi_dnn_ros.compression.decompose import decompose, plan_of
+from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.macs import cost
+from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, Rounding
+from multi_dnn_ros.models.artifact import Description, save_artifact
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.training.data import Data, Wanted, open_data
+from multi_dnn_ros.training.exercise import MAIN
+from multi_dnn_ros.training.loop import Schedule
+from multi_dnn_ros.training.retrain import Result, retrain
+from multi_dnn_ros.training.trainee import Trainee, trainee
+
+#: A point counts as accurate when it is at most this far under its own original.
+WITHIN = 0.010
+_STEPS = 18
+_COLOURS = {"ratio": "#8a97a8", "energy": "#3f7fbf", "budget": "#d1603d"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """macs_size: (width, height) for which cuts are asked and MACs reported; training may use a smaller input."""
+
+    model: str
+    num_classes: int
+    size: tuple[int, int]
+    macs_size: tuple[int, int]
+    original: Schedule
+    retraining: Schedule
+    batch_size: int
+    teacher_weight: float
+    policies: tuple[str, ...]
+    cuts: tuple[float, ...]
+    rounding: Rounding = field(default_factory=Rounding)
+
+
+def policy_for(
+    name: str, layers: Sequence[Layer], total: int, cut: float, rounding: Rounding
+) -> tuple[RankPolicy, str]:
+    """The policy of that name that cuts `cut` of `total` MACs, and its parameter in words.
+
+    Ratio and energy are found by bisection; ValueError when no parameter cuts as much.
+    """
+    if name == "budget":
+        return Budget(cut, total, rounding), f"macs_cut {cut:.3f}"
+    make: Callable[[float], RankPolicy] = (lambda value: Ratio(value, rounding)) if name == "ratio" else (
+        lambda value: Energy(value, rounding)
+    )  # fmt: skip
+
+    def reached(value: float) -> float:
+        choices = make(value).choose(layers)
+        return sum(layer.macs() - layer.macs(choices[layer.name].plan) for layer in layers if not layer.kept) / total
+
+    low, high = 1e-3, 1.0
+    if reached(low) < cut:
+        raise ValueError(f"{name}: no parameter cuts {cut:.1%} of the MACs")
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) >= cut else (low, middle)
+    return make(low), f"{name} {low:.4f}"
+
+
+def original(
+    settings: Settings, path: Path, data: Data, device: torch.device, say: Callable[[str], None]
+) -> Result | None:
+    """Train the original into `path` unless it is there; None when it was."""
+    if path.exists():
+        return None
+    pupil = _trainee(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
+    say(f"{settings.model}: training the original for {settings.original.epochs} epochs at {settings.size}")
+    result = retrain(
+        pupil, [data], settings.original, batch_size=settings.batch_size, device=device, say=say,
+        checkpoint=path.with_suffix(".ckpt"),
+    )  # fmt: skip
+    description = Description(
+        model=settings.model, num_classes=settings.num_classes, input_size=settings.size, labels=data.labels,
+        provenance={**provenance(), "training": {"data": data.name, "schedule": asdict(settings.original),
+                                                 **result.provenance()}},
+    )  # fmt: skip
+    save_artifact(path, pupil.source.module.eval(), description)
+    return result
+
+
+def point(
+    settings: Settings, source: Source, policy_name: str, cut: float, data: Data, device: torch.device,
+    say: Callable[[str], None], keep: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Decompose a copy of the original to `cut`, retrain it under the original's eyes, score it."""
+    begin = time.monotonic()
+    width, height = settings.macs_size
+    inputs = (torch.zeros(1, 3, height, width),)
+    network = copy.deepcopy(source.module)
+    layers = survey(network, inputs)
+    before = cost(network, inputs)
+    policy, parameter = policy_for(policy_name, layers, before.macs, cut, settings.rounding)
+    outcomes = decompose(network, inputs, policy, layers=layers)
+    after = cost(network, inputs)
+    seconds = time.monotonic() - begin
+    pupil = _trainee(replace(source, module=network, description=None), settings)
+    teacher = _trainee(copy.deepcopy(source), settings)
+    result = retrain(
+        pupil, [data], settings.retraining, batch_size=settings.batch_size, device=device, teacher=teacher,
+        teacher_weight=settings.teacher_weight, say=say,
+    )  # fmt: skip
+    row = {
+        "policy": policy_name,
+        "parameter": parameter,
+        "asked_cut": cut,
+        "macs": after.macs,
+        "macs_cut": 1.0 - after.macs / before.macs,
+        "parameters": after.parameters,
+        "decomposed_layers": sum(outcome.plan is not None for outcome in outcomes),
+        "layers": len(outcomes),
+        "decompose_seconds": round(seconds, 1),
+        "epochs": settings.retraining.epochs,
+        "retrain_seconds": round(result.seconds, 1),
+        "scores_before_retraining": result.before,
+        "scores": result.after,
+    }
+    if keep is not None:
+        description = Description(
+            model=settings.model, num_classes=settings.num_classes, input_size=settings.size, labels=data.labels,
+            plan=plan_of(outcomes), provenance={**provenance(), "point": row},
+        )  # fmt: skip
+        save_artifact(keep / f"{policy_name}_{cut:.3f}.safetensors", network, description)
+    return row
+
+
+def run(
+    settings: Settings, data_name: str, folder: Path, out: Path, device: torch.device, keep: bool
+) -> dict[str, Any]:
+    """All points that `out` does not hold yet; `folder` keeps the original."""
+    data = open_data(data_name, _wanted(settings))
+    known: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    mine = {"data": data_name, "settings": json.loads(json.dumps(asdict(settings)))}
+    _check_same(out, known, mine)
+    content: dict[str, Any] = {**provenance(), "device": str(device), **mine, "points": known.get("points", [])}
+    path = folder / f"{settings.model.partition(':')[2]}.safetensors"
+    trained = original(settings, path, data, device, print)
+    source = load_network(str(path))
+    assert source.description is not None
+    width, height = settings.macs_size
+    paid = cost(source.module, (torch.zeros(1, 3, height, width),))
+    training = source.description.provenance["training"]
+    content["original"] = {
+        "macs": paid.macs, "parameters": paid.parameters, "scores": training["test_scores"]["after"],
+        "epochs": training["schedule"]["epochs"], "seconds": training["seconds"], "trained_now": trained is not None,
+    }  # fmt: skip
+    write_json(out, content)
+    done = {(row["policy"], row["asked_cut"]) for row in content["points"]}
+    main = MAIN["classes"]
+    for cut in settings.cuts:
+        for policy in settings.policies:
+            if (policy, cut) in done:
+                continue
+            try:
+                row = point(settings, source, policy, cut, data, device, print, folder if keep else None)
+            except ValueError as error:
+                row = {"policy": policy, "asked_cut": cut, "error": str(error)}
+            content["points"].append(row)
+            write_json(out, content)
+            if "scores" in row:
+                print(f"{policy} {row['macs_cut']:.1%} of the MACs gone: {main} {row['scores'][main]:.4f}, "
+                      f"original {content['original']['scores'][main]:.4f}")  # fmt: skip
+            else:
+                print(row["error"])
+    content["largest_cut_within"] = largest_cut(content)
+    write_json(out, content)
+    plot(out.with_suffix(".png"), content)
+    return content
+
+
+def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
+    """ValueError when `out` holds points that were made otherwise; other cuts and policies may be added to them."""
+    if not known:
+        return
+    free = ("policies", "cuts")
+    for content in (known, mine):
+        content["same"] = [content.get("data"), {k: v for k, v in content["settings"].items() if k not in free}]
+    if known.pop("same") != mine.pop("same"):
+        raise ValueError(f"{out} holds points made with other data or settings; remove it or name another file")
+
+
+def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
+    """The point with the largest cut that is at most WITHIN under the original; None where there is none."""
+    main = MAIN["classes"]
+    least = content["original"]["scores"][main] - WITHIN
+    good = [row for row in content["points"] if "scores" in row and row["scores"][main] >= least]
+    best = max(good, key=lambda row: row["macs_cut"], default=None)
+    return best and {key: best[key] for key in ("policy", "parameter", "macs_cut", "scores")}
+
+
+def plot(path: Path, content: dict[str, Any]) -> None:
+    """Accuracy over the share of MACs that is left, a line a policy."""
+    from matplotlib.figure import Figure
+
+    main = MAIN["classes"]
+    whole = content["original"]["scores"][main]
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.axhline(whole, color="#444444", linewidth=1, label="original")
+    axes.axhspan(whole - WITHIN, whole, color="#444444", alpha=0.12, label="within 1.0 point")
+    for policy in dict.fromkeys(row["policy"] for row in content["points"]):
+        rows = sorted((row["macs_cut"], row["scores"][main]) for row in content["points"]
+                      if row["policy"] == policy and "scores" in row)  # fmt: skip
+        if rows:
+            axes.plot(*zip(*rows, strict=True), marker="o", markersize=4, color=_COLOURS.get(policy), label=policy)
+    axes.set_xlabel("share of the MACs that is gone")
+    axes.set_ylabel(f"{main} after retraining")
+    axes.set_title(f"{content['settings']['model']} on {content['data'].partition(':')[0]}", fontsize=10)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.legend(fontsize=8, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    beside = path.with_name(f".{path.name}")
+    figure.savefig(beside, dpi=120, format="png")
+    beside.replace(path)
+
+
+def _wanted(settings: Settings) -> Wanted:
+    from multi_dnn_ros.models.preprocess import Preprocess
+
+    return Wanted("classes", Preprocess(*settings.size))
+
+
+def _trainee(source: Source, settings: Settings) -> Trainee:
+    return trainee(source, settings.model, size=settings.size)
+
+
+def add_parser(verbs: Any) -> None:
+    verb = verbs.add_parser(
+        "curve", help="accuracy against MACs of one network", description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    add = verb.add_argument
+    add("model", help="torchvision:<classifier>")
+    add("--data", required=True, help="cifar10:PATH or classes:DIR, as for multi-dnn retrain")
+    add("--num-classes", type=int, default=10)
+    add("--size", type=int, default=64, help="side of the input while training, pixels")
+    add("--macs-size", type=int, default=224, help="side of the input for which MACs are cut and reported")
+    add("--epochs", type=int, default=30, help="of the original")
+    add("--lr", type=float, default=1e-3, help="of the original")
+    add("--retrain-epochs", type=int, default=6)
+    add("--retrain-lr", type=float, default=4e-4)
+    add("--batch-size", type=int, default=256)
+    add("--teacher-weight", type=float, default=0.7)
+    add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
+    add("--cuts", nargs="+", type=float, default=[0.5, 0.7, 0.8, 0.9])
+    add("--folder", type=Path, required=True, help="where the original is kept")
+    add("--keep", action="store_true", help="keep the decomposed networks there too")
+    add("--out", type=Path, required=True, help="JSON file to write, and a .png beside it")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def main(args: argparse.Namespace) -> int:
+    settings = Settings(
+        model=args.model,
+        num_classes=args.num_classes,
+        size=(args.size, args.size),
+        macs_size=(args.macs_size, args.macs_size),
+        original=Schedule(args.epochs, args.lr, weight_decay=0.05, warmup_epochs=2.0),
+        retraining=Schedule(args.retrain_epochs, args.retrain_lr, weight_decay=0.02, warmup_epochs=0.5, ema=0.998),
+        batch_size=args.batch_size,
+        teacher_weight=args.teacher_weight,
+        policies=tuple(args.policies),
+        cuts=tuple(args.cuts),
+    )
+    content = run(settings, args.data, args.folder, args.out, torch.device(args.device), args.keep)
+    print(json.dumps({"original": content["original"]["scores"], "largest_cut_within": content["largest_cut_within"]}))
+    return 0

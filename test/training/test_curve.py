@@ -1,0 +1,79 @@
+"""``python -m multi_dnn_ros.training curve``: points that are measured once, and what they say together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.ranks import Rounding
+from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.training.__main__ import main
+from multi_dnn_ros.training.curve import largest_cut, policy_for
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    dice = np.random.default_rng(0)
+    for part, count in (("train", 16), ("val", 4)):
+        for name, channel in (("green", 1), ("red", 2)):
+            (tmp_path / part / name).mkdir(parents=True)
+            for k in range(count):
+                image = dice.integers(0, 90, (16, 16, 3), dtype=np.uint8)
+                image[..., channel] += 120
+                cv2.imwrite(str(tmp_path / part / name / f"{k}.png"), image)
+    return tmp_path
+
+
+def test_points_are_added_and_never_made_twice(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.set_num_threads(1)
+    out = tmp_path / "curve.json"
+    command = ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2",
+               "--size", "32", "--macs-size", "64", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",
+               "--folder", str(tmp_path / "nets"), "--out", str(out), "--device", "cpu"]  # fmt: skip
+    assert main([*command, "--policies", "ratio", "--cuts", "0.2"]) == 0
+    first = json.loads(out.read_text())
+    assert first["original"]["epochs"] == 1
+    assert main([*command, "--policies", "ratio", "budget", "--cuts", "0.2", "0.99"]) == 0
+    content = json.loads(out.read_text())
+    assert content["points"][0] == first["points"][0]
+    assert [(row["policy"], row["asked_cut"]) for row in content["points"]] == [
+        ("ratio", 0.2), ("budget", 0.2), ("ratio", 0.99), ("budget", 0.99)
+    ]  # fmt: skip
+    for row in content["points"][:2]:
+        assert 0.2 <= row["macs_cut"] < 0.35
+        assert 0.0 <= row["scores"]["top1"] <= 1.0
+    assert all("cut" in row["error"] for row in content["points"][2:])
+    assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert main([*command[:2], *command[2:], "--policies", "ratio", "--cuts", "0.2", "--retrain-lr", "1"]) == 1
+    assert "other data or settings" in capsys.readouterr().err
+    assert json.loads(out.read_text()) == content
+
+
+@pytest.mark.parametrize("name", ["ratio", "energy", "budget"])
+def test_each_policy_reaches_the_cut_and_not_much_more(name: str) -> None:
+    network = load_network("builtin:object").module
+    layers = survey(network, (torch.zeros(1, 3, 288, 384),))
+    total = sum(layer.macs() for layer in layers)
+    policy, _ = policy_for(name, layers, total, 0.4, Rounding(1, 1))
+    choices = policy.choose(layers)
+    saved = sum(layer.macs() - layer.macs(choices[layer.name].plan) for layer in layers if not layer.kept)
+    assert 0.4 <= saved / total < 0.45
+
+
+def test_the_largest_cut_within_a_point() -> None:
+    def row(cut: float, top1: float) -> dict[str, object]:
+        return {"policy": "ratio", "parameter": "", "macs_cut": cut, "scores": {"top1": top1}}
+
+    content = {"original": {"scores": {"top1": 0.940}}, "points": [row(0.5, 0.941), row(0.7, 0.931), row(0.8, 0.929)]}
+    best = largest_cut(content)
+    assert best is not None
+    assert best["macs_cut"] == 0.7
+    assert largest_cut({**content, "points": [row(0.5, 0.9), {"policy": "energy", "error": "x"}]}) is None
