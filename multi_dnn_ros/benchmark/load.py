@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from multi_dnn_ros.benchmark.report import distribution, table
 from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Receipts, Rig, Stream
 from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.reporting import distribution, table
 from multi_dnn_ros.schema import NodeConfig
 
 FLOODED = "front"

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.benchmark.report import distribution, table
 from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, write_recording
 from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.reporting import distribution, table
 from multi_dnn_ros.schema import NodeConfig
 
 BROKEN = "front"

@@ -75,7 +75,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
-    from multi_dnn_ros.benchmark.report import provenance, write_json
+    from multi_dnn_ros.reporting import provenance, write_json
 
     figures, text = _SCENARIOS[args.scenario](args)
     print(text)
@@ -98,7 +98,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
 
 def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency
-    from multi_dnn_ros.benchmark.report import table
+    from multi_dnn_ros.reporting import table
 
     figures = measure_concurrency(_config(args), args.frames, args.repeats or 9, args.seed)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
@@ -112,7 +112,7 @@ def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _overhead(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.overhead import measure_overhead
-    from multi_dnn_ros.benchmark.report import table
+    from multi_dnn_ros.reporting import table
 
     cases = [measure_overhead(jobs, args.frames * 10, args.repeats or 9, dnns=3, workers=2) for jobs in (1, 4, 8, 32)]
     rows = [

@@ -233,7 +233,7 @@ def _latency(
 
 
 def _provenance(args: argparse.Namespace, target: Target | None) -> dict[str, Any]:
-    from multi_dnn_ros.benchmark.report import provenance
+    from multi_dnn_ros.reporting import provenance
 
     chosen = {
         "policy": args.ranks,
@@ -258,8 +258,8 @@ def _report(
     file_bytes: tuple[int, int],
     provenance: dict[str, Any],
 ) -> int:
-    from multi_dnn_ros.benchmark.report import table
     from multi_dnn_ros.compression.report import summary, totals, write_report
+    from multi_dnn_ros.reporting import table
 
     latency = provenance["latency_ms"]
     origin = {key: value for key, value in provenance.items() if key != "latency_ms"}

@@ -69,8 +69,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
-    from multi_dnn_ros.benchmark.report import provenance, table
     from multi_dnn_ros.pipeline import choose_device
+    from multi_dnn_ros.reporting import provenance, table
     from multi_dnn_ros.training.evaluation import rows_of, write_report
 
     device = choose_device(args.device)

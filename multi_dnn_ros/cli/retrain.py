@@ -38,8 +38,7 @@ _EXAMPLES = """\
 examples:
   multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
   multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
-  multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --size 64x64 --data cifar10:cifar-10.tar.gz \\
-      --output vgg16.safetensors --epochs 30 --checkpoint vgg16.ckpt
+  multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
   multi-dnn retrain people.pt2 --decoder yolo --labels person --data coco:coco --output better.pt2 --lr 1e-4
 """
 
@@ -120,8 +119,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace, pupil: Trainee, labels: tuple[str, ...], training: dict[str, Any]) -> None:
-    from multi_dnn_ros.benchmark.report import provenance
     from multi_dnn_ros.models.artifact import Description, save_artifact
+    from multi_dnn_ros.reporting import provenance
 
     before = pupil.source.description
     own: dict[str, Any] = {**provenance(), "training": training}
@@ -147,7 +146,7 @@ def _has_modes(pupil: Trainee) -> bool:
 
 
 def _print(result: Result, output: Path) -> None:
-    from multi_dnn_ros.benchmark.report import table
+    from multi_dnn_ros.reporting import table
 
     rows = [(name, f"{result.before[name]:.4f}", f"{value:.4f}", f"{value - result.before[name]:+.4f}")
             for name, value in result.after.items()]  # fmt: skip

@@ -68,7 +68,7 @@ def _load(where: str, config: DnnConfig, *, classifiers: bool) -> Source:
     if suffix not in (*loaders, ".safetensors"):
         raise ModelError(
             f"{where}model is '{config.model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}, "
-            "torchvision:<builder>, a .safetensors file of multi-dnn decompose, a .pt2 file, an .onnx file"
+            "torchvision:<builder>, a .safetensors file of multi-dnn decompose or retrain, a .pt2 file, an .onnx file"
         )
     path = existing_file(config.model, f"{where}model")
     source = loaders[suffix](path) if suffix in loaders else _rebuilt(where, path, classifiers)

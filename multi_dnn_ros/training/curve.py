@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.benchmark.report import provenance, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.layers import Layer, survey
 from multi_dnn_ros.compression.macs import cost
@@ -25,6 +24,7 @@ from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, R
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.reporting import provenance, write_json
 from multi_dnn_ros.training.data import Data, Wanted, open_data
 from multi_dnn_ros.training.exercise import MAIN
 from multi_dnn_ros.training.loop import Schedule

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.benchmark.report import table, write_json
+from multi_dnn_ros.reporting import table, write_json
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.exercise import MAIN
 

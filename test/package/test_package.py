@@ -90,8 +90,8 @@ def test_rooms_import_one_way():
         "backends": {"backends"},
         "models": {"models", "schema"},
         "standalone": {"standalone"},
-        "compression": {"compression", "models", "backends", "benchmark"},
-        "training": {"training", "models", "schema", "engine"},
+        "compression": {"compression", "models", "backends", "reporting"},
+        "training": {"training", "models", "schema", "engine", "compression", "reporting"},
     }
     for room, rooms in allowed.items():
         for source in (ROOT / "multi_dnn_ros" / room).rglob("*.py"):
