@@ -27,9 +27,7 @@ def plot_load(run: LoadRun, path: Path) -> None:
         ]
         p95 = [np.percentile(latencies, 95) if latencies else np.nan for latencies in bins]
         above.plot(middle, p95, label=camera)
-    above.set(
-        ylabel="stamp to receipt, p95 (ms)", title=f"Three cameras on {run.figures['device']}, one of them flooding"
-    )
+    above.set(ylabel="stamp to receipt, p95 (ms)", title=_title(run))
     above.set_ylim(bottom=0)
     above.legend(title="camera", loc="lower right")
     samples = [s for s in run.samples if run.begin_s <= s.at_s <= run.end_s]
@@ -39,3 +37,8 @@ def plot_load(run: LoadRun, path: Path) -> None:
     beside = path.with_name(path.name + ".tmp")
     figure.savefig(beside, dpi=110, format="png")
     beside.replace(path)
+
+
+def _title(run: LoadRun) -> str:
+    flooding = ", one of them flooding" if run.figures["flood_ratio"] is not None else ""
+    return f"{len(run.figures['cameras'])} cameras on {run.figures['device']}{flooding}"

@@ -92,12 +92,13 @@ class Receipts:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """What the node's process holds. at_s: monotonic clock."""
+    """What the node's process holds. at_s: monotonic clock. cpu: cores that it kept busy since the sample before."""
 
     at_s: float
     resident_bytes: int
     threads: int
     files: int
+    cpu: float = 0.0
 
 
 class Rig:
@@ -116,6 +117,7 @@ class Rig:
         self.statuses: dict[str, Any] = {}
         self.reports = 0
         self.cameras: dict[str, Child] = {}
+        self.rates_hz: dict[str, float] = {}
         self.node: Child
         self._seed = seed
         self._stack = ExitStack()
@@ -174,10 +176,11 @@ class Rig:
         """Start (again) the process of a camera; what ran before is ended."""
         self.stop_camera(name)
         plan = self.plans[name]
+        self.rates_hz[name] = rate_hz or plan.rate_hz
         self._started += 1
         arguments = [
             *("camera", str(recording or self.folder / plan.name), "--camera", name, "--topic", plan.topic, "--loop"),
-            *("--rate", f"{rate_hz or plan.rate_hz:g}", "--wait-for-subscribers", "1"),
+            *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
         ]
         log = self.folder / f"camera_{name}_{self._started}.log"
         self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
@@ -263,11 +266,9 @@ class Rig:
         if now >= self._next_sample_s:
             self._next_sample_s = now + 1.0
             with self._process.oneshot():
-                self.samples.append(
-                    NodeSample(
-                        now, self._process.memory_info().rss, self._process.num_threads(), self._process.num_fds()
-                    )
-                )
+                memory, threads = self._process.memory_info().rss, self._process.num_threads()
+                cpu = self._process.cpu_percent() / 100.0
+                self.samples.append(NodeSample(now, memory, threads, self._process.num_fds(), cpu))
 
     def _listen(self, dnn: str, camera: str) -> Any:
         receipts = self.receipts.setdefault((dnn, camera), Receipts())

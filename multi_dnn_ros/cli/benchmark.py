@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural, positive, positive_float
+from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
+from multi_dnn_ros.cli.camera import ENCODINGS
+from multi_dnn_ros.cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.benchmark.rig import CameraPlan
     from multi_dnn_ros.schema import NodeConfig
 
 _DESCRIPTION = """\
@@ -23,6 +27,7 @@ scenarios:
   overhead   the engine's own cost per job, with jobs that compute nothing
   load       the node under three cameras, one at over four times the rate that can be served: are latency, memory and
              accounts at the end of a long run what they were at its beginning? (processes on loopback DDS)
+             With --camera, cameras of your own at their rates, none of them flooding.
   rough      cameras that stall, send broken images, are killed and come back: do the others notice?
   cycles     activate and deactivate again and again: is anything left behind?
 """
@@ -32,6 +37,7 @@ examples:
   multi-dnn benchmark cpu --params-file my_robot.yaml --frames 50
   multi-dnn benchmark overhead
   multi-dnn benchmark load --minutes 10 --output results/load_cpu.json --plot results/load_cpu.png
+  multi-dnn benchmark load --params-file my_robot.yaml --camera front=1280x720@30:rgb8 --camera rear=640x480@10:jpeg
   multi-dnn benchmark cycles --repeats 50 --device cuda
 """
 
@@ -59,6 +65,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--minutes", type=positive_float, default=10.0, help="load: length of the run (default: %(default)g)"
     )
+    parser.add_argument(
+        "--camera", type=_camera, action="append", default=[], metavar="NAME=WxH@HZ:ENCODING",
+        help="load: a camera in place of the three; ENCODING: jpeg, or that of sensor_msgs/Image; may be given again",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=positive_float, default=15.0, help="rough: length of each phase (default: %(default)g)"
     )
@@ -133,7 +143,7 @@ def _load(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.load_plot import plot_load
 
     with _logs(args) as folder:
-        measured = measure_load(_config(args), folder, args.minutes * 60.0, args.seed)
+        measured = measure_load(_config(args), folder, args.minutes * 60.0, args.seed, _plans(args.camera))
     if args.plot is not None:
         plot_load(measured, args.plot)
         print(f"plotted in {args.plot}")
@@ -155,6 +165,24 @@ def _cycles(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
     figures = measure_cycles(_config(args), args.repeats or 50)
     return figures, cycles_table(figures)
+
+
+def _camera(text: str) -> tuple[str, tuple[int, int], float, str]:
+    match = re.fullmatch(r"([^=]+)=([^@]+)@([^:]+):(\w+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a camera such as front=1280x720@30:rgb8")
+    encoding = match[4]
+    if encoding not in ("jpeg", *ENCODINGS):
+        raise argparse.ArgumentTypeError(f"'{text}': encoding '{encoding}'; allowed: jpeg, {', '.join(ENCODINGS)}")
+    return camera_name(match[1]), size(match[2]), positive_float(match[3]), "" if encoding == "jpeg" else encoding
+
+
+def _plans(cameras: list[tuple[str, tuple[int, int], float, str]]) -> list[CameraPlan]:
+    from multi_dnn_ros.benchmark.rig import CameraPlan
+
+    if len({name for name, *_ in cameras}) < len(cameras):
+        raise UsageError(f"--camera names {', '.join(name for name, *_ in cameras)}: each only once")
+    return [CameraPlan(name, pixels, encoding, rate) for name, pixels, rate, encoding in cameras]
 
 
 @contextmanager

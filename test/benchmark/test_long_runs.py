@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.benchmark import load
+from multi_dnn_ros.benchmark.gpu_watch import parsed
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
 from multi_dnn_ros.cli.main import main
 
@@ -52,6 +53,32 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
     assert plot.read_bytes().startswith(b"\x89PNG")
     log = (tmp_path / "logs" / "node.log").read_text()
     assert "Traceback" not in log
+
+
+def test_cameras_of_one_s_own_send_at_their_own_rate(
+    tmp_path: Path, parameters: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "load.json"
+    assert main(
+        ["benchmark", "load", "--minutes", "0.05", "--params-file", parameters, "--output", str(output),
+         "--camera", "front=160x120@4:mono8", "--camera", "rear=160x120@2:jpeg"]
+    ) in (0, 1)  # fmt: skip
+    found = figures(output)
+    assert {name: camera["rate_hz"] for name, camera in found["cameras"].items()} == {"front": 4.0, "rear": 2.0}
+    assert found["flood_ratio"] is None
+    assert all(of["exact"] and of["published"] > 0 for of in found["accounts"].values()), found["accounts"]
+    assert found["cpu_cores"]["p50"] >= 0.0
+    assert main(["benchmark", "load", "--camera", "a=9x9@1:jpeg", "--camera", "a=9x9@1:jpeg"]) == 2
+    assert "each only once" in capsys.readouterr().err
+    for wrong in ("front", "front=160x120@4:rgb7", "Front=160x120@4:rgb8", "front=160@4:rgb8", "front=160x120@0:rgb8"):
+        with pytest.raises(SystemExit):
+            main(["benchmark", "load", "--camera", wrong])
+
+
+def test_what_nvidia_s_tool_says() -> None:
+    found = parsed("37, 1024\n\n[N/A], 5\n93, 1030\n1")
+    assert found == {"samples": 2, "busy_mean": 0.65, "busy_most": 0.93, "memory_mib": [1024.0, 1030.0]}
+    assert parsed("NVIDIA-SMI has failed") == {}
 
 
 def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, parameters: str) -> None:

@@ -1,0 +1,64 @@
+"""How busy the GPU is while something runs, as NVIDIA's own tool counts it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+
+_QUERY = "utilization.gpu,memory.used"
+
+
+class GpuWatch:
+    """Asks nvidia-smi once a second, in a process of its own; a context manager. Without the tool it sees nothing."""
+
+    def __init__(self, index: int = 0) -> None:
+        self._index = index
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+
+    def __enter__(self) -> GpuWatch:
+        tool = shutil.which("nvidia-smi")
+        if tool is not None:
+            self._output = tempfile.TemporaryFile()
+            command = [tool, f"--id={self._index}", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits", "-l", "1"]
+            self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.DEVNULL)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+    def figures(self) -> dict[str, Any]:
+        """Share of the time in which a kernel ran, mean and least and most, and memory in use; empty without a GPU."""
+        if self._output is None:
+            return {}
+        self._output.seek(0)
+        return parsed(self._output.read().decode(errors="replace"))
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Figures of the tool's lines; what is not two numbers is left out, as its first and last line may be."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            busy, mebibytes = (float(part) for part in line.split(","))
+        except ValueError:
+            continue
+        rows.append((busy / 100.0, mebibytes))
+    if not rows:
+        return {}
+    busy_shares, memory = np.array(rows).T
+    return {
+        "samples": len(rows),
+        "busy_mean": float(busy_shares.mean()),
+        "busy_most": float(busy_shares.max()),
+        "memory_mib": [float(memory.min()), float(memory.max())],
+    }
