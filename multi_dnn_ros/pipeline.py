@@ -12,6 +12,7 @@ import torch
 from multi_dnn_ros.backends import Backend
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
@@ -55,7 +56,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         begin = time.perf_counter()
         cameras = _cameras_of(name, settings, config)
         dnns[name] = load_dnn(name, settings)
-        tasks.append(make_task(dnns[name], settings, cameras, choose_backend(settings.backend, device), device))
+        backend = choose_backend(settings.backend, device, settings.precision, dnn=name)
+        tasks.append(make_task(dnns[name], settings, cameras, backend, device))
         progress(
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
             f"{len(tasks[-1].stages)} jobs after {time.perf_counter() - begin:.1f} s"
@@ -81,15 +83,33 @@ def make_task(
     )
 
 
-def choose_backend(name: str, device: torch.device) -> Backend:
-    """The backend of parameter `dnn.<dnn>.backend`; ConfigError where it cannot run on this device."""
+def choose_backend(name: str, device: torch.device, precision: str = "auto", *, dnn: str = "<dnn>") -> Backend:
+    """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
+
+    dnn: the DNN's name, for messages. ConfigError where it cannot run on this device.
+    """
     if name == "auto":
         name = "torchscript" if device.type == "cpu" else "cuda_graph"
     if name == "cuda_graph" and device.type != "cuda":
         raise ConfigError(
-            f"parameter dnn.<dnn>.backend is '{name}', but the device is {device}; allowed: auto, eager, torchscript"
+            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: auto, eager, torchscript"
         )
-    return BACKENDS[name]()
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
+    allowed = allowed_precisions(device.type, name, capability)
+    if precision not in allowed:
+        raise ConfigError(
+            f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
+            f"{', '.join(allowed)}"
+        )
+    chosen = PRECISIONS[precision]
+    backend: Backend
+    if name == "eager":
+        backend = Eager()
+    elif name == "torchscript":
+        backend = TorchScript(chosen.tolerance(device))
+    else:
+        backend = CudaGraph(chosen.tolerance(device))
+    return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 
 def milliseconds(value: float) -> int:

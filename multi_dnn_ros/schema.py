@@ -78,6 +78,11 @@ class DnnConfig(_Section):
     backend: Literal["auto", "eager", "torchscript", "cuda_graph"] = Field(
         "auto", description="How its jobs run; auto: torchscript on a CPU, cuda_graph on a GPU."
     )
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
+        "auto",
+        description="Numbers that its layers compute in; auto: float32, whose convolutions PyTorch rounds to TF32 on a "
+        "GPU; fp32: without that; tf32: matrix products too. On a CPU: auto, fp32, bf16.",
+    )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(
         0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME
