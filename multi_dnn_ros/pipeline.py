@@ -12,6 +12,7 @@ import torch
 from multi_dnn_ros.backends import Backend
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.inductor import Inductor
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
@@ -24,6 +25,7 @@ BACKENDS: Mapping[str, type[Backend]] = {
     "eager": Eager,
     "torchscript": TorchScript,
     "cuda_graph": CudaGraph,
+    "inductor": Inductor,  # on a GPU its kernels are captured by CudaGraph
 }
 
 
@@ -56,7 +58,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         begin = time.perf_counter()
         cameras = _cameras_of(name, settings, config)
         dnns[name] = load_dnn(name, settings)
-        backend = choose_backend(settings.backend, device, settings.precision, dnn=name)
+        backend = choose_backend(settings.backend, device, settings.precision, dnn=name, progress=progress)
         tasks.append(make_task(dnns[name], settings, cameras, backend, device))
         progress(
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
@@ -83,17 +85,32 @@ def make_task(
     )
 
 
-def choose_backend(name: str, device: torch.device, precision: str = "auto", *, dnn: str = "<dnn>") -> Backend:
-    """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
-
-    dnn: the DNN's name, for messages. ConfigError where it cannot run on this device.
-    """
+def backend_name(name: str, device: torch.device, dnn: str = "<dnn>") -> str:
+    """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there."""
     if name == "auto":
-        name = "torchscript" if device.type == "cpu" else "cuda_graph"
+        return "torchscript" if device.type == "cpu" else "cuda_graph"
     if name == "cuda_graph" and device.type != "cuda":
         raise ConfigError(
-            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: auto, eager, torchscript"
+            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; "
+            "allowed: auto, eager, torchscript, inductor"
         )
+    return name
+
+
+def choose_backend(
+    name: str,
+    device: torch.device,
+    precision: str = "auto",
+    *,
+    dnn: str = "<dnn>",
+    progress: Callable[[str], None] = lambda text: None,
+) -> Backend:
+    """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
+
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
+    on this device.
+    """
+    name = backend_name(name, device, dnn)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
@@ -102,13 +119,18 @@ def choose_backend(name: str, device: torch.device, precision: str = "auto", *, 
             f"{', '.join(allowed)}"
         )
     chosen = PRECISIONS[precision]
+    tolerance = chosen.tolerance(device)
     backend: Backend
     if name == "eager":
         backend = Eager()
     elif name == "torchscript":
-        backend = TorchScript(chosen.tolerance(device))
+        backend = TorchScript(tolerance)
+    elif name == "inductor":
+        backend = Inductor(dnn, progress, tolerance)
     else:
-        backend = CudaGraph(chosen.tolerance(device))
+        backend = CudaGraph(tolerance)
+    if name == "inductor" and device.type == "cuda":
+        backend = CudaGraph(tolerance, kernels=backend)
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 

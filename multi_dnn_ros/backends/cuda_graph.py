@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Backend, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
@@ -31,22 +31,24 @@ class CudaGraph:
     itself, so all of it happens while configuring.
 
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
+    kernels: the backend whose stages are captured; None: eager.
     """
 
-    def __init__(self, tolerance: float = 1e-2) -> None:
+    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None) -> None:
         self._tolerance = tolerance
+        self._kernels = kernels or Eager()
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
-        """Move to `device`, warm up, capture, compare with eager results on `inputs`."""
+        """Move to `device`, warm up, capture, compare with results before capturing on `inputs`."""
         if device.type != "cuda":
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
-        eager = Eager().prepare(stages, inputs, device)
+        uncaptured = self._kernels.prepare(stages, inputs, device)
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)
-            for index, stage in enumerate(eager):
+            for index, stage in enumerate(uncaptured):
                 try:
                     # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
                     before = ready[-1].outputs if ready and isinstance(ready[-1], _Captured) else None
