@@ -8,16 +8,17 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage
-from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.inductor import Inductor
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
+from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
@@ -93,28 +94,38 @@ def make_task(
 ) -> DnnTask:
     """Cut one DNN into its jobs and make them ready."""
 
-    def prepare(module: torch.nn.Module, alone: AbstractContextManager[None]) -> tuple[Stage, ...]:
+    def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
         inputs = dnn.example_inputs()
         stages = cut(module, inputs, settings.jobs, fold_batch_norm=True)
         with alone, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            return backend.prepare(stages, inputs, device)
+            ready = backend.prepare(stages, inputs, device)
+            graph = _preprocess_graph(dnn, settings, ready[0], device)
+        return DnnTask(
+            name=dnn.name,
+            cameras=cameras,
+            preprocess=graph or dnn.preprocess,
+            stages=ready,
+            decode=dnn.decoder,
+            priority=settings.priority,
+            deadline_ns=milliseconds(settings.deadline_ms) or None,
+            max_age_ns=milliseconds(settings.max_age_ms) or None,
+            rebuild=rebuild,
+            specialize=graph.specialize if graph else None,
+            in_place=graph is not None,
+        )
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
         # Weights come from their file again: those on the device may be what is broken.
-        return replace(task, stages=prepare(load_dnn(dnn.name, settings).module, alone))
+        return made(load_dnn(dnn.name, settings).module, alone)
 
-    task = DnnTask(
-        name=dnn.name,
-        cameras=cameras,
-        preprocess=dnn.preprocess,
-        stages=prepare(dnn.module, contextlib.nullcontext()),
-        decode=dnn.decoder,
-        priority=settings.priority,
-        deadline_ns=milliseconds(settings.deadline_ms) or None,
-        max_age_ns=milliseconds(settings.max_age_ms) or None,
-        rebuild=rebuild,
-    )
-    return task
+    return made(dnn.module, contextlib.nullcontext())
+
+
+def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
+    """Preprocessing that writes where the first job reads, if that is captured and parameters want it so."""
+    if not settings.capture_preprocess or not isinstance(first, Captured):
+        return None
+    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
 
 
 def _allocated(device: torch.device) -> int:

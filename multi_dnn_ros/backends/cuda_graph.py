@@ -51,8 +51,8 @@ class CudaGraph:
             for index, stage in enumerate(uncaptured):
                 try:
                     # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
-                    before = ready[-1].outputs if ready and isinstance(ready[-1], _Captured) else None
-                    ready.append(_Captured(stage, carried, before, pool, stream, self._tolerance))
+                    before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
+                    ready.append(Captured(stage, carried, before, pool, stream, self._tolerance))
                 except Exception as error:  # whatever else capturing raises, eager runs it
                     if is_out_of_memory(error):
                         raise
@@ -64,7 +64,7 @@ class CudaGraph:
         return tuple(ready)
 
 
-class _Captured:
+class Captured:
     """A stage as one graph. inputs, outputs: where it reads and writes.
 
     before: outputs of the captured stage in front of it, which are its inputs.
