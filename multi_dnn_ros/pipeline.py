@@ -19,6 +19,7 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.inductor import Inductor
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
+from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
@@ -59,14 +60,23 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
     dnns: dict[str, Dnn] = {}
     tasks: list[DnnTask] = []
+    levels = stream_priorities(settings.priority for settings in config.dnns.values())
     shortage = ""
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
         begin, allocated = time.perf_counter(), _allocated(device)
         cameras = _cameras_of(name, settings, config)
         try:
             dnns[name] = load_dnn(name, settings)
-            backend = choose_backend(settings.backend, device, settings.precision, dnn=name, progress=progress)
-            tasks.append(make_task(dnns[name], settings, cameras, backend, device))
+            stream_priority = levels[settings.priority]
+            backend = choose_backend(
+                settings.backend,
+                device,
+                settings.precision,
+                dnn=name,
+                progress=progress,
+                stream_priority=stream_priority,
+            )
+            tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -90,16 +100,21 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
 
 
 def make_task(
-    dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend, device: torch.device
+    dnn: Dnn,
+    settings: DnnConfig,
+    cameras: tuple[str, ...],
+    backend: Backend,
+    device: torch.device,
+    stream_priority: int = 0,
 ) -> DnnTask:
-    """Cut one DNN into its jobs and make them ready."""
+    """Cut one DNN into its jobs and make them ready. stream_priority: of the CUDA stream for capturing."""
 
     def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
         inputs = dnn.example_inputs()
         stages = cut(module, inputs, settings.jobs, fold_batch_norm=True)
         with alone, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             ready = backend.prepare(stages, inputs, device)
-            graph = _preprocess_graph(dnn, settings, ready[0], device)
+            graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
         return DnnTask(
             name=dnn.name,
             cameras=cameras,
@@ -121,11 +136,13 @@ def make_task(
     return made(dnn.module, contextlib.nullcontext())
 
 
-def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
+def _preprocess_graph(
+    dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device, stream_priority: int
+) -> PreprocessGraph | None:
     """Preprocessing that writes where the first job reads, if that is captured and parameters want it so."""
     if not settings.capture_preprocess or not isinstance(first, Captured):
         return None
-    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
+    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device, stream_priority))
 
 
 def _allocated(device: torch.device) -> int:
@@ -152,11 +169,12 @@ def choose_backend(
     *,
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
+    stream_priority: int = 0,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
-    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
-    on this device.
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. stream_priority: of the CUDA
+    stream for capturing. ConfigError where it cannot run on this device.
     """
     name = backend_name(name, device, dnn)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
@@ -176,9 +194,9 @@ def choose_backend(
     elif name == "inductor":
         backend = Inductor(dnn, progress, tolerance)
     else:
-        backend = CudaGraph(tolerance)
+        backend = CudaGraph(tolerance, stream_priority=stream_priority)
     if name == "inductor" and device.type == "cuda":
-        backend = CudaGraph(tolerance, kernels=backend)
+        backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority)
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 

@@ -99,7 +99,11 @@ class DnnConfig(_Section):
     )
     max_detections: int = Field(100, ge=1, le=10_000, description="Most boxes a frame.", json_schema_extra=RUNTIME)
     priority: int = Field(
-        0, ge=-100, le=100, description="Higher goes first under the priority policy.", json_schema_extra=RUNTIME
+        0,
+        ge=-100,
+        le=100,
+        description="Higher goes first under the priority policy; on a GPU its CUDA streams do under every policy.",
+        json_schema_extra=RUNTIME,
     )
     deadline_ms: float = Field(
         0.0, ge=0.0, le=3_600_000.0, description="End-to-end deadline from arrival; 0: none.", json_schema_extra=RUNTIME

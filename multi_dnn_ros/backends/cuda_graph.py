@@ -31,11 +31,14 @@ class CudaGraph:
     itself, so all of it happens while configuring.
 
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
-    kernels: the backend whose stages are captured; None: eager.
+    kernels: the backend whose stages are captured; None: eager. stream_priority: of the stream they are captured on,
+    which a graph's kernels keep wherever it is launched (PyTorch 2.10 and newer; before, that of the launching stream
+    counts).
     """
 
-    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None) -> None:
+    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None, stream_priority: int = 0) -> None:
         self._tolerance = tolerance
+        self._stream_priority = stream_priority
         self._kernels = kernels or Eager()
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
@@ -44,7 +47,7 @@ class CudaGraph:
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
         uncaptured = self._kernels.prepare(stages, inputs, device)
         pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.Stream(device, priority=self._stream_priority)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)

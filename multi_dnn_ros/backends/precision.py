@@ -102,7 +102,7 @@ class InPrecision:
         cast: list[nn.Module] = []
         converted: dict[int, torch.Tensor] = {}  # a weight that two stages share is still one afterwards
         carried = tuple(tensor.cpu() for tensor in inputs)
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
             for index, stage in enumerate(stages):
                 expected = stage(carried)
                 try:
