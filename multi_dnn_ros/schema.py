@@ -75,8 +75,20 @@ class DnnConfig(_Section):
     std: list[float] = Field(
         default_factory=list, description="Per channel, divides after the mean; empty: the model's."
     )
-    backend: Literal["auto", "eager", "torchscript", "cuda_graph"] = Field(
-        "auto", description="How its jobs run; auto: torchscript on a CPU, cuda_graph on a GPU."
+    backend: Literal["auto", "eager", "torchscript", "cuda_graph", "inductor"] = Field(
+        "auto",
+        description="How its jobs run; auto: torchscript on a CPU, cuda_graph on a GPU. inductor: compiled before, "
+        "which takes minutes once (kept in ~/.cache/multi_dnn_ros/inductor), and captured as cuda_graph on a GPU.",
+    )
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
+        "auto",
+        description="Numbers that its layers compute in; auto: float32, whose convolutions PyTorch rounds to TF32 on a "
+        "GPU; fp32: without that; tf32: matrix products too. On a CPU: auto, fp32, bf16.",
+    )
+    capture_preprocess: bool = Field(
+        False,
+        description="With captured jobs, on a GPU: preprocessing is captured too, for each size of images after the "
+        "first frame of it. No effect elsewhere.",
     )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(
@@ -87,7 +99,11 @@ class DnnConfig(_Section):
     )
     max_detections: int = Field(100, ge=1, le=10_000, description="Most boxes a frame.", json_schema_extra=RUNTIME)
     priority: int = Field(
-        0, ge=-100, le=100, description="Higher goes first under the priority policy.", json_schema_extra=RUNTIME
+        0,
+        ge=-100,
+        le=100,
+        description="Higher goes first under the priority policy; on a GPU its CUDA streams do under every policy.",
+        json_schema_extra=RUNTIME,
     )
     deadline_ms: float = Field(
         0.0, ge=0.0, le=3_600_000.0, description="End-to-end deadline from arrival; 0: none.", json_schema_extra=RUNTIME

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
-from multi_dnn_ros.cli.network_arguments import instances, read_target
+from multi_dnn_ros.cli.network_arguments import PRECISIONS, instances, read_target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,7 +80,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--latency", action="store_true", help="time original and result in turns, for the report")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
     add("--backend", default="auto", help="that the node will run it with, see its parameters (default: %(default)s)")
-    add("--precision", choices=("fp32", "fp16"), default="fp32", help="default: %(default)s")
+    add("--precision", choices=PRECISIONS, default="auto", help="default: %(default)s")
     add("--batch", type=positive, default=1, help="images at once (default: %(default)s)")
     add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
     add("--timings", type=Path, metavar="JSON", help="cache of timings (default: ~/.cache/multi_dnn_ros/timings.json)")

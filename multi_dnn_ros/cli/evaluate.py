@@ -10,6 +10,7 @@ from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
+    PRECISIONS,
     add_data,
     add_network,
     instances,
@@ -61,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument_group("timing").add_argument
     add("--latency", action="store_true", help="time all of them in turns")
     add("--backend", default="auto", help="that the node will run them with, see its parameters (default: %(default)s)")
-    add("--precision", choices=("fp32", "fp16"), default="fp32", help="of the timed runs (default: %(default)s)")
+    add("--precision", choices=PRECISIONS, default="auto", help="of the timed runs (default: %(default)s)")
     add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
     parser.set_defaults(run=run)

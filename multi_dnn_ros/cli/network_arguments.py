@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainee import Trainee
 
+#: As the parameter dnn.<dnn>.precision.
+PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 DATA_HELP = """\
 data, KIND:PATH:
   cifar10:PATH   CIFAR-10: its archive, or a folder or archive of train/<class>/*.jpg, test/<class>/*.jpg
@@ -95,14 +97,13 @@ def origin(network: Trainee) -> str:
 def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
     """Where networks are timed: --device, --backend and --precision."""
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device
+    from multi_dnn_ros.pipeline import BACKENDS, backend_name, choose_backend, choose_device
 
     if args.backend != "auto" and args.backend not in BACKENDS:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
     device = choose_device(args.device)
-    chosen = choose_backend(args.backend, device)
-    name = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
-    return Target(device, name, lambda: choose_backend(args.backend, device), args.precision, batch)
+    name = backend_name(args.backend, device)
+    return Target(device, name, lambda: choose_backend(args.backend, device, args.precision), args.precision, batch)
 
 
 def instances(args: argparse.Namespace, target: Target) -> int:

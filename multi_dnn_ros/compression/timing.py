@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,8 +24,6 @@ from multi_dnn_ros.models.cut import cut
 
 log = logging.getLogger(__name__)
 
-Precision = Literal["fp32", "fp16"]
-DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16}
 _ROUNDS = 15
 #: Of one module in one round; long against the clock and the wake-up of threads.
 _BLOCK_S = 0.004
@@ -35,7 +33,8 @@ _THREAD_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Target:
-    """Where modules are timed. make_backend: a fresh backend; backend: its name. batch: images at once.
+    """Where modules are timed. make_backend: a fresh backend, precision included; backend, precision: their names, as
+    the node's parameters have them. batch: images at once.
 
     rounds: how often each module gets its turn; the median counts.
     """
@@ -43,7 +42,7 @@ class Target:
     device: torch.device
     backend: str
     make_backend: Callable[[], Backend]
-    precision: Precision = "fp32"
+    precision: str = "auto"
     batch: int = 1
     rounds: int = _ROUNDS
 
@@ -67,7 +66,7 @@ def compare(modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target
     cutting or the backend raises.
     """
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0))
-    inputs = (values.to(DTYPES[target.precision]),)
+    inputs = (values,)
     threads = torch.get_num_threads()
     if instances > 1 and target.device.type == "cpu":
         torch.set_num_threads(max(1, threads // instances))
@@ -151,7 +150,7 @@ class _Crew:
 
 
 def _prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
-    own = copy.deepcopy(module).to(DTYPES[target.precision])
+    own = copy.deepcopy(module)
     for part in own.modules():
         part.training = False  # as eval(), which exported programs refuse
     return target.make_backend().prepare(cut(own, inputs, 1, fold_batch_norm=True), inputs, target.device)

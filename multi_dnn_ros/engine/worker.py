@@ -1,13 +1,14 @@
-"""A thread that runs jobs, on a CUDA stream of its own."""
+"""A thread that runs jobs, on CUDA streams of its own."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 
+from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.stream_priority import Streams
 from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.engine.job import Inference, Job
 from multi_dnn_ros.engine.queue import JobQueue
@@ -18,29 +19,45 @@ class Worker(threading.Thread):
     """Takes jobs until the queue is closed. A job that raises loses its frame and nothing else.
 
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
+    stream_priority: of the CUDA stream for jobs of a DNN priority.
     """
 
-    def __init__(self, number: int, queue: JobQueue, device: torch.device) -> None:
+    def __init__(
+        self,
+        number: int,
+        queue: JobQueue,
+        device: torch.device,
+        stream_priority: Callable[[int], int] = lambda priority: 0,
+    ) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
+        self._stream_priority = stream_priority
+        self._streams: Streams[torch.cuda.Stream] | None = None
 
     def run(self) -> None:
         # Gradient mode, device and stream are per thread in PyTorch.
-        with torch.inference_mode(), _own_stream(self._device):
+        with torch.inference_mode():
+            self._streams = _own_streams(self._device)
             while (job := self._queue.get()) is not None:
-                self._run(job)
+                try:
+                    self._run(job)
+                finally:
+                    self._queue.ended()
                 del job  # its tensors must not live on while this thread waits for the next one
 
     def _run(self, job: Job) -> None:
         inference = job.inference
         if inference.lost is None:
             try:
+                if self._streams is not None:
+                    self._streams.enter(self._stream_priority(inference.priority))
                 job.run(self._device)
             except FrameError as error:
                 inference.lost = (DropReason.BAD_IMAGE, str(error))
             except BaseException as error:  # whatever a DNN raises, this thread serves the others
                 inference.lost = (DropReason.DNN_ERROR, f"job {job.index}: {type(error).__name__}: {error}")
+                inference.device_failed = is_device_failure(error)
         hand_over(job, inference, self._queue)
 
 
@@ -53,11 +70,8 @@ def hand_over(job: Job, inference: Inference, queue: JobQueue) -> None:
     inference.done(inference)
 
 
-@contextlib.contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
+def _own_streams(device: torch.device) -> Streams[torch.cuda.Stream] | None:
     if device.type != "cuda":
-        yield
-        return
+        return None
     torch.cuda.set_device(device)
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        yield
+    return Streams(lambda priority: torch.cuda.Stream(device, priority=priority), torch.cuda.set_stream)

@@ -56,7 +56,7 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
                  "--device", "cpu", "--backend", "eager", "--timings", str(cache), "--report", str(report)]  # fmt: skip
     assert main(arguments) == 0
     content = json.loads((report / "report.json").read_text())
-    assert content["target"].split("; ")[1:3] == ["fp32", "eager"]
+    assert content["target"].split("; ")[1:3] == ["auto", "eager"]
     assert all(entry["decomposed_ms"] < entry["original_ms"] for entry in content["latency_ms"])
     assert any(layer["measured"] for layer in content["layers"])
     assert cache.exists()
