@@ -193,13 +193,13 @@ def choose_backend(
     if name == "eager":
         backend = Eager()
     elif name == "torchscript":
-        backend = TorchScript(tolerance)
+        backend = TorchScript(tolerance, dnn)
     elif name == "inductor":
         backend = Inductor(dnn, progress, tolerance)
     else:
-        backend = CudaGraph(tolerance, stream_priority=stream_priority)
+        backend = CudaGraph(tolerance, stream_priority=stream_priority, dnn=dnn)
     if name == "inductor" and device.type == "cuda":
-        backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority)
+        backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority, dnn=dnn)
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 GPU = torch.device("cuda", 0)
 WAIT = 60.0
 EXAMPLE = (torch.zeros(1, 3, 96, 128),)
+CAPTURED = {"capture_preprocess": True}
 
 
 def network(seed: int = 0) -> torch.nn.Module:
@@ -167,9 +168,7 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(fit: str
         check_agreement((result,), preprocess(images[-1]), 1e-4)
 
 
-@pytest.mark.parametrize(
-    "parameters", [{}, {"capture_preprocess": True}, {"precision": "fp16", "capture_preprocess": True}]
-)
+@pytest.mark.parametrize("parameters", [{}, CAPTURED, {"precision": "fp16", **CAPTURED}])
 def test_our_dnns_give_the_cpus_results_through_the_engine(parameters: dict):
     """Frame by frame at full speed, so that each is preprocessed while the one before is on the GPU."""
 
@@ -206,6 +205,33 @@ def test_our_dnns_give_the_cpus_results_through_the_engine(parameters: dict):
 
 def _raw(task):
     return replace(task, decode=lambda outputs, size: tuple(output.clone() for output in outputs))
+
+
+@pytest.mark.parametrize("parameters", [{}, CAPTURED])
+def test_in_the_steady_state_nothing_is_allocated_on_gpu_or_host(parameters: dict):
+    """Frames are uploaded through pinned memory; after the first ones, all of it is memory used before."""
+
+    def allocations() -> tuple[int, int]:
+        host = torch.cuda.host_memory_stats()
+        return torch.cuda.memory_stats(GPU)["num_device_alloc"], host["num_host_alloc"]
+
+    flat = {"device": "cuda:0", "dnns": ["lane"], **{f"dnn.lane.{name}": value for name, value in parameters.items()}}
+    pipeline = build(to_config(flat))
+    engine = Engine(pipeline.tasks, workers=2, device=pipeline.device, on_result=lambda r: None)
+    engine.start()
+    image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
+
+    def serve(frames: int) -> None:
+        for number in range(frames):
+            assert engine.submit(Frame("front", number, lambda: image), WAIT)
+            assert engine.wait_idle(WAIT)
+
+    serve(50)
+    before = allocations()
+    serve(200)
+    after = allocations()
+    assert engine.stop(WAIT) == []
+    assert after == before
 
 
 def test_memory_that_does_not_suffice_names_the_dnn_and_leaves_nothing():
