@@ -16,7 +16,7 @@ from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.inductor import Inductor
+from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
 from multi_dnn_ros.backends.stream_priority import stream_priorities
@@ -90,6 +90,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
             f"{len(tasks[-1].stages)} jobs after {time.perf_counter() - begin:.1f} s"
         )
+    end_compiler_processes()
     if shortage:  # told from here, where the error, and the memory that its frames hold, is gone
         dnns.clear()
         tasks.clear()
@@ -131,7 +132,9 @@ def make_task(
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
         # Weights come from their file again: those on the device may be what is broken.
-        return made(load_dnn(dnn.name, settings).module, alone)
+        task = made(load_dnn(dnn.name, settings).module, alone)
+        end_compiler_processes()
+        return task
 
     return made(dnn.module, contextlib.nullcontext())
 
@@ -190,13 +193,13 @@ def choose_backend(
     if name == "eager":
         backend = Eager()
     elif name == "torchscript":
-        backend = TorchScript(tolerance)
+        backend = TorchScript(tolerance, dnn)
     elif name == "inductor":
         backend = Inductor(dnn, progress, tolerance)
     else:
-        backend = CudaGraph(tolerance, stream_priority=stream_priority)
+        backend = CudaGraph(tolerance, stream_priority=stream_priority, dnn=dnn)
     if name == "inductor" and device.type == "cuda":
-        backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority)
+        backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority, dnn=dnn)
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 

@@ -33,12 +33,15 @@ class CudaGraph:
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
     kernels: the backend whose stages are captured; None: eager. stream_priority: of the stream they are captured on,
     which a graph's kernels keep wherever it is launched (PyTorch 2.10 and newer; before, that of the launching stream
-    counts).
+    counts). dnn: its name, for the log.
     """
 
-    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None, stream_priority: int = 0) -> None:
+    def __init__(
+        self, tolerance: float = 1e-2, *, kernels: Backend | None = None, stream_priority: int = 0, dnn: str = ""
+    ) -> None:
         self._tolerance = tolerance
         self._stream_priority = stream_priority
+        self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
@@ -60,7 +63,9 @@ class CudaGraph:
                     if is_out_of_memory(error):
                         raise
                     torch.cuda.synchronize(device)
-                    log.warning("job %d runs eager, as it cannot be captured: %s", index, reason_of(error))
+                    log.warning(
+                        "job %d of %s runs eager, as it cannot be captured: %s", index, self._dnn, reason_of(error)
+                    )
                     ready.append(stage)
                 carried = ready[-1](carried)
             torch.cuda.synchronize(device)

@@ -65,12 +65,13 @@ def allowed_precisions(device_type: str, backend: str, capability: tuple[int, in
     """Names of the precisions that jobs can have there.
 
     backend: its name, not `auto`. capability: of the GPU. Whether products are rounded to TF32 is a setting of the
-    whole process: it can differ between DNNs only where it is decided once, when a graph is captured.
+    whole process: it can differ between DNNs only where it is decided once, when a graph is captured (a job that cannot
+    be captured computes as the process is set).
     """
     if device_type != "cuda":
         return ("auto", "fp32", "bf16")
     ampere = capability is not None and capability >= AMPERE
-    captured = backend != "eager"
+    captured = backend in ("cuda_graph", "inductor")
     names = {"auto": True, "fp32": captured, "tf32": captured and ampere, "fp16": True, "bf16": ampere}
     return tuple(name for name, possible in names.items() if possible)
 
