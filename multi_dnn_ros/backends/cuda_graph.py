@@ -30,12 +30,18 @@ class CudaGraph:
     """
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
-        """Move to `device`, warm up, capture, compare with eager results on `inputs`."""
+        """Move to `device`, warm up, capture, compare with eager results on `inputs`.
+
+        Captures on the calling thread's current stream, which binds the graphs to that stream's share of the SMs, or on
+        a new one where that is the default stream, which cannot capture.
+        """
         if device.type != "cuda":
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
         eager = Eager().prepare(stages, inputs, device)
         pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(device)
+        stream = torch.cuda.current_stream(device)
+        if stream == torch.cuda.default_stream(device):
+            stream = torch.cuda.Stream(device)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)

@@ -29,7 +29,7 @@ class Engine:
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row after which a DNN is taken out. in_flight: frames of a DNN under way at once.
-    clock: nanoseconds, monotonic.
+    clock: nanoseconds, monotonic. make_stream: of each worker on a GPU, such as one on a share of its SMs.
 
     An engine starts once and stops once.
     """
@@ -49,6 +49,7 @@ class Engine:
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
+        make_stream: Callable[[], torch.cuda.Stream] | None = None,
     ) -> None:
         _check(tasks, workers, in_flight)
         self._clock = clock
@@ -57,7 +58,7 @@ class Engine:
         limits = Limits(in_flight=in_flight, max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
-        self._workers = [Worker(number, self._queue, device) for number in range(workers)]
+        self._workers = [Worker(number, self._queue, device, make_stream) for number in range(workers)]
 
     @property
     def cameras(self) -> tuple[str, ...]:

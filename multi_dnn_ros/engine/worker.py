@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -17,17 +17,26 @@ from multi_dnn_ros.engine.task import DropReason
 class Worker(threading.Thread):
     """Takes jobs until the queue is closed. A job that raises loses its frame and nothing else.
 
+    make_stream: makes the CUDA stream in the worker's own thread; None: an ordinary one of the device.
+
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
     """
 
-    def __init__(self, number: int, queue: JobQueue, device: torch.device) -> None:
+    def __init__(
+        self,
+        number: int,
+        queue: JobQueue,
+        device: torch.device,
+        make_stream: Callable[[], torch.cuda.Stream] | None = None,
+    ) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
+        self._make_stream = make_stream
 
     def run(self) -> None:
         # Gradient mode, device and stream are per thread in PyTorch.
-        with torch.inference_mode(), _own_stream(self._device):
+        with torch.inference_mode(), _own_stream(self._device, self._make_stream):
             while (job := self._queue.get()) is not None:
                 self._run(job)
                 del job  # its tensors must not live on while this thread waits for the next one
@@ -54,10 +63,10 @@ def hand_over(job: Job, inference: Inference, queue: JobQueue) -> None:
 
 
 @contextlib.contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
+def _own_stream(device: torch.device, make: Callable[[], torch.cuda.Stream] | None) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
     torch.cuda.set_device(device)
-    with torch.cuda.stream(torch.cuda.Stream(device)):
+    with torch.cuda.stream(torch.cuda.Stream(device) if make is None else make()):
         yield
