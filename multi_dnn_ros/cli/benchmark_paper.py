@@ -139,11 +139,10 @@ def run_paper(args: argparse.Namespace) -> int:
         jobs=args.jobs,
         artifacts=args.artifacts,
     )
-    origin = {"scenario": "paper", **provenance()}
-    earlier = _earlier(args, {**origin, "settings": plan.settings()})
+    origin = {"scenario": "paper", **provenance(), "settings": plan.settings()}
+    earlier = _earlier(args, origin)
     if earlier:
-        origin["resumed"] = [*earlier.get("resumed", ()), origin["command"]]
-        origin["command"] = earlier["command"]
+        earlier["resumed"] = [*earlier.get("resumed", ()), origin["command"]]
 
     def save(content: Any) -> None:
         if args.output is not None:

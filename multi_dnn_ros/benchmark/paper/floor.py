@@ -41,7 +41,7 @@ def measure_rates(device: str, sms: int | None, tf32: bool, cpu_threads: int) ->
     torch.backends.cuda.matmul.allow_tf32 = tf32
     partition = Partition(torch.device(device), sms)
     on_gpu = partition.device.type == "cuda"
-    side, copied = (8192, 1 << 28) if on_gpu else (1024, 1 << 24)
+    side, copied = (8192 if sms is None else 4096, 1 << 28) if on_gpu else (512, 1 << 24)
     with torch.inference_mode(), partition.own_stream():
         source = torch.zeros(copied, device=partition.device)
         target = torch.empty_like(source)
@@ -83,7 +83,7 @@ def floor_of(dnns: DnnSet, condition: Condition, costs: Costs, rates: Rates, dev
     return {"ms": times[bound], "bound": bound, "weight_bytes": moved, "operations": operations}
 
 
-def _least_seconds(call: Callable[[], object], partition: Partition, calls: int = 8) -> float:
+def _least_seconds(call: Callable[[], object], partition: Partition, calls: int = 4) -> float:
     call()
     partition.synchronize()
     times = []

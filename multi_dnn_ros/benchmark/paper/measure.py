@@ -118,20 +118,26 @@ def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: Progre
     earlier: the content of a run of the same settings that was cut short, or nothing. A condition that fails is kept
     out of what follows, its error in its place.
     """
-    content: dict[str, Any] = {"settings": plan.settings(), "sets": dict(earlier.get("sets", {}))}
+    content: dict[str, Any] = {
+        "settings": plan.settings(),
+        "rates": {},
+        **earlier,
+        "sets": dict(earlier.get("sets", {})),
+    }
+    done = {dnns.name: blocks_done(content["sets"].get(dnns.name, {})) for dnns in plan.sets}
+    left = [dnns for dnns in plan.sets if done[dnns.name] < plan.repeats]
+    if not left:
+        progress("all of it was done before")
+        return content
+    progress("bandwidth and rate of the device")
+    networks = tuple(dict.fromkeys(network for dnns in left for network in dnns.networks))
+    alignments = tuple(dict.fromkeys(condition.decomposed for condition in plan.conditions))
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        progress("bandwidth and rate of the device")
         rates = pool.submit(measure_rates, str(plan.device), plan.sms, plan.tf32, cpu_count()).result()
-        networks = tuple(dict.fromkeys(network for dnns in plan.sets for network in dnns.networks))
-        alignments = tuple(dict.fromkeys(condition.decomposed for condition in plan.conditions))
         costs = pool.submit(measure_costs, networks, alignments, plan.artifacts).result()
     content["rates"] = asdict(rates)
-    for dnns in plan.sets:
-        done = blocks_done(content["sets"].get(dnns.name, {}))
-        if done >= plan.repeats:
-            progress(f"{dnns.name}: done before")
-            continue
-        _measure_set(plan, dnns, done, content, (rates, costs), save, progress)
+    for dnns in left:
+        _measure_set(plan, dnns, done[dnns.name], content, (rates, costs), save, progress)
     return content
 
 
