@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import torch
 
-from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.inductor import Inductor
+from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
@@ -23,6 +29,7 @@ BACKENDS: Mapping[str, type[Backend]] = {
     "eager": Eager,
     "torchscript": TorchScript,
     "cuda_graph": CudaGraph,
+    "inductor": Inductor,  # on a GPU its kernels are captured by CudaGraph
 }
 
 
@@ -51,15 +58,33 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
     dnns: dict[str, Dnn] = {}
     tasks: list[DnnTask] = []
+    shortage = ""
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
-        begin = time.perf_counter()
+        begin, allocated = time.perf_counter(), _allocated(device)
         cameras = _cameras_of(name, settings, config)
-        dnns[name] = load_dnn(name, settings)
-        tasks.append(make_task(dnns[name], settings, cameras, choose_backend(settings.backend, device), device))
+        try:
+            dnns[name] = load_dnn(name, settings)
+            backend = choose_backend(settings.backend, device, settings.precision, dnn=name, progress=progress)
+            tasks.append(make_task(dnns[name], settings, cameras, backend, device))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            shortage = (
+                f"dnn.{name}: {settings.model} does not fit into the memory of {device}: "
+                f"{memory_shortage(error, device, allocated)}; fewer DNNs (parameter dnns), a smaller input or "
+                f"dnn.{name}.precision fp16 need less"
+            )
+            break
         progress(
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
             f"{len(tasks[-1].stages)} jobs after {time.perf_counter() - begin:.1f} s"
         )
+    if shortage:  # told from here, where the error, and the memory that its frames hold, is gone
+        dnns.clear()
+        tasks.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        raise ConfigError(shortage)
     return Pipeline(device, workers, tuple(tasks), dnns)
 
 
@@ -67,29 +92,83 @@ def make_task(
     dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend, device: torch.device
 ) -> DnnTask:
     """Cut one DNN into its jobs and make them ready."""
-    inputs = dnn.example_inputs()
-    stages = backend.prepare(cut(dnn.module, inputs, settings.jobs, fold_batch_norm=True), inputs, device)
-    return DnnTask(
+
+    def prepare(module: torch.nn.Module, alone: AbstractContextManager[None]) -> tuple[Stage, ...]:
+        inputs = dnn.example_inputs()
+        stages = cut(module, inputs, settings.jobs, fold_batch_norm=True)
+        with alone, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            return backend.prepare(stages, inputs, device)
+
+    def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
+        # Weights come from their file again: those on the device may be what is broken.
+        return replace(task, stages=prepare(load_dnn(dnn.name, settings).module, alone))
+
+    task = DnnTask(
         name=dnn.name,
         cameras=cameras,
         preprocess=dnn.preprocess,
-        stages=stages,
+        stages=prepare(dnn.module, contextlib.nullcontext()),
         decode=dnn.decoder,
         priority=settings.priority,
         deadline_ns=milliseconds(settings.deadline_ms) or None,
         max_age_ns=milliseconds(settings.max_age_ms) or None,
+        rebuild=rebuild,
     )
+    return task
 
 
-def choose_backend(name: str, device: torch.device) -> Backend:
-    """The backend of parameter `dnn.<dnn>.backend`; ConfigError where it cannot run on this device."""
+def _allocated(device: torch.device) -> int:
+    """Bytes that this process holds on a GPU."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def backend_name(name: str, device: torch.device, dnn: str = "<dnn>") -> str:
+    """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there."""
     if name == "auto":
-        name = "torchscript" if device.type == "cpu" else "cuda_graph"
+        return "torchscript" if device.type == "cpu" else "cuda_graph"
     if name == "cuda_graph" and device.type != "cuda":
         raise ConfigError(
-            f"parameter dnn.<dnn>.backend is '{name}', but the device is {device}; allowed: auto, eager, torchscript"
+            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; "
+            "allowed: auto, eager, torchscript, inductor"
         )
-    return BACKENDS[name]()
+    return name
+
+
+def choose_backend(
+    name: str,
+    device: torch.device,
+    precision: str = "auto",
+    *,
+    dnn: str = "<dnn>",
+    progress: Callable[[str], None] = lambda text: None,
+) -> Backend:
+    """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
+
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
+    on this device.
+    """
+    name = backend_name(name, device, dnn)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
+    allowed = allowed_precisions(device.type, name, capability)
+    if precision not in allowed:
+        raise ConfigError(
+            f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
+            f"{', '.join(allowed)}"
+        )
+    chosen = PRECISIONS[precision]
+    tolerance = chosen.tolerance(device)
+    backend: Backend
+    if name == "eager":
+        backend = Eager()
+    elif name == "torchscript":
+        backend = TorchScript(tolerance)
+    elif name == "inductor":
+        backend = Inductor(dnn, progress, tolerance)
+    else:
+        backend = CudaGraph(tolerance)
+    if name == "inductor" and device.type == "cuda":
+        backend = CudaGraph(tolerance, kernels=backend)
+    return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 
 def milliseconds(value: float) -> int:

@@ -75,8 +75,15 @@ class DnnConfig(_Section):
     std: list[float] = Field(
         default_factory=list, description="Per channel, divides after the mean; empty: the model's."
     )
-    backend: Literal["auto", "eager", "torchscript", "cuda_graph"] = Field(
-        "auto", description="How its jobs run; auto: torchscript on a CPU, cuda_graph on a GPU."
+    backend: Literal["auto", "eager", "torchscript", "cuda_graph", "inductor"] = Field(
+        "auto",
+        description="How its jobs run; auto: torchscript on a CPU, cuda_graph on a GPU. inductor: compiled before, "
+        "which takes minutes once (kept in ~/.cache/multi_dnn_ros/inductor), and captured as cuda_graph on a GPU.",
+    )
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
+        "auto",
+        description="Numbers that its layers compute in; auto: float32, whose convolutions PyTorch rounds to TF32 on a "
+        "GPU; fp32: without that; tf32: matrix products too. On a CPU: auto, fp32, bf16.",
     )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.eager import Eager
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,13 @@ _WARM_UP_CALLS = 3
 
 
 class TorchScript:
-    """Runs each stage as a frozen script; a stage that cannot be scripted, or computes otherwise then, stays eager."""
+    """Runs each stage as a frozen script; a stage that cannot be scripted, or computes otherwise then, stays eager.
+
+    tolerance: largest error of a stage, relative to the scale of its results.
+    """
+
+    def __init__(self, tolerance: float = 1e-4) -> None:
+        self._tolerance = tolerance
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
         """Move to `device`, script, compare with eager results on `inputs`, warm up."""
@@ -34,7 +41,7 @@ class TorchScript:
             for index, stage in enumerate(eager):
                 expected = stage(carried)
                 try:
-                    ready.append(_scripted(stage, carried, expected))
+                    ready.append(_scripted(stage, carried, expected, self._tolerance))
                 except Exception as error:  # whatever a tracer raises, eager runs it
                     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                     log.warning("job %d runs eager, as TorchScript does not take it: %s", index, reason)
@@ -43,7 +50,7 @@ class TorchScript:
         return tuple(ready)
 
 
-def _scripted(stage: Stage, carried: Tensors, expected: Tensors) -> Stage:
+def _scripted(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
     if not carried or not isinstance(stage, torch.nn.Module):
         raise ValueError("a stage without inputs cannot be traced")
     with warnings.catch_warnings():
@@ -57,10 +64,7 @@ def _scripted(stage: Stage, carried: Tensors, expected: Tensors) -> Stage:
 
     for _ in range(_WARM_UP_CALLS):
         results = run(carried)
-    if len(results) != len(expected):
-        raise ValueError(f"{len(results)} results instead of {len(expected)}")
-    for result, right in zip(results, expected, strict=True):
-        torch.testing.assert_close(result, right, rtol=1e-4, atol=1e-5, equal_nan=True)
+    check_agreement(results, expected, tolerance)
     return run
 
 

@@ -206,13 +206,12 @@ def _base(name: str, args: argparse.Namespace, rounding: Rounding, macs: int) ->
 
 def _target(args: argparse.Namespace) -> Target:
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device
+    from multi_dnn_ros.pipeline import BACKENDS, backend_name, choose_backend, choose_device
 
     if args.backend != "auto" and args.backend not in BACKENDS:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
     device = choose_device(args.device)
-    chosen = choose_backend(args.backend, device)
-    name = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
+    name = backend_name(args.backend, device)
     return Target(device, name, lambda: choose_backend(args.backend, device), args.precision, args.batch)
 
 

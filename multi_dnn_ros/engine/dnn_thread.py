@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import Inference, Job
 from multi_dnn_ros.engine.mailbox import Mailboxes
@@ -27,12 +28,16 @@ FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
 @dataclass(frozen=True)
 class Failure:
-    """A DNN lost a frame by its own fault. disabled: it was the last straw, the DNN takes no more frames."""
+    """A DNN lost a frame by its own fault. disabled: it was the last straw, the DNN takes no more frames.
+
+    rebuilt: the device had failed, and the DNN's stages were made anew.
+    """
 
     dnn: str
     message: str
     consecutive: int
     disabled: bool
+    rebuilt: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,7 @@ class DnnThread(threading.Thread):
         self._open: set[Inference] = set()  # started, and neither published nor dropped yet
         self._ready: torch.cuda.Event | None = None  # of the frame that was through last
         self._failures = 0
+        self._rebuilt = False
         self._disabled: str | None = None
         self._closed = False
 
@@ -236,6 +242,7 @@ class DnnThread(threading.Thread):
                 inference.to_host()
             except Exception as error:  # a kernel's failure shows here
                 inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
+                inference.device_failed = is_device_failure(error)
         if inference.lost is None:
             try:
                 height, width = inference.frame.image().shape[:2]
@@ -261,6 +268,7 @@ class DnnThread(threading.Thread):
         camera = inference.frame.camera
         failure: Failure | None = None
         waiting: list[Frame] = []
+        rebuild = False
         with self._wake:
             if inference not in self._open:
                 return
@@ -273,11 +281,16 @@ class DnnThread(threading.Thread):
             else:
                 reason, message = inference.lost
                 recorder.dropped[reason] += 1
-                if reason in FAILURES:
-                    failure, waiting = self._fail(message)
+                if reason in FAILURES and inference.task.stages is self.task.stages:  # else by stages replaced since
+                    rebuild = inference.device_failed and self.task.rebuild is not None
+                    rebuild = rebuild and not self._closed and self._disabled is None
+                    if not rebuild:
+                        failure, waiting = self._fail(message)
             self._wake.notify_all()
         if inference.lost is not None:
             self._tell_drop(inference.frame, *inference.lost)
+            if rebuild:
+                failure, waiting = self._rebuild(inference.lost[1])
         for frame in waiting:
             self._tell_drop(frame, DropReason.DISABLED, failure.message if failure else "")
         if failure is not None:
@@ -288,11 +301,37 @@ class DnnThread(threading.Thread):
         self._failures += 1
         waiting: list[Frame] = []
         if self._failures >= self._limits.max_failures and self._disabled is None:
-            self._disabled = f"taken out after {self._failures} failures in a row; the last: {message}"
-            waiting = self._mail.clear()
-            for frame in waiting:
-                self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
+            waiting = self._take_out(f"taken out after {self._failures} failures in a row; the last: {message}")
         return Failure(self.task.name, message, self._failures, self._disabled is not None), waiting
+
+    def _take_out(self, why: str) -> list[Frame]:
+        """Returns the frames that wait in vain now, counted already."""
+        self._disabled = why
+        waiting = self._mail.clear()
+        for frame in waiting:
+            self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
+        return waiting
+
+    def _rebuild(self, message: str) -> tuple[Failure, list[Frame]]:
+        """The device failed: make the stages anew, once; the second time, or when that fails, the DNN is taken out."""
+        fresh: DnnTask | None = None
+        why = f"taken out, as the device failed again after its jobs were made anew: {message}"
+        if not self._rebuilt:
+            self._rebuilt = True
+            assert self.task.rebuild is not None
+            try:
+                fresh = self.task.rebuild(self._queue.held())
+            except Exception as error:
+                why = f"taken out, as its jobs cannot be made anew ({type(error).__name__}: {error}) after: {message}"
+        with self._wake:
+            self._failures += 1
+            if fresh is None:
+                waiting = self._take_out(why)
+                self._wake.notify_all()
+                return Failure(self.task.name, message, self._failures, disabled=True), waiting
+            self.task = replace(self.task, preprocess=fresh.preprocess, stages=fresh.stages)
+            self._ready = None
+        return Failure(self.task.name, message, self._failures, disabled=False, rebuilt=True), []
 
     def _tell_drop(self, frame: Frame, reason: DropReason, message: str) -> None:
         _guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))

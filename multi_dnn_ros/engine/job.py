@@ -20,7 +20,7 @@ class Inference:
     ready: CUDA event after which `carried` is valid, at first that of the DNN's frame before: stages may use the same
     memory for every frame. None on the CPU.
     spans: CUDA events around each job, read once the frame is through.
-    lost: why there will be no result; set by whoever notices first.
+    lost: why there will be no result; set by whoever notices first. device_failed: because the GPU failed.
     """
 
     task: DnnTask
@@ -36,6 +36,7 @@ class Inference:
     queue_ns: int = 0
     host_ns: int = 0
     lost: tuple[DropReason, str] | None = None
+    device_failed: bool = False
 
     @property
     def due_ns(self) -> int | None:

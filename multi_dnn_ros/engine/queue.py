@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from multi_dnn_ros.engine.job import Job
 from multi_dnn_ros.engine.policies import Policy
+
+#: Longest that a holder of the queue waits for the jobs under way; one that takes longer hangs.
+HOLD_TIMEOUT_S = 10.0
 
 
 class JobQueue:
@@ -23,7 +27,11 @@ class JobQueue:
         self._heap: list[tuple[int, int, Job]] = []
         self._arrivals = itertools.count()
         self._closed = False
-        self._filled = threading.Condition()
+        self._running = 0  # jobs that were taken and have not ended
+        self._held = False
+        lock = threading.Lock()
+        self._filled = threading.Condition(lock)
+        self._calm = threading.Condition(lock)
 
     def put(self, job: Job) -> bool:
         """Queue a job; False when the queue is closed: then the job stays with the caller."""
@@ -37,15 +45,44 @@ class JobQueue:
         return True
 
     def get(self) -> Job | None:
-        """Wait for the next job; None when the queue is closed."""
+        """Wait for the next job; None when the queue is closed. Whoever gets one says when it has `ended`."""
         with self._filled:
-            while not self._heap:
+            while not self._heap or self._held:
                 if self._closed:
                     return None
                 self._filled.wait()
             job = heapq.heappop(self._heap)[2]
+            self._running += 1
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
+
+    def ended(self) -> None:
+        """The caller is through with the job that it got."""
+        with self._filled:
+            self._running -= 1
+            self._calm.notify_all()
+
+    @contextlib.contextmanager
+    def held(self, timeout_s: float = HOLD_TIMEOUT_S) -> Iterator[None]:
+        """A block in which no job runs: those under way end first, the others wait.
+
+        Capturing a CUDA graph wants it so. Blocks of several threads follow one another. TimeoutError when a job (or
+        another's block) does not end in time.
+        """
+        with self._filled:
+            if not self._calm.wait_for(lambda: not self._held, timeout_s):
+                raise TimeoutError(f"the queue was held by another DNN for more than {timeout_s:g} s")
+            self._held = True
+            calm = self._calm.wait_for(lambda: not self._running, timeout_s)
+        try:
+            if not calm:
+                raise TimeoutError(f"a job did not end within {timeout_s:g} s")
+            yield
+        finally:
+            with self._filled:
+                self._held = False
+                self._filled.notify_all()
+                self._calm.notify_all()
 
     def close(self) -> list[Job]:
         """Let every waiting worker go; gives back the jobs that nobody will run now."""

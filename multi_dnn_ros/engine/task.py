@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,6 +26,8 @@ class DnnTask:
     cameras: whose frames it takes, one mailbox each.
     priority: higher goes first under the priority policy. deadline_ns: from arrival, for EDF and the statistics; None:
     no deadline. max_age_ns: a frame that waited longer is dropped; None: never.
+    rebuild: the same task with stages made anew, after the device failed under these; what wants the device to itself
+    is done inside the context that it is given. None: a failing device counts as any other failure.
     """
 
     name: str
@@ -35,6 +38,7 @@ class DnnTask:
     priority: int = 0
     deadline_ns: int | None = None
     max_age_ns: int | None = None
+    rebuild: Callable[[AbstractContextManager[None]], DnnTask] | None = None
 
 
 class DropReason(str, Enum):

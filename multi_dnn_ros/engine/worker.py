@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.engine.job import Inference, Job
 from multi_dnn_ros.engine.queue import JobQueue
@@ -38,7 +39,10 @@ class Worker(threading.Thread):
         # Gradient mode, device and stream are per thread in PyTorch.
         with torch.inference_mode(), _own_stream(self._device, self._make_stream):
             while (job := self._queue.get()) is not None:
-                self._run(job)
+                try:
+                    self._run(job)
+                finally:
+                    self._queue.ended()
                 del job  # its tensors must not live on while this thread waits for the next one
 
     def _run(self, job: Job) -> None:
@@ -50,6 +54,7 @@ class Worker(threading.Thread):
                 inference.lost = (DropReason.BAD_IMAGE, str(error))
             except BaseException as error:  # whatever a DNN raises, this thread serves the others
                 inference.lost = (DropReason.DNN_ERROR, f"job {job.index}: {type(error).__name__}: {error}")
+                inference.device_failed = is_device_failure(error)
         hand_over(job, inference, self._queue)
 
 

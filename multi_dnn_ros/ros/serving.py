@@ -146,7 +146,9 @@ class Serving:
             self._log.error(f"DNN {drop.dnn} lost a frame of {camera}: {drop.reason.value}: {drop.message}{more}")
 
     def _on_failure(self, failure: Failure) -> None:
-        if failure.disabled:
+        if failure.rebuilt:
+            self._log.error(f"DNN {failure.dnn}: its jobs were made anew after the device failed: {failure.message}")
+        elif failure.disabled:
             self._log.error(f"DNN {failure.dnn} is taken out after {failure.consecutive} failures in a row")
 
     def _on_overlay_failure(self, message: str) -> None:

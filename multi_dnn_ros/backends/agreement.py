@@ -1,0 +1,53 @@
+"""Whether a job computes the same after it was cast, compiled or captured."""
+
+from __future__ import annotations
+
+import torch
+
+from multi_dnn_ros.backends import Tensors
+
+#: Added to the scale of a result: under this size an error is measured against it instead.
+_LEAST_SCALE = 0.1
+
+
+def probe(inputs: Tensors) -> Tensors:
+    """Tensors like `inputs`, floating ones filled with noise of normalized images' size, the same every time.
+
+    Zeros, which example inputs are, would pass through many a wrong layer unnoticed.
+    """
+    generator = torch.Generator().manual_seed(0)
+    return tuple(
+        torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+        for tensor in inputs
+    )
+
+
+def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> None:
+    """Raise ValueError unless `results` are `expected`: in number, shape, type, and in value within `tolerance`.
+
+    tolerance: largest error relative to the largest value of the same tensor. Values that are not finite must be equal.
+    The message names the first tensor that differs, its error and what was allowed.
+    """
+    if len(results) != len(expected):
+        raise ValueError(f"{len(results)} results instead of {len(expected)}")
+    for index, (result, right) in enumerate(zip(results, expected, strict=True)):
+        if (result.shape, result.dtype) != (right.shape, right.dtype):
+            raise ValueError(
+                f"result {index} is {result.dtype} {tuple(result.shape)} instead of {right.dtype} {tuple(right.shape)}"
+            )
+        found, wanted = result.detach().cpu().double(), right.detach().cpu().double()
+        finite = wanted.isfinite()
+        if not torch.equal(finite, found.isfinite()) or not torch.equal(
+            found[~finite].nan_to_num(), wanted[~finite].nan_to_num()
+        ):
+            raise ValueError(f"result {index} is not finite in other places")
+        if not bool(finite.any()):
+            continue
+        scale = float(wanted[finite].abs().max())
+        error = float((found[finite] - wanted[finite]).abs().max())
+        if error > tolerance * (_LEAST_SCALE + scale):
+            raise ValueError(
+                f"result {index} is off by {error:.3g} on a scale of {scale:.3g}, allowed is {tolerance:g}"
+            )

@@ -1,0 +1,54 @@
+"""What PyTorch raises when a GPU or its libraries fail, told apart from everything else that a layer may raise."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+_NO_MEMORY = re.compile(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED")
+_FAILURE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_STATUS")
+_REQUEST = re.compile(r"Tried to allocate ([\d.]+ \w+)")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether the GPU's memory did not suffice, be it behind another error that followed from it."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Whether a kernel, the driver or a library of the GPU failed; memory that did not suffice is none."""
+    return isinstance(error, RuntimeError) and not is_out_of_memory(error) and bool(_FAILURE.search(str(error)))
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of its message, or its name."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def memory_shortage(error: BaseException, device: torch.device, allocated_before: int) -> str:
+    """How much memory was wanted and how much there is, in words.
+
+    allocated_before: bytes that this process had allocated on `device` before it began what failed.
+    """
+    request = _REQUEST.search(str(error))
+    wanted = f"a request for {request.group(1)} failed" if request else reason_of(error)
+    if device.type != "cuda":
+        return wanted
+    own = torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return (
+        f"{wanted} after {mebibytes(own - allocated_before)} for this DNN and {mebibytes(allocated_before)} for "
+        f"others; {mebibytes(free)} of {mebibytes(total)} are free"
+    )
+
+
+def mebibytes(count: int) -> str:
+    """For a message."""
+    return f"{count / 2**20:.0f} MiB"

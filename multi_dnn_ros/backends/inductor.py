@@ -1,0 +1,200 @@
+"""TorchInductor: the layers of a job fused into few generated kernels, compiled once and kept on disk.
+
+A job goes to Inductor as the flat graph of operations that it is, not through torch.compile: Dynamo counts its
+recompilations per class (8, shared by all instances), after which the next DNN silently runs eager, and its guards look
+at the calling thread's settings with every frame.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
+from multi_dnn_ros.backends.eager import Eager
+
+log = logging.getLogger(__name__)
+
+#: Parameters become constants, so that layouts are chosen and products of constants computed now.
+_OPTIONS = {"freezing": True, "fx_graph_cache": True, "triton.cudagraphs": False}
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_WARM_UP_CALLS = 2
+
+
+class Inductor:
+    """Compiles each stage; one that Inductor refuses, or that computes otherwise then, keeps its eager kernels.
+
+    dnn: its name, for the log. progress: gets a line before and after each job. tolerance: largest error of a compiled
+    stage against the eager one on noise, relative to the scale of its results.
+    """
+
+    def __init__(
+        self, dnn: str = "", progress: Callable[[str], None] = lambda text: None, tolerance: float = 1e-4
+    ) -> None:
+        self._dnn = dnn or "the DNN"
+        self._progress = progress
+        self._tolerance = tolerance
+
+    def prepare(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+        """Move to `device`, compile, compare. Without a compiler: one warning, and the eager stages."""
+        eager = Eager().prepare(stages, inputs, device)
+        missing = missing_compiler(device)
+        if missing:
+            log.warning("%s keeps its eager kernels, as backend inductor %s", self._dnn, missing)
+            return eager
+        _choose_cache()
+        ready: list[Stage] = []
+        forecast = _Forecast([_operations(stage) for stage in stages])
+        try:
+            carried = tuple(tensor.to(device) for tensor in probe(inputs))
+            for index, stage in enumerate(eager):
+                with torch.inference_mode():
+                    expected = stage(carried)
+                place = f"job {index + 1} of {len(stages)} of {self._dnn}"
+                self._progress(f"compiling {place} for {device}{forecast.of(index)}")
+                begin = time.perf_counter()
+                try:
+                    ready.append(_compiled(stage, carried, expected, self._tolerance))
+                except Exception as error:  # whatever else a compiler raises, eager kernels run it
+                    if is_out_of_memory(error):
+                        raise
+                    log.warning(
+                        "job %d of %s keeps its eager kernels, as Inductor fails: %s",
+                        index, self._dnn, reason_of(error),
+                    )  # fmt: skip
+                    ready.append(stage)
+                forecast.took(index, time.perf_counter() - begin)
+                self._progress(f"compiled {place} after {time.perf_counter() - begin:.1f} s")
+                with torch.inference_mode():
+                    carried = ready[-1](carried)  # the next job is compiled for what lies in memory as it will
+        finally:
+            _end_compiler_processes()
+        return tuple(ready)
+
+
+def missing_compiler(device: torch.device) -> str:
+    """What Inductor lacks to make kernels for `device`, in words; empty: nothing."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "needs Triton, which is not installed"
+        if not any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name):
+            return "needs a C compiler (gcc, clang or the variable CC), and none is found"
+        return ""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name):
+        return "needs a C++ compiler (g++, clang++ or the variable CXX), and none is found"
+    return ""
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: $TORCHINDUCTOR_CACHE_DIR, else multi_dnn_ros/inductor in the user's cache.
+
+    Inductor finds them by a hash of the graph with its types and shapes, the device, its options and the versions of
+    PyTorch and Triton, so that another model, GPU, release or precision is compiled anew.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    chosen = os.environ.get(_CACHE_VARIABLE)
+    if chosen and chosen != default_cache_dir():  # which PyTorch itself sets there when it is imported
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multi_dnn_ros" / "inductor"
+
+
+def _choose_cache() -> None:
+    """What is read from there is executed: by PyTorch's default it lies under a name in /tmp that anyone can take."""
+    folder = cache_directory()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is read-only")
+    except OSError as error:
+        folder = Path(tempfile.mkdtemp(prefix="multi_dnn_ros_inductor_"))
+        log.warning("compiled kernels are not kept: %s", error)
+    os.environ[_CACHE_VARIABLE] = str(folder)
+
+
+def _compiled(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
+    # Imported here: it takes seconds, which only who compiles should wait.
+    import torch._inductor
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    if not carried:
+        raise ValueError("a job without inputs cannot be traced")
+    with torch.no_grad():
+        # Out of inference mode, in which the inputs were made: its tensors cannot be traced.
+        inputs = tuple(tensor.clone() for tensor in carried)
+        graph = make_fx(lambda *tensors: stage(tensors))(*inputs)
+        # The context, with shapes that never change, is what Inductor's cache on disk asks for.
+        fake = FakeTensorMode(shape_env=ShapeEnv())
+        with tracing(TracingContext(fake)):
+            shapes: list[Any] = [fake.from_tensor(tensor, static_shapes=True) for tensor in inputs]
+            function = torch._inductor.compile(graph, shapes, options=dict(_OPTIONS))
+    ready = _Compiled(function, inputs)
+    with torch.inference_mode():
+        for _ in range(_WARM_UP_CALLS):
+            results = ready(carried)
+    check_agreement(results, expected, tolerance)
+    return ready
+
+
+class _Compiled:
+    """A compiled stage. It was compiled for inputs that lie in memory as the example did; others are copied so."""
+
+    def __init__(self, function: Callable[..., Sequence[torch.Tensor]], example: Tensors) -> None:
+        self._function = function
+        self._strides = tuple(tensor.stride() for tensor in example)
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        placed = [
+            tensor if tensor.stride() == strides else _placed(tensor, strides)
+            for tensor, strides in zip(carried, self._strides, strict=True)
+        ]
+        return tuple(self._function(*placed))
+
+
+def _placed(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class _Forecast:
+    """How long a job will take to compile, going by the one before. operations: of each job."""
+
+    def __init__(self, operations: Sequence[int]) -> None:
+        self._operations = operations
+        self._s_per_operation: float | None = None
+
+    def of(self, index: int) -> str:
+        count = self._operations[index]
+        if self._s_per_operation is None:
+            return f", {count} operations"
+        return f", about {max(1.0, self._s_per_operation * count):.0f} s"
+
+    def took(self, index: int, seconds: float) -> None:
+        self._s_per_operation = seconds / self._operations[index]
+
+
+def _operations(stage: Any) -> int:
+    """Operations of a stage's graph; 1 for what has none."""
+    graphs = (part for part in stage.modules() if isinstance(part, torch.fx.GraphModule))
+    return sum(len(graph.graph.nodes) for graph in graphs) or 1
+
+
+def _end_compiler_processes() -> None:
+    """Inductor compiles in processes of its own, which would live, and hold their memory, as long as this one."""
+    from torch._inductor.async_compile import shutdown_compile_workers
+
+    shutdown_compile_workers()

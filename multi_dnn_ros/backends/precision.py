@@ -1,0 +1,242 @@
+"""In which numbers a DNN computes: chosen per DNN, the same way under every backend."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
+
+log = logging.getLogger(__name__)
+
+#: TF32 and bfloat16 arithmetic came with compute capability 8.0 (Ampere; Orin is 8.7, Xavier 7.2).
+AMPERE = (8, 0)
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
+_STRIDED = ("as_strided", "new_empty_strided", "empty_strided")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """dtype: of weights and of what is carried between layers. Results are float32 in any case.
+
+    tf32: whether float32 products on a GPU may be rounded to TF32 (10 bits); None: as the process is set, which by
+    PyTorch's default means that convolutions may and matrix products may not.
+    """
+
+    name: str
+    dtype: torch.dtype
+    tf32: bool | None = None
+
+    def tolerance(self, device: torch.device) -> float:
+        """Largest error of a job relative to the scale of its results.
+
+        fp16 and TF32 have 10 bits behind the point: 1e-2 leaves room for the roundings of a deep job. bf16 has three
+        bits less.
+        """
+        if self.dtype is torch.bfloat16:
+            return 8e-2
+        if self.dtype is torch.float32 and (self.tf32 is False or device.type == "cpu"):
+            return 1e-4
+        return 1e-2
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    precision.name: precision
+    for precision in (
+        Precision("auto", torch.float32),
+        Precision("fp32", torch.float32, tf32=False),
+        Precision("tf32", torch.float32, tf32=True),
+        Precision("fp16", torch.float16),
+        Precision("bf16", torch.bfloat16),
+    )
+}
+
+
+def allowed_precisions(device_type: str, backend: str, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """Names of the precisions that jobs can have there.
+
+    backend: its name, not `auto`. capability: of the GPU. Whether products are rounded to TF32 is a setting of the
+    whole process: it can differ between DNNs only where it is decided once, when a graph is captured.
+    """
+    if device_type != "cuda":
+        return ("auto", "fp32", "bf16")
+    ampere = capability is not None and capability >= AMPERE
+    captured = backend != "eager"
+    names = {"auto": True, "fp32": captured, "tf32": captured and ampere, "fp16": True, "bf16": ampere}
+    return tuple(name for name, possible in names.items() if possible)
+
+
+class InPrecision:
+    """Another backend's jobs in a precision: stages are cast first, the rest is the other backend's work.
+
+    The chain still takes the float32 inputs of the first stage and gives float32 results. On a GPU, fp16 and bf16 also
+    mean channels_last, the layout in which tensor cores read convolutions without converting. A stage that cannot be
+    cast, or is off by more than the precision's tolerance then (it overflows, say), stays float32 with a warning.
+    dnn: its name, for the log.
+    """
+
+    def __init__(self, precision: Precision, backend: Backend, dnn: str = "") -> None:
+        self.precision = precision
+        self.backend = backend
+        self._dnn = dnn or "the DNN"
+
+    def prepare(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+        """Cast the stages, compare each with float32 on the CPU, and have the other backend prepare them."""
+        if self.precision.dtype is torch.float32:
+            with float32_products(self.precision.tf32 if device.type == "cuda" else None):
+                return self.backend.prepare(stages, inputs, device)
+        inputs = probe(inputs)
+        return self.backend.prepare(self._cast(stages, inputs, device), inputs, device)
+
+    def _cast(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
+        tolerance = self.precision.tolerance(device)
+        cast: list[nn.Module] = []
+        converted: dict[int, torch.Tensor] = {}  # a weight that two stages share is still one afterwards
+        carried = tuple(tensor.cpu() for tensor in inputs)
+        with torch.inference_mode():
+            for index, stage in enumerate(stages):
+                expected = stage(carried)
+                try:
+                    own: nn.Module = self._one(stage, converted, device)
+                    results = own.to(device)(tuple(tensor.to(device) for tensor in carried))
+                    as_expected = tuple(r.to(e.dtype) for r, e in zip(results, expected, strict=True))
+                    check_agreement(as_expected, expected, tolerance)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
+                    log.warning(
+                        "job %d of %s stays float32, as in %s: %s",
+                        index, self._dnn, self.precision.name, reason_of(error),
+                    )  # fmt: skip
+                    own = _Cast(stage, torch.float32)
+                cast.append(own)
+                carried = expected
+        last = cast[-1]
+        assert isinstance(last, _Cast)
+        last.results = torch.float32
+        return cast
+
+    def _one(self, stage: nn.Module, converted: dict[int, torch.Tensor], device: torch.device) -> _Cast:
+        channels_last = device.type == "cuda" and not _reads_strides(stage)
+        return cast_stage(stage, self.precision.dtype, channels_last=channels_last, converted=converted)
+
+
+def cast_stage(
+    stage: nn.Module,
+    dtype: torch.dtype,
+    *,
+    channels_last: bool = False,
+    converted: dict[int, torch.Tensor] | None = None,
+) -> _Cast:
+    """A copy of a float32 stage that computes in `dtype`; the stage stays as it is.
+
+    Weights are cast after whatever was folded into them in float32. converted: casts made so far, by id of the float32
+    tensor, which must live on. channels_last: weights and images lie in that order.
+    """
+    converted = {} if converted is None else converted
+    memo: dict[int, object] = {}
+    for tensor in itertools.chain(stage.parameters(), stage.buffers()):
+        if id(tensor) not in converted:
+            converted[id(tensor)] = _converted(tensor, dtype, channels_last)
+        memo[id(tensor)] = converted[id(tensor)]
+    own = copy.deepcopy(stage, memo)  # everything is copied but the tensors, in whose place those of the memo come
+    for part in own.modules():
+        if isinstance(part, fx.GraphModule):
+            _cast_graph(part, dtype, reshape=channels_last)
+    return _Cast(own, dtype, channels_last=channels_last)
+
+
+class _Cast(nn.Module):
+    """A stage whose floating inputs are cast on the way in; `results`: the type that floating outputs leave with."""
+
+    def __init__(self, stage: nn.Module, dtype: torch.dtype, *, channels_last: bool = False) -> None:
+        super().__init__()
+        self.stage = stage
+        self.dtype = dtype
+        self.channels_last = channels_last
+        self.results: torch.dtype | None = None
+
+    def forward(self, carried: Tensors) -> Tensors:
+        outputs: Tensors = self.stage(tuple(self._taken(tensor) for tensor in carried))
+        if self.results is None:
+            return outputs
+        return tuple(tensor.to(self.results) if tensor.is_floating_point() else tensor for tensor in outputs)
+
+    def _taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        layout = torch.channels_last if self.channels_last and tensor.ndim == 4 else torch.preserve_format
+        return tensor.to(self.dtype, memory_format=layout)
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
+    if tensor.dtype is not torch.float32:
+        return tensor
+    layout = torch.channels_last if channels_last and tensor.ndim == 4 else torch.preserve_format
+    cast = tensor.detach().to(dtype, memory_format=layout)
+    return nn.Parameter(cast, requires_grad=False) if isinstance(tensor, nn.Parameter) else cast
+
+
+def _cast_graph(graph_module: fx.GraphModule, dtype: torch.dtype, *, reshape: bool) -> None:
+    """Operations that were traced to make float32 tensors make `dtype` ones.
+
+    reshape: a view of a tensor that lay in another order when it was traced becomes a reshape.
+    """
+    for node in graph_module.graph.nodes:
+        node.args = fx.node.map_aggregate(node.args, lambda value: dtype if value is torch.float32 else value)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, lambda value: dtype if value is torch.float32 else value)
+        if reshape and node.target in _VIEWS:
+            node.target = torch.ops.aten.reshape.default
+    graph_module.recompile()
+
+
+def _reads_strides(stage: nn.Module) -> bool:
+    """Whether an operation of the stage relies on how its input lies in memory."""
+    graphs = (part.graph for part in stage.modules() if isinstance(part, fx.GraphModule))
+    return any(name in str(node.target) for graph in graphs for node in graph.nodes for name in _STRIDED)
+
+
+@contextlib.contextmanager
+def float32_products(tf32: bool | None) -> Iterator[None]:
+    """Allow or forbid rounding float32 products to TF32 on GPUs within the block; None leaves it as it is.
+
+    The setting is the whole process's: whatever else runs on a GPU meanwhile is concerned too.
+    """
+    if tf32 is None:
+        yield
+        return
+    before = [(place, name, value) for place, name in _TF32_SETTINGS if (value := _setting(place, name)) is not None]
+    try:
+        # These two keep PyTorch's older and newer settings in step; Inductor 2.11 still reads the older ones.
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
+        yield
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
+
+
+#: PyTorch 2.9 has both; where they were set by the newer names, the older ones cannot be read.
+_TF32_SETTINGS = (
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "fp32_precision"),
+    (getattr(torch.backends.cudnn, "conv", None), "fp32_precision"),
+    (getattr(torch.backends.cudnn, "rnn", None), "fp32_precision"),
+)
+
+
+def _setting(place: object, name: str) -> object:
+    try:
+        return getattr(place, name)
+    except (AttributeError, RuntimeError):
+        return None

@@ -1,0 +1,191 @@
+"""fp32, tf32, fp16 and bf16: what is allowed where, what is cast, and what happens to a job that does not bear it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+import pytest
+import torch
+import torchvision
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions, cast_stage, float32_products
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline import ConfigError, choose_backend
+from multi_dnn_ros.schema import DnnConfig
+
+CPU = torch.device("cpu")
+
+
+def through(stages: tuple, inputs: Tensors) -> Tensors:
+    with torch.inference_mode():
+        for stage in stages:
+            inputs = stage(inputs)
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "capability", "expected"),
+    [
+        ("cpu", "torchscript", None, "auto fp32 bf16"),
+        ("cuda", "cuda_graph", (9, 0), "auto fp32 tf32 fp16 bf16"),
+        ("cuda", "inductor", (8, 7), "auto fp32 tf32 fp16 bf16"),
+        ("cuda", "cuda_graph", (7, 2), "auto fp32 fp16"),
+        ("cuda", "eager", (9, 0), "auto fp16 bf16"),
+    ],
+)
+def test_what_a_device_can_do(device: str, backend: str, capability: tuple, expected: str) -> None:
+    assert " ".join(allowed_precisions(device, backend, capability)) == expected
+
+
+@pytest.mark.parametrize("precision", ["fp16", "tf32"])
+def test_a_cpu_refuses_what_it_cannot_do(precision: str) -> None:
+    message = rf"parameter dnn.lane.precision is '{precision}'; allowed .* on cpu: auto, fp32, bf16"
+    with pytest.raises(ConfigError, match=message):
+        choose_backend("auto", CPU, precision, dnn="lane")
+
+
+@pytest.mark.parametrize("backend", ["eager", "torchscript"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_our_dnns_give_float32_results_within_the_tolerance(
+    backend: str, precision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dnn = load_dnn("pedestrian", DnnConfig(role="pedestrian", model="builtin:pedestrian"))
+    example = dnn.example_inputs()
+    prepared = choose_backend(backend, CPU, precision, dnn="pedestrian").prepare(
+        cut(dnn.module, example, 3, fold_batch_norm=True), example, CPU
+    )
+    assert "stays" not in caplog.text
+    inputs = probe(example)
+    with torch.inference_mode():
+        expected = dnn.module(*inputs)
+    (output,) = through(prepared, inputs)
+    check_agreement((output,), (expected,), PRECISIONS[precision].tolerance(CPU))
+
+
+def test_weights_and_what_is_carried_are_cast_and_the_dnn_is_not() -> None:
+    torch.manual_seed(0)
+    module = torchvision.models.mobilenet_v3_small(weights=None).eval()
+    example = (torch.zeros(1, 3, 64, 64),)
+    prepared = InPrecision(PRECISIONS["bf16"], Eager()).prepare(cut(module, example, 3), example, CPU)
+    with torch.inference_mode():
+        carried = prepared[0](example)
+        assert all(tensor.dtype is torch.bfloat16 for tensor in carried)
+        assert all(tensor.dtype is torch.float32 for tensor in through(prepared[1:], carried))
+    weights = [p for stage in prepared for p in stage.parameters()]  # type: ignore[attr-defined]
+    assert weights
+    assert {p.dtype for p in weights} == {torch.bfloat16}
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+class Overflows(torch.nn.Module):
+    """Fine in float32 and bfloat16, infinite on the way in float16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1e6))
+
+    def forward(self, carried: Tensors) -> Tensors:
+        return (carried[0] * self.scale / 1e6,)
+
+
+def test_a_job_that_overflows_stays_float32_between_others_that_do_not(caplog: pytest.LogCaptureFixture) -> None:
+    stages = [torch.nn.Identity(), Overflows(), torch.nn.Identity()]
+    prepared = InPrecision(PRECISIONS["fp16"], Eager(), "object").prepare(stages, (torch.zeros(8),), CPU)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("job 1 of object stays float32, as in fp16: result 0 is not finite")
+    value = torch.linspace(-2, 2, 8)
+    (output,) = through(prepared, (value,))
+    assert output.dtype is torch.float32
+    torch.testing.assert_close(output, value, rtol=1e-2, atol=1e-2)
+
+
+def test_a_job_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
+    class WantsFloat32(torch.nn.Module):
+        def forward(self, carried: Tensors) -> Tensors:
+            if carried[0].dtype is not torch.float32:
+                raise TypeError("float32 only")
+            return (carried[0] + 1,)
+
+    prepared = InPrecision(PRECISIONS["bf16"], Eager(), "lane").prepare([WantsFloat32()], (torch.zeros(2),), CPU)
+    assert "job 0 of lane stays float32, as in bf16: float32 only" in caplog.text
+    torch.testing.assert_close(through(prepared, (torch.ones(2),))[0], torch.full((2,), 2.0))
+
+
+class MakesFloat32(torch.nn.Module):
+    """Makes a tensor whose type the tracer writes down, and flattens an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 4, 3)
+        self.linear = torch.nn.Linear(4 * 6 * 6, 5)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        features = self.convolution(image)
+        mask = (features > 0).to(torch.float32)
+        return self.linear((features * mask).flatten(1))
+
+
+def test_types_in_the_graph_are_cast_and_views_of_a_channels_last_image_work() -> None:
+    torch.manual_seed(0)
+    example = (torch.rand(1, 3, 8, 8),)
+    (stage,) = cut(MakesFloat32().eval(), example, 1)
+    cast = cast_stage(stage, torch.bfloat16, channels_last=True)
+    with torch.inference_mode():
+        (result,) = cast(example)
+        check_agreement((result.float(),), stage(example), 8e-2)
+    assert result.dtype is torch.bfloat16
+    weight = next(p for p in cast.parameters() if p.ndim == 4)
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert next(p for p in stage.parameters() if p.ndim == 4).is_contiguous()
+
+
+def tf32_settings() -> tuple:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    newer = tuple(getattr(place, "fp32_precision", None) for place in (matmul, cudnn.conv, cudnn.rnn))
+    return matmul.allow_tf32, cudnn.allow_tf32, torch.get_float32_matmul_precision(), newer
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_set_for_a_block_only(tf32: bool) -> None:
+    """The flags exist without a GPU; what they do is for test/gpu."""
+    before = tf32_settings()
+    with float32_products(tf32):
+        assert tf32_settings()[:2] == (tf32, tf32)
+        assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if tf32 else "none")
+    assert tf32_settings() == before
+    with contextlib.suppress(KeyError), float32_products(tf32):
+        raise KeyError
+    assert tf32_settings() == before
+    with float32_products(None):
+        assert tf32_settings() == before
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (torch.tensor([1.0, 100.2]), "off by 0.2 on a scale of 100"),
+        (torch.tensor([1.0, float("nan")]), "not finite"),
+        (torch.tensor([1.0]), "instead of"),
+        (torch.tensor([1.0, 100.0], dtype=torch.float64), "instead of"),
+    ],
+)
+def test_a_disagreement_is_named(result: torch.Tensor, message: str) -> None:
+    expected = (torch.tensor([1.0, 100.0]),)
+    check_agreement((torch.tensor([1.005, 100.005]),), expected, 1e-4)
+    with pytest.raises(ValueError, match=message):
+        check_agreement((result,), expected, 1e-3)
+    with pytest.raises(ValueError, match="2 results instead of 1"):
+        check_agreement((result, result), expected, 1e-3)
+
+
+def test_what_is_not_finite_must_be_the_same() -> None:
+    special = torch.tensor([float("inf"), float("nan"), 1.0])
+    check_agreement((special,), (special.clone(),), 1e-4)
+    with pytest.raises(ValueError, match="not finite"):
+        check_agreement((torch.tensor([float("-inf"), float("nan"), 1.0]),), (special,), 1e-4)
