@@ -89,6 +89,8 @@ def add_paper_report(scenarios: argparse._SubParsersAction[argparse.ArgumentPars
 
 def add_deadlines(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare scenario deadlines."""
+    from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
+
     parser = scenarios.add_parser(
         "deadlines",
         help="three cameras near and beyond capacity: misses and drops under each policy",
@@ -97,8 +99,9 @@ def add_deadlines(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument("--set", default="small", help="networks, taken in turn, as in scenario paper (default: small)")
     _add_device(parser)
+    engine = [name for name, condition in CONDITIONS.items() if condition.layout == "engine"]
     parser.add_argument(
-        "--precision", choices=("fp32", "fp16"), default="fp32", help="default: fp32; a CPU has no other"
+        "--condition", choices=engine, default="ours", help="how the engine runs them, as in scenario paper"
     )
     parser.add_argument("--jobs", type=positive, default=8, help="jobs that a DNN is cut into (default: %(default)s)")
     parser.add_argument("--rate", type=positive_float, default=30.0, help="of a camera, about, Hz (default: 30)")
@@ -165,6 +168,7 @@ def run_paper_report(args: argparse.Namespace) -> int:
 
 def run_deadlines(args: argparse.Namespace) -> int:
     """Measure, print the table, write JSON and picture."""
+    from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.deadlines import DeadlinePlan, deadlines_table, measure_deadlines
     from multi_dnn_ros.benchmark.paper.plot import plot_deadlines
     from multi_dnn_ros.benchmark.paper.sets import choose_sets
@@ -175,13 +179,12 @@ def run_deadlines(args: argparse.Namespace) -> int:
     sets = choose_sets([args.set])
     if len(sets) > 1:
         raise UsageError(f"--set {args.set} is several sets; this scenario takes one")
-    if args.precision != "fp32" and device.type != "cuda":
-        raise UsageError(f"--precision {args.precision} needs a GPU; the device is {device}")
+    (condition,) = choose_conditions([args.condition], device)
     plan = DeadlinePlan(
         dnns=sets[0],
         device=device,
         sms=args.sms,
-        precision=args.precision,
+        condition=condition,
         jobs=args.jobs,
         rate_hz=args.rate,
         most_dnns=args.max_dnns,

@@ -55,7 +55,7 @@ def test_so_many_dnns_make_the_load_at_the_rate_asked_for(load: float, served: f
 def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
         (["--set", "fig5"], "--set fig5 is several sets"),
-        (["--precision", "fp16"], "--precision fp16 needs a GPU"),
+        (["--condition", "ours_fp16"], "'ours_fp16', which needs a GPU"),
         (["--sms", "8"], "--sms 8: only an NVIDIA GPU"),
     ):
         assert main(["benchmark", "deadlines", "--device", "cpu", *arguments]) == 2

@@ -65,7 +65,9 @@ def test_conditions_fit_the_device() -> None:
     on_gpu = {condition.name for condition in choose_conditions([], CUDA)}
     on_cpu = {condition.name for condition in choose_conditions([], CPU)}
     assert {"ori_mp", "dcomp_mp", "dcomp_mt", "ours", "ours_dcomp", "one_thread", "one_thread_graph"} <= on_cpu
-    assert on_gpu - on_cpu == {"ours_fp16", "ours_fp16_one_job", "ours_dcomp_fp16", "compile_mp"}
+    assert on_gpu - on_cpu == {
+        "ours_fp16", "ours_fp16_one_job", "ours_dcomp_fp16", "ours_inductor", "compile_mp"
+    }  # fmt: skip
     assert [condition.name for condition in choose_conditions(["ours", "ori_mp", "ours"], CPU)] == ["ours", "ori_mp"]
     with pytest.raises(UsageError, match="'ours_fp16', which needs a GPU"):
         choose_conditions(["ours_fp16"], CPU)
@@ -95,12 +97,13 @@ def test_networks_are_fit_to_compute_with_and_decomposed_by_structure() -> None:
 
 
 def test_half_precision_and_channels_last_are_for_gpus() -> None:
-    work = Work(CONDITIONS["ours_fp16"], (TINY,), "cuda")
+    work = Work(CONDITIONS["compile_mp"], (TINY,), "cuda")
     module, (image,) = dnn_of(TINY, work)
     assert {parameter.dtype for parameter in module.parameters()} == {image.dtype} == {torch.float16}
     assert image.is_contiguous(memory_format=torch.channels_last)
-    module, (image,) = dnn_of(TINY, replace(work, device="cpu"))
-    assert {parameter.dtype for parameter in module.parameters()} == {image.dtype} == {torch.float32}
+    for other in (replace(work, device="cpu"), replace(work, condition=CONDITIONS["ours_fp16"])):  # its backend casts
+        module, (image,) = dnn_of(TINY, other)
+        assert {parameter.dtype for parameter in module.parameters()} == {image.dtype} == {torch.float32}
 
 
 # -- what counts

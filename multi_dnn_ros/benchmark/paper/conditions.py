@@ -25,9 +25,9 @@ class Condition:
     """One way to run a set.
 
     execution: `eager`; `compile`, torch.compile with reduce-overhead; `auto` or another backend of the engine.
-    precision: on a GPU; a CPU computes in fp32. decomposed: alignment of the ranks, None for the original network.
-    jobs: that each DNN is cut into; 0: as --jobs says. cuda_only: what it is about exists on a GPU alone.
-    optional: measured only when asked for.
+    precision, channels_last: on a GPU; a CPU computes in fp32. The engine's backends choose the memory format.
+    decomposed: alignment of the ranks, None for the original network. jobs: that each DNN is cut into; 0: as --jobs
+    says. cuda_only: what it is about exists on a GPU alone. optional: measured only when asked for.
     """
 
     name: str
@@ -66,7 +66,6 @@ _ALL = (
         "engine",
         "auto",
         "fp16",
-        channels_last=True,
         jobs=0,
         cuda_only=True,
     ),
@@ -77,7 +76,6 @@ _ALL = (
         "engine",
         "auto",
         "fp16",
-        channels_last=True,
         cuda_only=True,
     ),
     Condition(
@@ -87,8 +85,17 @@ _ALL = (
         "engine",
         "auto",
         "fp16",
-        channels_last=True,
         decomposed=32,
+        jobs=0,
+        cuda_only=True,
+    ),
+    Condition(
+        "ours_inductor",
+        "ours Inductor fp16",
+        "this package's engine with Inductor's kernels at fp16",
+        "engine",
+        "inductor",
+        "fp16",
         jobs=0,
         cuda_only=True,
     ),
@@ -112,7 +119,6 @@ _ALL = (
         "in_turn",
         "auto",
         "fp16",
-        channels_last=True,
         cuda_only=True,
         optional=True,
     ),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, precision_of
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import make_task
 from multi_dnn_ros.benchmark.paper.make_ready import Work, make_chains
 from multi_dnn_ros.benchmark.paper.partition import Partition
@@ -48,14 +48,15 @@ URGENCIES = (Urgency("high", 10, 1.0), Urgency("middle", 5, 2.0), Urgency("low",
 
 @dataclass(frozen=True)
 class DeadlinePlan:
-    """dnns: networks that are taken in turn. rate_hz: of a camera, about. seconds: of each run, and of each measurement
-    of the capacity.
+    """dnns: networks that are taken in turn. condition: how the engine runs them. rate_hz: of a camera, about.
+
+    seconds: of each run; measurements of the capacity take half of that.
     """
 
     dnns: DnnSet
     device: torch.device
     sms: int | None = None
-    precision: str = "fp32"
+    condition: Condition = CONDITIONS["ours"]
     jobs: int = 8
     rate_hz: float = 30.0
     most_dnns: int = 24
@@ -92,7 +93,8 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
             "set": plan.dnns.name,
             "device": str(plan.device),
             "sms": plan.sms,
-            "precision": precision_of(bench.condition, plan.device),
+            "condition": plan.condition.name,
+            "precision": precision_of(plan.condition, plan.device),
             "jobs": plan.jobs,
             "seconds": plan.seconds,
             "seed": plan.seed,
@@ -147,8 +149,6 @@ class _Bench:
     def __init__(self, plan: DeadlinePlan) -> None:
         self._plan = plan
         self._partition = Partition(plan.device, plan.sms)
-        half = plan.precision != "fp32"
-        self.condition = replace(CONDITIONS["ours"], precision=plan.precision, channels_last=half)
         self.tasks: list[DnnTask] = []
 
     def grow(self, count: int) -> None:
@@ -156,7 +156,9 @@ class _Bench:
         networks = list(itertools.islice(itertools.cycle(self._plan.dnns.networks), len(self.tasks), count))
         if not networks:
             return
-        work = Work(self.condition, tuple(networks), str(self._plan.device), jobs=self._plan.jobs, seed=self._plan.seed)
+        work = Work(
+            self._plan.condition, tuple(networks), str(self._plan.device), jobs=self._plan.jobs, seed=self._plan.seed
+        )
         chains, inputs = make_chains(work, self._partition)
         grouped = [network for network in dict.fromkeys(networks) for _ in range(networks.count(network))]
         ready: dict[Network, list[Any]] = {network: [] for network in grouped}

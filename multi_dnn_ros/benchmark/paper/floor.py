@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.compression.macs import Cost, cost
-from multi_dnn_ros.compression.timing import DTYPES
 
 #: (network, alignment of its ranks or None for the original) -> what one inference costs.
 Costs = Mapping[tuple[Network, int | None], Cost]
@@ -48,8 +48,8 @@ def measure_rates(device: str, sms: int | None, tf32: bool, cpu_threads: int) ->
         seconds = _least_seconds(lambda: target.copy_(source), partition)
         bandwidth = 2 * source.numel() * source.element_size() / seconds
         rates = {}
-        for precision in DTYPES if on_gpu else ("fp32",):
-            matrix = torch.randn(side, side, device=partition.device).to(DTYPES[precision])
+        for precision in ("fp32", "fp16") if on_gpu else ("fp32",):
+            matrix = torch.randn(side, side, device=partition.device).to(PRECISIONS[precision].dtype)
             product = torch.empty_like(matrix)
             seconds = _least_seconds(lambda: torch.mm(matrix, matrix, out=product), partition)  # noqa: B023
             rates[precision] = 2.0 * side**3 / seconds
@@ -73,7 +73,7 @@ def floor_of(dnns: DnnSet, condition: Condition, costs: Costs, rates: Rates, dev
     """Milliseconds in which every DNN of the set can be through once, at best, and what bounds it."""
     precision = precision_of(condition, device)
     each = [costs[network, condition.decomposed] for network in dnns.networks]
-    moved = sum(cost.bytes for cost in each) * DTYPES[precision].itemsize // DTYPES["fp32"].itemsize
+    moved = sum(cost.bytes for cost in each) * PRECISIONS[precision].dtype.itemsize // torch.float32.itemsize
     operations = 2 * sum(cost.macs for cost in each)
     times = {
         "bandwidth": moved / rates.bytes_per_s * 1e3,

@@ -11,18 +11,20 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import InTurn, Loop, ThroughEngine
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
-from multi_dnn_ros.compression.timing import DTYPES
 from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.pipeline import choose_backend
+from multi_dnn_ros.pipeline import choose_backend, cpu_count
 
 #: Calls before anything is measured: libraries choose algorithms, compilers compile.
 _WARM_UP_CALLS = 4
+#: Ways to run that no backend of the engine makes ready, and that no backend casts to a precision.
+_WITHOUT_BACKEND = ("eager", "compile")
 
 
 @dataclass(frozen=True)
@@ -46,22 +48,27 @@ class Work:
 
 def make_loop(work: Work) -> Loop:
     """Build, compile, capture, warm up. Sets PyTorch's threads and TF32 for the process."""
-    torch.set_num_threads(work.cpu_threads)
+    torch.set_num_threads(work.cpu_threads if work.condition.layout == "processes" else cpu_count())  # to build with
     if not work.tf32:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
     partition = Partition(torch.device(work.device), work.sms)
-    return _make[work.condition.layout](work, partition)
+    loop = _make[work.condition.layout](work, partition)
+    torch.set_num_threads(work.cpu_threads)
+    return loop
 
 
 def dnn_of(network: Network, work: Work) -> tuple[nn.Module, Tensors]:
-    """The module on the CPU and its input, both in the condition's precision and memory format."""
+    """The module and its input on the CPU: float32 where a backend will cast them, else as the condition wants them."""
     condition = work.condition
     module = make_network(network, alignment=condition.decomposed, artifacts=work.artifacts, seed=work.seed)
-    dtype = DTYPES[precision_of(condition, torch.device(work.device))]
+    image = example_image(network, work.seed)
+    if condition.execution not in _WITHOUT_BACKEND:
+        return module, (image,)
+    dtype = PRECISIONS[precision_of(condition, torch.device(work.device))].dtype
     layout = torch.channels_last if condition.channels_last else torch.contiguous_format
-    image = example_image(network, work.seed).to(dtype).to(memory_format=layout)
-    return module.to(dtype).to(memory_format=layout), (image,)  # type: ignore[call-overload]
+    cast = module.to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
+    return cast, (image.to(dtype).to(memory_format=layout),)
 
 
 def _in_turn(work: Work, partition: Partition) -> Loop:
@@ -155,7 +162,10 @@ def _instances(
     """The network `count` times, cut into jobs and made ready by the condition's backend."""
     execution = work.condition.execution
     stages = cut(module, inputs, jobs, fold_batch_norm=execution != "eager")
-    return [choose_backend(execution, device).prepare(copy.deepcopy(stages), inputs, device) for _ in range(count)]
+    # fp32 is what the process is set to, with TF32 or without, as for the conditions that have no backend.
+    precision = precision_of(work.condition, device)
+    backend = choose_backend(execution, device, "auto" if precision == "fp32" or execution == "eager" else precision)
+    return [backend.prepare(copy.deepcopy(stages), inputs, device) for _ in range(count)]
 
 
 _make: dict[str, Callable[[Work, Partition], Loop]] = {

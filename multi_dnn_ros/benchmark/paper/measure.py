@@ -31,6 +31,8 @@ _WARM_UP_S = 0.3
 #: For the estimate: seconds of a core that a new process takes to import, and to build and warm up its DNNs.
 _IMPORT_S, _BUILD_S = 5.0, 6.0
 
+_COMPILED = ("compile", "inductor")
+
 Progress = Callable[[str], None]
 Save = Callable[[Mapping[str, Any]], None]
 
@@ -106,7 +108,7 @@ def estimate_s(plan: Plan) -> float:
         processes = sum(len(plan.works(dnns, condition)) for condition in plan.conditions)
         total += processes * _IMPORT_S / cpu_count()
         for condition in plan.conditions:
-            compiled = sum(network.compile_s for network in dnns.kinds) if condition.execution == "compile" else 0.0
+            compiled = sum(network.compile_s for network in dnns.kinds) if condition.execution in _COMPILED else 0.0
             works = len(plan.works(dnns, condition))
             total += compiled + _BUILD_S * max(1.0, works / cpu_count()) + _WARM_UP_S + plan.repeats * run_s
     return total
