@@ -69,6 +69,8 @@ def markdown(content: Mapping[str, Any]) -> str:
         f"run of {settings['seconds']:g} s, medians over the runs. Ratios are medians of the ratios within a block.",
         f"Measured there: {_rates(content['rates'])}.",
     ]
+    if len(content["sets"]) > 1:
+        lines += ["", f"Time of one inference, ms (of {BASELINE}):", "", _overview(content["sets"])]
     for name, of_set in content["sets"].items():
         summaries = of_set["summary"]
         samples = [sum(network["samples"] for network in summary["ms"].values()) for summary in summaries.values()]
@@ -111,6 +113,20 @@ def _table(of_set: Mapping[str, Any]) -> str:
             ]
         )
     return table(header, rows)
+
+
+def _overview(sets: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each condition, a column for each set."""
+    names = list(dict.fromkeys(name for of_set in sets.values() for name in of_set["summary"]))
+
+    def cell(summary: Mapping[str, Any] | None) -> str:
+        if summary is None:
+            return ""
+        ratio = _ratio(summary.get(f"of_{BASELINE}"))
+        return f"{summary['mean_ms']:.3g}" + (f" ({ratio})" if ratio else "")
+
+    rows = [[name, *(cell(of_set["summary"].get(name)) for of_set in sets.values())] for name in names]
+    return table(["condition", *sets], rows)
 
 
 def _ratio(ratios: Mapping[str, float] | None) -> str:

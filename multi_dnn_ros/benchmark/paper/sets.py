@@ -25,10 +25,15 @@ class Network:
 
 @dataclass(frozen=True)
 class DnnSet:
-    """DNNs that run at once, each with weights of its own."""
+    """DNNs that run at once, each with weights of its own. networks: equal ones side by side."""
 
     name: str
     networks: tuple[Network, ...]
+
+    def __post_init__(self) -> None:
+        grouped = tuple(network for network, count in self.kinds.items() for _ in range(count))
+        if grouped != self.networks:
+            raise ValueError(f"set {self.name}: equal networks must be side by side")
 
     @property
     def kinds(self) -> dict[Network, int]:
