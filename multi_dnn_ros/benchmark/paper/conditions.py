@@ -98,6 +98,7 @@ _ALL = (
         "fp16",
         jobs=0,
         cuda_only=True,
+        optional=True,
     ),
     Condition(
         ALTERNATIVE,
@@ -129,7 +130,8 @@ CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _
 def choose_conditions(names: Sequence[str], device: torch.device) -> list[Condition]:
     """Those of these names; without names those that make sense on the device. UsageError.
 
-    On a CPU torch.compile is measured only when asked for: it takes a C++ compiler and minutes.
+    On a CPU torch.compile is measured only when asked for: it takes a C++ compiler and minutes. So does Inductor with
+    freezing on any device.
     """
     for name in names:
         if name not in CONDITIONS:

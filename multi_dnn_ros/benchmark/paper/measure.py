@@ -31,7 +31,8 @@ _WARM_UP_S = 0.3
 #: For the estimate: seconds of a core that a new process takes to import, and to build and warm up its DNNs.
 _IMPORT_S, _BUILD_S = 5.0, 6.0
 
-_COMPILED = ("compile", "inductor")
+#: What compiles, and how many times as long as torch.compile without freezing.
+_COMPILE_FACTORS = {"compile": 1.0, "inductor": 3.0}
 
 Progress = Callable[[str], None]
 Save = Callable[[Mapping[str, Any]], None]
@@ -108,7 +109,7 @@ def estimate_s(plan: Plan) -> float:
         processes = sum(len(plan.works(dnns, condition)) for condition in plan.conditions)
         total += processes * _IMPORT_S / cpu_count()
         for condition in plan.conditions:
-            compiled = sum(network.compile_s for network in dnns.kinds) if condition.execution in _COMPILED else 0.0
+            compiled = sum(network.compile_s for network in dnns.kinds) * _COMPILE_FACTORS.get(condition.execution, 0.0)
             works = len(plan.works(dnns, condition))
             total += compiled + _BUILD_S * max(1.0, works / cpu_count()) + _WARM_UP_S + plan.repeats * run_s
     return total
@@ -161,12 +162,18 @@ def _measure_set(
     before = content["sets"].get(dnns.name, {}).get("conditions", {})
     entries: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
-        progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(plan.conditions)} conditions")
+        # What failed in a run that is resumed stays out: its blocks would not be those of the others.
+        out = {name for name, entry in before.items() if done and entry.get("error")}
+        taking_part = [condition for condition in plan.conditions if condition.name not in out]
+        progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(taking_part)} conditions")
         crews = {
             condition.name: stack.enter_context(Crew(condition.name, plan.works(dnns, condition)))
-            for condition in plan.conditions
+            for condition in taking_part
         }
         for condition in plan.conditions:
+            if condition.name in out:
+                entries[condition.name] = dict(before[condition.name])
+                continue
             entry = entries[condition.name] = {
                 **_describe(plan, condition),
                 "floor": floor_of(dnns, condition, bounds[1], bounds[0], plan.device),

@@ -92,7 +92,7 @@ def _table(of_set: Mapping[str, Any]) -> str:
     conditions, summaries = of_set["conditions"], of_set["summary"]
     header = [
         "condition", "ms", "p95", "p99", f"of {BASELINE}", f"of {ALTERNATIVE}", "times the floor", "inferences/s",
-        "memory MiB", "CPU us a job", "longest stall ms",
+        f"memory MiB (of {BASELINE})", "CPU us a job", "longest stall ms",
     ]  # fmt: skip
     rows = []
     for name, summary in summaries.items():
@@ -107,12 +107,19 @@ def _table(of_set: Mapping[str, Any]) -> str:
                 _ratio(summary.get(f"of_{ALTERNATIVE}")),
                 f"{summary['of_floor']:.1f} ({condition['floor']['bound']})" if "of_floor" in summary else "",
                 f"{summary['inferences_per_s']:.0f}",
-                f"{condition['memory_bytes'] / 2**20:.0f}" if condition.get("memory_bytes") else "",
+                _memory(condition, summary),
                 f"{summary['host_us_per_job']:.0f} x {condition['jobs']}",
                 f"{summary['stall_ms']:.1f}",
             ]
         )
     return table(header, rows)
+
+
+def _memory(condition: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    if not condition.get("memory_bytes"):
+        return ""
+    ratio = summary.get(f"memory_of_{BASELINE}")
+    return f"{condition['memory_bytes'] / 2**20:.0f}" + (f" ({ratio:.2f})" if ratio is not None else "")
 
 
 def _overview(sets: Mapping[str, Mapping[str, Any]]) -> str:
