@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -307,10 +307,22 @@ class _FakeCrew:
         pass
 
 
+class _InThisThread(Executor):
+    """Fake tensors crash PyTorch 2.11 in a second thread that is not the main one."""
+
+    def __init__(self, count: int, mp_context: object) -> None:
+        pass
+
+    def submit(self, call: Any, /, *arguments: Any, **named: Any) -> Future:
+        future: Future = Future()
+        future.set_result(call(*arguments, **named))
+        return future
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(measuring, "Crew", _FakeCrew)
-    monkeypatch.setattr(measuring, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(count))
+    monkeypatch.setattr(measuring, "ProcessPoolExecutor", _InThisThread)
     monkeypatch.setattr(measuring, "measure_rates", lambda *arguments: Rates(1e9, {"fp32": 1e9}))
     _FakeCrew.asked = []
     _FakeCrew.broken = frozenset()
