@@ -45,12 +45,18 @@ class CudaGraph:
         self._kernels = kernels or Eager()
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
-        """Move to `device`, warm up, capture, compare with results before capturing on `inputs`."""
+        """Move to `device`, warm up, capture, compare with results before capturing on `inputs`.
+
+        Captures on the calling thread's current stream, which binds the graphs to that stream's share of the SMs, or on
+        a new one where that is the default stream, which cannot capture.
+        """
         if device.type != "cuda":
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
         uncaptured = self._kernels.prepare(stages, inputs, device)
         pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(device, priority=self._stream_priority)
+        stream = torch.cuda.current_stream(device)
+        if stream == torch.cuda.default_stream(device):
+            stream = torch.cuda.Stream(device, priority=self._stream_priority)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
+from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.errors import UsageError
 
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
 _DESCRIPTION = """\
 Measure this machine. Every scenario runs its baselines in the same process run, in random order where it can, and
 prints a table; --output writes the figures with machine, versions, sample counts and command as JSON.
-
-scenarios:
-  cpu        the configured DNNs through the engine, one after another in one thread, and as one process each
-  overhead   the engine's own cost per job, with jobs that compute nothing
-  load       the node under three cameras, one at over four times the rate that can be served: are latency, memory and
-             accounts at the end of a long run what they were at its beginning? (processes on loopback DDS)
-             With --camera, cameras of your own at their rates, none of them flooding.
-  rough      cameras that stall, send broken images, are killed and come back: do the others notice?
-  cycles     activate and deactivate again and again: is anything left behind?
 """
 _EXAMPLES = """\
 examples:
@@ -39,6 +31,10 @@ examples:
   multi-dnn benchmark load --minutes 10 --output results/load_cpu.json --plot results/load_cpu.png
   multi-dnn benchmark load --params-file my_robot.yaml --camera front=1280x720@30:rgb8 --camera rear=640x480@10:jpeg
   multi-dnn benchmark cycles --repeats 50 --device cuda
+  multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output results/vgg_16.json
+  multi-dnn benchmark deadlines
+
+Each scenario explains its options: multi-dnn benchmark SCENARIO --help.
 """
 
 
@@ -51,43 +47,60 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scenario", choices=tuple(_SCENARIOS))
+    scenarios = parser.add_subparsers(title="scenarios", dest="scenario", metavar="SCENARIO", required=True)
+    for name, (text, add_options, measure) in _SCENARIOS.items():
+        scenario = scenarios.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        _add_common(scenario)
+        add_options(scenario)
+        scenario.set_defaults(run=run, measure=measure)
+    for add in (add_paper, add_paper_report, add_deadlines):
+        add(scenarios)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--params-file", type=Path, help="DNNs to measure, as for `multi-dnn run` (default: the package's)"
     )
     parser.add_argument("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
-    parser.add_argument(
-        "--frames", type=positive, default=20, help="cpu, overhead: frames in each repeat (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--repeats", type=positive, help="repeats of each condition (default: 9), or cycles (default: 50)"
-    )
-    parser.add_argument(
-        "--minutes", type=positive_float, default=10.0, help="load: length of the run (default: %(default)g)"
-    )
+    parser.add_argument("--seed", type=natural, default=0, help="of generated images and order (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="write the figures to this JSON file")
+
+
+def _add_frames(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--frames", type=positive, default=20, help="in each repeat (default: %(default)s)")
+    parser.add_argument("--repeats", type=positive, default=9, help="of each condition (default: %(default)s)")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=positive_float, default=10.0, help="length of the run (default: %(default)g)")
     parser.add_argument(
         "--camera", type=_camera, action="append", default=[], metavar="NAME=WxH@HZ:ENCODING",
-        help="load: a camera in place of the three; ENCODING: jpeg, or that of sensor_msgs/Image; may be given again",
+        help="a camera in place of the three, at its rate; ENCODING: jpeg, or that of sensor_msgs/Image; several times",
     )  # fmt: skip
+    parser.add_argument("--plot", type=Path, help="write a picture of latency and memory over time")
+    _add_logs(parser)
+
+
+def _add_rough(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=positive_float, default=15.0, help="rough: length of each phase (default: %(default)g)"
+        "--seconds", type=positive_float, default=15.0, help="length of each phase (default: %(default)g)"
     )
-    parser.add_argument(
-        "--seed", type=natural, default=0, help="of the generated images and the order (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--logs", type=Path, help="load, rough: folder for the processes' logs (default: a temporary one)"
-    )
-    parser.add_argument("--plot", type=Path, help="load: write a picture of latency and memory over time")
-    parser.add_argument("--output", type=Path, help="write the figures to this JSON file")
-    parser.set_defaults(run=run)
+    _add_logs(parser)
+
+
+def _add_cycles(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=positive, default=50, help="cycles (default: %(default)s)")
+
+
+def _add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--logs", type=Path, help="folder for the processes' logs (default: a temporary one)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
     from multi_dnn_ros.reporting import provenance, write_json
 
-    figures, text = _SCENARIOS[args.scenario](args)
+    figures, text = args.measure(args)
     print(text)
     if args.output is not None:
         write_json(args.output, {"scenario": args.scenario, **provenance(), **figures})
@@ -110,7 +123,7 @@ def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency
     from multi_dnn_ros.reporting import table
 
-    figures = measure_concurrency(_config(args), args.frames, args.repeats or 9, args.seed)
+    figures = measure_concurrency(_config(args), args.frames, args.repeats, args.seed)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
     rows = [
         [name, f"{times['p50']:.1f}", f"{times['min']:.1f}", f"{times['max']:.1f}", f"{engine / times['p50']:.2f}"]
@@ -124,7 +137,7 @@ def _overhead(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.overhead import measure_overhead
     from multi_dnn_ros.reporting import table
 
-    cases = [measure_overhead(jobs, args.frames * 10, args.repeats or 9, dnns=3, workers=2) for jobs in (1, 4, 8, 32)]
+    cases = [measure_overhead(jobs, args.frames * 10, args.repeats, dnns=3, workers=2) for jobs in (1, 4, 8, 32)]
     rows = [
         [
             str(case["jobs"]),
@@ -163,7 +176,7 @@ def _cycles(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
     from multi_dnn_ros.benchmark.cycles import cycles_table, measure_cycles
 
-    figures = measure_cycles(_config(args), args.repeats or 50)
+    figures = measure_cycles(_config(args), args.repeats)
     return figures, cycles_table(figures)
 
 
@@ -194,4 +207,23 @@ def _logs(args: argparse.Namespace) -> Iterator[Path]:
         yield Path(folder)
 
 
-_SCENARIOS = {"cpu": _cpu, "overhead": _overhead, "load": _load, "rough": _rough, "cycles": _cycles}
+_SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[str, Any], str]]]] = {
+    "cpu": (
+        "the configured DNNs through the engine, one after another in one thread, and as one process each",
+        _add_frames,
+        _cpu,
+    ),
+    "overhead": ("the engine's own cost per job, with jobs that compute nothing", _add_frames, _overhead),
+    "load": (
+        "the node under three cameras, one at over four times the rate that can be served: are latency, memory and "
+        "accounts at the end of a long run what they were at its beginning? (processes on loopback DDS)",
+        _add_load,
+        _load,
+    ),
+    "rough": (
+        "cameras that stall, send broken images, are killed and come back: do the others notice?",
+        _add_rough,
+        _rough,
+    ),
+    "cycles": ("activate and deactivate again and again: is anything left behind?", _add_cycles, _cycles),
+}

@@ -14,12 +14,16 @@ from multi_dnn_ros.engine.job import Inference, Job
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.task import DropReason
 
+#: Makes a CUDA stream of a stream priority.
+MakeStream = Callable[[int], torch.cuda.Stream]
+
 
 class Worker(threading.Thread):
     """Takes jobs until the queue is closed. A job that raises loses its frame and nothing else.
 
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
-    stream_priority: of the CUDA stream for jobs of a DNN priority.
+    stream_priority: of the CUDA stream for jobs of a DNN priority. make_stream: makes one of a CUDA stream priority, in
+    the worker's own thread; None: an ordinary one of the device.
     """
 
     def __init__(
@@ -28,17 +32,19 @@ class Worker(threading.Thread):
         queue: JobQueue,
         device: torch.device,
         stream_priority: Callable[[int], int] = lambda priority: 0,
+        make_stream: MakeStream | None = None,
     ) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
         self._stream_priority = stream_priority
+        self._make_stream = make_stream
         self._streams: Streams[torch.cuda.Stream] | None = None
 
     def run(self) -> None:
         # Gradient mode, device and stream are per thread in PyTorch.
         with torch.inference_mode():
-            self._streams = _own_streams(self._device)
+            self._streams = _own_streams(self._device, self._make_stream)
             while (job := self._queue.get()) is not None:
                 try:
                     self._run(job)
@@ -70,8 +76,8 @@ def hand_over(job: Job, inference: Inference, queue: JobQueue) -> None:
     inference.done(inference)
 
 
-def _own_streams(device: torch.device) -> Streams[torch.cuda.Stream] | None:
+def _own_streams(device: torch.device, make: MakeStream | None) -> Streams[torch.cuda.Stream] | None:
     if device.type != "cuda":
         return None
     torch.cuda.set_device(device)
-    return Streams(lambda priority: torch.cuda.Stream(device, priority=priority), torch.cuda.set_stream)
+    return Streams(make or (lambda priority: torch.cuda.Stream(device, priority=priority)), torch.cuda.set_stream)

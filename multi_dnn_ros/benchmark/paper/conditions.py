@@ -1,0 +1,153 @@
+"""How the DNNs of a set run at once: every condition as one entry of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from multi_dnn_ros.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+#: processes: one for each DNN. shared_queue: the paper's threads. engine: ours. in_turn: one thread for all.
+Layout = Literal["processes", "shared_queue", "engine", "in_turn"]
+BASELINE = "ori_mp"
+ALTERNATIVE = "compile_mp"
+
+#: Alignment of ranks: the paper's take what the ratio gives; ours are multiples of what the arithmetic units want.
+PAPER_RANKS = 1
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way to run a set.
+
+    execution: `eager`; `compile`, torch.compile with reduce-overhead; `auto` or another backend of the engine.
+    precision, channels_last: on a GPU; a CPU computes in fp32. The engine's backends choose the memory format.
+    decomposed: alignment of the ranks, None for the original network. jobs: that each DNN is cut into; 0: as --jobs
+    says. cuda_only: what it is about exists on a GPU alone. optional: measured only when asked for.
+    """
+
+    name: str
+    label: str
+    text: str
+    layout: Layout
+    execution: str = "eager"
+    precision: str = "fp32"
+    channels_last: bool = False
+    decomposed: int | None = None
+    jobs: int = 1
+    cuda_only: bool = False
+    optional: bool = False
+
+
+_ALL = (
+    Condition(BASELINE, "Ori.(MP)", "the paper's baseline: one process a DNN, eager", "processes"),
+    Condition("dcomp_mp", "Dcomp.(MP)", "one process a DNN, eager, decomposed", "processes", decomposed=PAPER_RANKS),
+    Condition(
+        "dcomp_mt",
+        "Dcomp.(MT)",
+        "the paper's proposal as Python code: threads, a shared queue of jobs, eager, decomposed",
+        "shared_queue",
+        decomposed=PAPER_RANKS,
+        jobs=0,
+    ),
+    Condition("ours", "ours", "this package's engine and backend", "engine", "auto", jobs=0),
+    Condition("ours_one_job", "ours, 1 job", "the same, each DNN as a single job", "engine", "auto"),
+    Condition(
+        "ours_dcomp", "ours, Dcomp.", "this package's engine, decomposed", "engine", "auto", decomposed=8, jobs=0
+    ),
+    Condition(
+        "ours_fp16",
+        "ours fp16",
+        "this package's engine at fp16",
+        "engine",
+        "auto",
+        "fp16",
+        jobs=0,
+        cuda_only=True,
+    ),
+    Condition(
+        "ours_fp16_one_job",
+        "ours fp16, 1 job",
+        "the same, each DNN as a single job",
+        "engine",
+        "auto",
+        "fp16",
+        cuda_only=True,
+    ),
+    Condition(
+        "ours_dcomp_fp16",
+        "ours fp16, Dcomp.",
+        "this package's engine at fp16, decomposed",
+        "engine",
+        "auto",
+        "fp16",
+        decomposed=32,
+        jobs=0,
+        cuda_only=True,
+    ),
+    Condition(
+        "ours_inductor",
+        "ours Inductor fp16",
+        "this package's engine with Inductor's kernels at fp16",
+        "engine",
+        "inductor",
+        "fp16",
+        jobs=0,
+        cuda_only=True,
+        optional=True,
+    ),
+    Condition(
+        ALTERNATIVE,
+        "compile(MP)",
+        "what one would pick instead: one process a DNN, torch.compile with reduce-overhead, fp16",
+        "processes",
+        "compile",
+        "fp16",
+        channels_last=True,
+    ),
+    Condition("one_thread", "one thread", "all DNNs one after another in one thread, eager", "in_turn"),
+    Condition(
+        "one_thread_graph", "one thread, graph", "the same, each DNN as one captured graph (script)", "in_turn", "auto"
+    ),
+    Condition(
+        "one_thread_graph_fp16",
+        "one thread, graph fp16",
+        "the same at fp16",
+        "in_turn",
+        "auto",
+        "fp16",
+        cuda_only=True,
+        optional=True,
+    ),
+)
+CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _ALL}
+
+
+def choose_conditions(names: Sequence[str], device: torch.device) -> list[Condition]:
+    """Those of these names; without names those that make sense on the device. UsageError.
+
+    On a CPU torch.compile is measured only when asked for: it takes a C++ compiler and minutes. So does Inductor with
+    freezing on any device.
+    """
+    for name in names:
+        if name not in CONDITIONS:
+            raise UsageError(f"--conditions has '{name}'; allowed: {', '.join(CONDITIONS)}")
+        if CONDITIONS[name].cuda_only and device.type != "cuda":
+            raise UsageError(f"--conditions has '{name}', which needs a GPU; the device is {device}")
+    if names:
+        return [CONDITIONS[name] for name in dict.fromkeys(names)]
+    return [
+        condition
+        for condition in _ALL
+        if not condition.optional
+        and (device.type == "cuda" or not (condition.cuda_only or condition.execution == "compile"))
+    ]
+
+
+def precision_of(condition: Condition, device: torch.device) -> str:
+    """A CPU computes everything in fp32: its half-precision arithmetic is no gain, where it has any."""
+    return condition.precision if device.type == "cuda" else "fp32"

@@ -1,0 +1,228 @@
+"""The processes of a condition: started, made ready, run at the same moment, and ended whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
+from multi_dnn_ros.cli.errors import CommandError
+
+#: Between the order to run and the window: every process gets the order and is up to speed.
+RUN_IN_S = 0.2
+#: A run before each run, not counted: processes that stood idle get back their memory, caches and clock rates.
+WAKE_S = 0.1
+_RUN_EXTRA_S = 120.0
+_END_S = 10.0
+
+
+class CrewError(CommandError):
+    """A process of a condition failed or fell silent; the message says which and how."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """prepare: build the DNNs. Else run them over the window, with the 1 kHz thread beside them where ticker is set."""
+
+    prepare: bool = False
+    window: Window | None = None
+    ticker: bool = False
+
+
+@dataclass(frozen=True)
+class DnnReport:
+    """What one DNN did. latencies_ms: of the inferences that count. completed: of these, those done in the window."""
+
+    network: str
+    latencies_ms: list[float]
+    completed: int
+    host_us_per_job: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a process answers. late_ms: of each tick of the 1 kHz thread. notes: warnings while preparing.
+
+    error: the order failed so.
+    """
+
+    dnns: tuple[DnnReport, ...] = ()
+    late_ms: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
+
+class Crew:
+    """One process for each entry of `works`; a context manager that ends them.
+
+    name: of the condition, for messages. The processes start at once and import; prepare() builds the DNNs.
+    """
+
+    def __init__(self, name: str, works: Sequence[Any]) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        self.name = name
+        self._connections: list[Connection] = []
+        self._processes = []
+        try:
+            for work in works:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(theirs, work), name=f"{name}", daemon=True)
+                process.start()
+                theirs.close()
+                self._connections.append(ours)
+                self._processes.append(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self, timeout_s: float, *, first_alone: bool = False) -> tuple[str, ...]:
+        """Build every process's DNNs; the warnings that this gave, each once.
+
+        first_alone: one process before the others, which then find in the compiler's cache what it compiled.
+        """
+        numbers = list(range(len(self._processes)))
+        groups = [numbers[:1], numbers[1:]] if first_alone else [numbers]
+        reports = [report for group in groups for report in self._ask(group, Order(prepare=True), timeout_s)]
+        return tuple(dict.fromkeys(note for report in reports for note in report.notes))
+
+    def run(self, seconds: float, *, ticker: bool = False) -> list[Report]:
+        """Run all DNNs of all processes at once."""
+        everyone = range(len(self._processes))
+        self._ask(everyone, Order(window=Window.ahead(RUN_IN_S, WAKE_S)), _RUN_EXTRA_S)
+        return self._ask(everyone, Order(window=Window.ahead(RUN_IN_S, seconds), ticker=ticker), seconds + _RUN_EXTRA_S)
+
+    def resident_bytes(self) -> int:
+        """Memory that belongs to these processes alone; 0 where the system does not tell."""
+        total = 0
+        for process in self._processes:
+            try:
+                total += psutil.Process(process.pid).memory_full_info().uss
+            except psutil.Error:
+                return 0
+        return total
+
+    def dismiss(self) -> None:
+        """Tell the processes to end, without waiting for it."""
+        for connection in self._connections:
+            connection.close()  # each process reads the end of the pipe
+
+    def close(self) -> None:
+        """End the processes; those that do not end are killed."""
+        self.dismiss()
+        deadline = time.monotonic() + _END_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _ask(self, numbers: Sequence[int], order: Order, timeout_s: float) -> list[Report]:
+        for number in numbers:
+            try:
+                self._connections[number].send(order)
+            except OSError:
+                raise self._silence(number) from None
+        deadline = time.monotonic() + timeout_s
+        reports = [self._answer(number, deadline) for number in numbers]
+        for report in reports:
+            if report.error:
+                raise CrewError(f"condition {self.name}: {report.error}")
+        return reports
+
+    def _answer(self, number: int, deadline: float) -> Report:
+        connection = self._connections[number]
+        try:
+            if not connection.poll(max(0.0, deadline - time.monotonic())):
+                raise CrewError(f"condition {self.name}: process {number} did not answer in time")
+            report = connection.recv()
+        except (EOFError, OSError):
+            raise self._silence(number) from None
+        assert isinstance(report, Report)
+        return report
+
+    def _silence(self, number: int) -> CrewError:
+        process = self._processes[number]
+        process.join(_END_S)
+        return CrewError(f"condition {self.name}: process {number} ended with exit code {process.exitcode}")
+
+
+def serve(connection: Connection, work: Any) -> None:
+    """The process: answers orders until the other end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who started us ends us
+    from multi_dnn_ros.benchmark.paper.make_ready import make_loop
+
+    loop = None
+    while True:
+        try:
+            order: Order = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            if order.prepare:
+                with _Warnings() as warnings:
+                    loop = make_loop(work)
+                answer = Report(notes=tuple(warnings.texts))
+            else:
+                assert loop is not None
+                assert order.window is not None
+                answer = _run(loop, work, order.window, order.ticker)
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            answer = Report(error=f"{type(error).__name__}: {lines[0]}")
+        connection.send(answer)
+
+
+def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
+    gc.collect()
+    late_ns: list[int] = []
+    if with_ticker:
+        with Ticker() as ticker:
+            tallies = loop.run(window)
+        late_ns = ticker.late_ns
+    else:
+        tallies = loop.run(window)
+    return Report(
+        dnns=tuple(
+            DnnReport(
+                network.builder,
+                [latency / 1e6 for latency in tally.latencies_ns],
+                tally.completed,
+                tally.host_ns / max(1, tally.jobs) / 1e3,
+            )
+            for network, tally in zip(work.networks, tallies, strict=True)
+        ),
+        late_ms=tuple(late / 1e6 for late in late_ns),
+    )
+
+
+class _Warnings(logging.Handler):
+    """The warnings of this package while the block runs, such as a job that cannot be captured."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def __enter__(self) -> _Warnings:
+        logging.getLogger("multi_dnn_ros").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("multi_dnn_ros").removeHandler(self)

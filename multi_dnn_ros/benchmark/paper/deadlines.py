@@ -1,0 +1,271 @@
+"""Three cameras on one engine near and beyond its capacity: who misses deadlines, whose frames are dropped?"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
+from multi_dnn_ros.benchmark.paper.loops import make_task
+from multi_dnn_ros.benchmark.paper.make_ready import Work, make_chains
+from multi_dnn_ros.benchmark.paper.partition import Partition
+from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
+from multi_dnn_ros.pipeline import cpu_count, default_workers
+from multi_dnn_ros.reporting import distribution, table
+
+CAMERAS = ("front", "left", "rear")
+POLICIES = ("fifo", "priority", "edf")
+#: Parts of what the engine was measured to serve.
+LOADS = (0.5, 0.9, 1.2)
+_IMAGE = np.zeros((4, 4, 3), np.uint8)
+_DRAIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Urgency:
+    """priority: of a DNN. periods: its deadline, in frame periods of a camera."""
+
+    name: str
+    priority: int
+    periods: float
+
+
+#: The DNNs belong to them in turn.
+URGENCIES = (Urgency("high", 10, 1.0), Urgency("middle", 5, 2.0), Urgency("low", 0, 3.0))
+
+
+@dataclass(frozen=True)
+class DeadlinePlan:
+    """dnns: networks that are taken in turn. condition: how the engine runs them. rate_hz: of a camera, about.
+
+    seconds: of each run; measurements of the capacity take half of that.
+    """
+
+    dnns: DnnSet
+    device: torch.device
+    sms: int | None = None
+    condition: Condition = CONDITIONS["ours"]
+    jobs: int = 8
+    rate_hz: float = 30.0
+    most_dnns: int = 24
+    repeats: int = 3
+    seconds: float = 5.0
+    seed: int = 0
+
+
+def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Every load under every policy, in random order, repeated.
+
+    cases: accounts of each run by urgency. `exact`: every frame that was sent is a result or a counted drop.
+    """
+    torch.set_num_threads(max(1, cpu_count() // len(CAMERAS)) if plan.device.type == "cpu" else 1)
+    bench = _Bench(plan)
+    bench.grow(max(len(URGENCIES), len(plan.dnns.networks)))
+    served_hz = bench.frames_per_s(len(bench.tasks)) * len(bench.tasks)
+    counts = {load: dnns_for(load, served_hz, plan.rate_hz, plan.most_dnns) for load in LOADS}
+    bench.grow(max(counts.values()))
+    rates = {}
+    for load, count in counts.items():
+        capacity = bench.frames_per_s(count)
+        rates[load] = load * capacity / len(CAMERAS)
+        progress(f"load {load:.0%}: {count} DNNs serve {capacity:.1f} frames/s; cameras at {rates[load]:.1f} Hz")
+    order = [(load, policy, repeat) for repeat in range(plan.repeats) for load in LOADS for policy in POLICIES]
+    random.Random(plan.seed).shuffle(order)
+    cases = []
+    for number, (load, policy, repeat) in enumerate(order, start=1):
+        case = bench.run(counts[load], rates[load], policy)
+        cases.append({"load": load, "policy": policy, "repeat": repeat, **case})
+        progress(f"run {number} of {len(order)}: load {load:.0%}, {policy}")
+    return {
+        "settings": {
+            "set": plan.dnns.name,
+            "device": str(plan.device),
+            "sms": plan.sms,
+            "condition": plan.condition.name,
+            "precision": precision_of(plan.condition, plan.device),
+            "jobs": plan.jobs,
+            "seconds": plan.seconds,
+            "seed": plan.seed,
+        },
+        "urgencies": {urgency.name: vars(urgency) for urgency in URGENCIES},
+        "cases": cases,
+        "summary": summarize_cases(cases),
+        "passed": all(case["exact"] for case in cases),
+    }
+
+
+def dnns_for(load: float, served_hz: float, rate_hz: float, most: int) -> int:
+    """How many DNNs make this load of cameras at `rate_hz`, when `served_hz` inferences a second can be served."""
+    return max(len(URGENCIES), min(most, round(load * served_hz / (len(CAMERAS) * rate_hz))))
+
+
+def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each load, policy and urgency: parts of the frames offered, medians over the repeats."""
+    rows = []
+    for load, policy, urgency in itertools.product(LOADS, POLICIES, (urgency.name for urgency in URGENCIES)):
+        found = [case for case in cases if (case["load"], case["policy"]) == (load, policy)]
+        accounts = [case["accounts"][urgency] for case in found]
+        rows.append(
+            {
+                "load": load,
+                "policy": policy,
+                "urgency": urgency,
+                "dnns": found[0]["dnns"],
+                "rate_hz": found[0]["rate_hz"],
+                "missed": statistics.median(each["missed"] / each["offered"] for each in accounts),
+                "dropped": statistics.median(sum(each["dropped"].values()) / each["offered"] for each in accounts),
+                "p99_ms": statistics.median(each["latency_ms"].get("p99", 0.0) for each in accounts),
+            }
+        )
+    return rows
+
+
+def deadlines_table(figures: Mapping[str, Any]) -> str:
+    """For the terminal."""
+    header = ["load", "DNNs", "Hz a camera", "policy", *(f"{u.name}: missed, dropped, p99 ms" for u in URGENCIES)]
+    rows = []
+    for load, policy in itertools.product(LOADS, POLICIES):
+        found = [row for row in figures["summary"] if (row["load"], row["policy"]) == (load, policy)]
+        cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {row['p99_ms']:.1f}" for row in found]
+        rows.append([f"{load:.0%}", str(found[0]["dnns"]), f"{found[0]['rate_hz']:.1f}", policy, *cells])
+    return f"{table(header, rows)}\naccounts: {'exact' if figures['passed'] else 'DO NOT ADD UP'}"
+
+
+class _Bench:
+    """DNNs that are ready, and the engine around the first so many of them. tasks: they serve all cameras."""
+
+    def __init__(self, plan: DeadlinePlan) -> None:
+        self._plan = plan
+        self._partition = Partition(plan.device, plan.sms)
+        self.tasks: list[DnnTask] = []
+
+    def grow(self, count: int) -> None:
+        """Make DNNs ready until there are so many."""
+        networks = list(itertools.islice(itertools.cycle(self._plan.dnns.networks), len(self.tasks), count))
+        if not networks:
+            return
+        work = Work(
+            self._plan.condition, tuple(networks), str(self._plan.device), jobs=self._plan.jobs, seed=self._plan.seed
+        )
+        chains, inputs = make_chains(work, self._partition)
+        grouped = [network for network in dict.fromkeys(networks) for _ in range(networks.count(network))]
+        ready: dict[Network, list[Any]] = {network: [] for network in grouped}
+        for network, chain, tensors in zip(grouped, chains, inputs, strict=True):
+            ready[network].append((chain, tensors))
+        for network in networks:
+            chain, tensors = ready[network].pop()
+            self.tasks.append(_task(f"dnn{len(self.tasks)}", chain, tensors))
+
+    def frames_per_s(self, count: int) -> float:
+        """Frames that the first `count` DNNs serve, all of them each, when there is always one waiting."""
+        engine, failures = self._engine(count, "fifo", lambda result: None)
+        engine.start()
+        try:
+            cameras = itertools.cycle(CAMERAS)
+            begin, frames = time.monotonic(), 0
+            while time.monotonic() - begin < self._plan.seconds / 2 or frames < len(CAMERAS):
+                engine.submit(_frame(next(cameras)))
+                frames += 1
+            _await_idle(engine, failures)
+            return frames / (time.monotonic() - begin)
+        finally:
+            engine.stop(2.0)
+
+    def run(self, count: int, rate_hz: float, policy: str) -> dict[str, Any]:
+        """Cameras at `rate_hz`, evenly out of step, on the first `count` DNNs."""
+        latencies: dict[str, list[float]] = {task.name: [] for task in self.tasks}
+        engine, failures = self._engine(
+            count, policy, lambda result: latencies[result.dnn].append(result.timing.end_to_end_ns / 1e6), rate_hz
+        )
+        frames = max(len(CAMERAS), round(self._plan.seconds * rate_hz * len(CAMERAS)))
+        engine.start()
+        try:
+            late_s = _feed(engine, frames, 1.0 / (rate_hz * len(CAMERAS)))
+            _await_idle(engine, failures)
+            streams = engine.statistics().streams
+        finally:
+            engine.stop(2.0)
+        accounts: dict[str, dict[str, Any]] = {}
+        for place, urgency in enumerate(URGENCIES):
+            names = {task.name for task in self.tasks[:count][place :: len(URGENCIES)]}
+            own = [stream for (dnn, _), stream in streams.items() if dnn in names]
+            samples = [ms for name in names for ms in latencies[name]]
+            dropped: Counter[str] = Counter()
+            for stream in own:
+                dropped.update({reason.value: lost for reason, lost in stream.dropped.items()})
+            accounts[urgency.name] = {
+                "offered": sum(stream.offered for stream in own),
+                "published": sum(stream.published for stream in own),
+                "dropped": dict(dropped),
+                "missed": sum(stream.deadline_misses for stream in own),
+                "latency_ms": distribution(samples) if samples else {},
+            }
+        exact = (
+            all(stream.offered == stream.published + sum(stream.dropped.values()) for stream in streams.values())
+            and sum(each["offered"] for each in accounts.values()) == frames * count
+        )
+        return {
+            "dnns": count, "rate_hz": rate_hz, "frames": frames, "longest_late_ms": late_s * 1e3,
+            "accounts": accounts, "exact": exact,
+        }  # fmt: skip
+
+    def _engine(
+        self, count: int, policy: str, on_result: Callable[[Result], None], rate_hz: float = 0.0
+    ) -> tuple[Engine, list[Failure]]:
+        tasks = [
+            replace(task, priority=urgency.priority, deadline_ns=round(urgency.periods / rate_hz * 1e9))
+            if rate_hz
+            else task
+            for task, urgency in zip(self.tasks[:count], itertools.cycle(URGENCIES), strict=False)
+        ]
+        failures: list[Failure] = []
+        device = self._plan.device
+        engine = Engine(
+            tasks,
+            workers=default_workers(device, count),
+            policy=policy,
+            device=device,
+            on_result=on_result,
+            on_failure=failures.append,
+            make_stream=self._partition.make_stream if device.type == "cuda" else None,
+        )
+        return engine, failures
+
+
+def _task(name: str, chain: tuple[Stage, ...], inputs: Tensors) -> DnnTask:
+    return replace(make_task(name, chain, inputs), cameras=CAMERAS)
+
+
+def _frame(camera: str) -> Frame:
+    return Frame(camera, time.monotonic_ns(), lambda: _IMAGE)
+
+
+def _feed(engine: Engine, frames: int, period_s: float) -> float:
+    """Offer a frame a period, of the cameras in turn; seconds that the latest one came after its time."""
+    begin, late_s = time.monotonic(), 0.0
+    for number in range(frames):
+        wait_s = begin + number * period_s - time.monotonic()
+        late_s = max(late_s, -wait_s)
+        time.sleep(max(0.0, wait_s))
+        engine.offer(_frame(CAMERAS[number % len(CAMERAS)]))
+    return late_s
+
+
+def _await_idle(engine: Engine, failures: Sequence[Failure]) -> None:
+    through = engine.wait_idle(_DRAIN_S)
+    if failures:
+        raise CommandError(f"{failures[0].dnn} failed: {failures[0].message}")
+    if not through:
+        raise CommandError(f"the engine did not finish its frames within {_DRAIN_S:g} s")

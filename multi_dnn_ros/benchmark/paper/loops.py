@@ -1,0 +1,154 @@
+"""The closed loops of the DNNs of one process: each DNN begins its next inference when it has the result of the last.
+
+Every loop begins at once and counts inside a window, so that what is counted runs among DNNs that are all up to speed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.benchmark.paper.partition import Partition
+from multi_dnn_ros.benchmark.paper.tally import Tally, Window
+from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
+from multi_dnn_ros.pipeline import default_workers
+
+_IMAGE = np.zeros((4, 4, 3), np.uint8)
+_DRAIN_S = 60.0
+_WORKER_THREAD = "worker-"
+
+
+class Loop(Protocol):
+    """DNNs that are ready to run."""
+
+    def run(self, window: Window) -> list[Tally]:
+        """Run until the window is over; a tally of each DNN."""
+        ...
+
+    def close(self) -> None:
+        """End its threads."""
+        ...
+
+
+class InTurn:
+    """All DNNs in one thread, one after another; with one DNN, what a process of its own does.
+
+    calls: each issues the work of one inference. wait: until it is done. mode: gradient mode of the thread. The time of
+    an inference is from the DNN's last result to this one: what waits for its turn in between is part of it.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Callable[[], object]],
+        wait: Callable[[], None],
+        mode: Callable[[], AbstractContextManager[Any]] = torch.inference_mode,
+    ) -> None:
+        self._calls = calls
+        self._wait = wait
+        self._mode = mode
+
+    def run(self, window: Window) -> list[Tally]:
+        tallies = [Tally(window) for _ in self._calls]
+        last = [window.begin_ns - 1] * len(tallies)  # so that the first round is not counted: it had no wait before
+        now = time.monotonic_ns()
+        with self._mode():
+            while any(tally.wants_more(now) for tally in tallies):
+                for index, (call, tally) in enumerate(zip(self._calls, tallies, strict=True)):
+                    began = time.thread_time_ns()
+                    call()
+                    tally.host_ns += time.thread_time_ns() - began
+                    tally.jobs += 1
+                    self._wait()
+                    now = time.monotonic_ns()
+                    tally.add(last[index], now)
+                    last[index] = now
+        return tallies
+
+    def close(self) -> None:
+        pass
+
+
+class ThroughEngine:
+    """Ours: a thread for each DNN, jobs in the shared queue, workers.
+
+    chains: the stages of each DNN. inputs: of each DNN's first stage, on the device. The time of an inference is from
+    offering the frame to the result.
+    """
+
+    def __init__(self, chains: Sequence[tuple[Stage, ...]], inputs: Sequence[Tensors], partition: Partition) -> None:
+        self._partition = partition
+        self._tasks = [
+            make_task(f"dnn{number}", chain, tensors)
+            for number, (chain, tensors) in enumerate(zip(chains, inputs, strict=True))
+        ]
+
+    def run(self, window: Window) -> list[Tally]:
+        tallies = {task.name: Tally(window) for task in self._tasks}
+        failures: list[Failure] = []
+
+        def on_result(result: Result) -> None:
+            now = time.monotonic_ns()
+            tally = tallies[result.dnn]
+            tally.add(result.frame.stamp_ns, now)
+            tally.jobs += stages[result.dnn]
+            if tally.wants_more(now):
+                offer(result.dnn)
+
+        def offer(dnn: str) -> None:
+            engine.offer(Frame(dnn, time.monotonic_ns(), _image))
+
+        stages = {task.name: len(task.stages) for task in self._tasks}
+        device = self._partition.device
+        engine = Engine(
+            self._tasks,
+            workers=default_workers(device, len(self._tasks)),
+            device=device,
+            on_result=on_result,
+            on_failure=failures.append,
+            make_stream=self._partition.make_stream if device.type == "cuda" else None,
+        )
+        engine.start()
+        try:
+            for name in tallies:
+                offer(name)
+            time.sleep(max(0.0, (window.end_ns - time.monotonic_ns()) / 1e9))
+            through = engine.wait_idle(_DRAIN_S)
+            host_ns = _cpu_time_ns(_WORKER_THREAD)
+        finally:
+            engine.stop(2.0)
+        if failures:
+            raise RuntimeError(f"{failures[0].dnn}: {failures[0].message}")
+        if not through:
+            raise RuntimeError(f"the engine did not finish its frames within {_DRAIN_S:g} s after the end")
+        for tally in tallies.values():  # workers serve all DNNs alike: each gets its part by the jobs it had
+            tally.host_ns = round(host_ns * tally.jobs / max(1, sum(each.jobs for each in tallies.values())))
+        return list(tallies.values())
+
+    def close(self) -> None:
+        pass
+
+
+def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors) -> DnnTask:
+    """A DNN whose input lies on the device already, as for all other conditions, with a camera of its own name."""
+    return DnnTask(name, (name,), lambda image: inputs, chain, lambda outputs, size: None)
+
+
+def _image() -> npt.NDArray[np.uint8]:
+    return _IMAGE
+
+
+def _cpu_time_ns(prefix: str) -> int:
+    """CPU time of this process's threads whose names begin so."""
+    return sum(
+        time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
+        for thread in threading.enumerate()
+        if thread.name.startswith(prefix) and thread.ident is not None
+    )

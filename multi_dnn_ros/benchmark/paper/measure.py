@@ -1,0 +1,252 @@
+"""All conditions of a set in one run: blocks in which each has its turn once, in random order.
+
+The processes of all conditions of a set stand ready at the same time and idle when it is not their turn. What is done
+is in the file after each block, so that a run that is cut short can be resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
+from multi_dnn_ros.benchmark.paper.crew import RUN_IN_S, WAKE_S, Crew, CrewError
+from multi_dnn_ros.benchmark.paper.floor import Costs, Rates, floor_of, measure_costs, measure_rates
+from multi_dnn_ros.benchmark.paper.make_ready import Work
+from multi_dnn_ros.benchmark.paper.sets import DnnSet
+from multi_dnn_ros.benchmark.paper.statistics import run_figures, summarize
+from multi_dnn_ros.pipeline import cpu_count, default_workers
+
+_PREPARE_LIMIT_S = 900.0
+_WARM_UP_S = 0.3
+#: For the estimate: seconds of a core that a new process takes to import, and to build and warm up its DNNs.
+_IMPORT_S, _BUILD_S = 5.0, 6.0
+
+#: What compiles, and how many times as long as torch.compile without freezing.
+_COMPILE_FACTORS = {"compile": 1.0, "inductor": 3.0}
+
+Progress = Callable[[str], None]
+Save = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. seconds: of each run; the run with the 1 kHz thread takes half of that on top.
+
+    repeats: blocks. jobs: that a DNN is cut into where its condition leaves that open. sms, tf32, artifacts: see Work.
+    """
+
+    sets: tuple[DnnSet, ...]
+    conditions: tuple[Condition, ...]
+    device: torch.device
+    repeats: int = 5
+    seconds: float = 2.0
+    seed: int = 0
+    sms: int | None = None
+    tf32: bool = True
+    jobs: int = 8
+    artifacts: Path | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """What must be the same for runs to be comparable."""
+        return {
+            "device": str(self.device),
+            "sms": self.sms,
+            "tf32": self.tf32,
+            "jobs": self.jobs,
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "artifacts": None if self.artifacts is None else str(self.artifacts),
+            "conditions": [condition.name for condition in self.conditions],
+        }
+
+    def order(self, dnns: DnnSet, block: int) -> list[Condition]:
+        """The conditions in the order of their turns, the same for the same seed."""
+        order = list(self.conditions)
+        random.Random(f"{self.seed} {dnns.name} {block}").shuffle(order)
+        return order
+
+    def works(self, dnns: DnnSet, condition: Condition) -> list[Work]:
+        """One for each process of the condition."""
+        groups = [(network,) for network in dnns.networks] if condition.layout == "processes" else [dnns.networks]
+        return [
+            Work(
+                condition,
+                tuple(networks),
+                str(self.device),
+                self.sms,
+                self.tf32,
+                self.jobs,
+                self.artifacts,
+                self.seed,
+                self._cpu_threads(dnns, condition),
+            )
+            for networks in groups
+        ]
+
+    def _cpu_threads(self, dnns: DnnSet, condition: Condition) -> int:
+        """Cores shared by what computes at the same time; beside a GPU one is enough."""
+        if self.device.type != "cpu":
+            return 1
+        at_once = {"in_turn": 1, "engine": default_workers(self.device, len(dnns.networks))}
+        return max(1, cpu_count() // at_once.get(condition.layout, len(dnns.networks)))
+
+
+def estimate_s(plan: Plan) -> float:
+    """About how long it will take."""
+    total = 15.0
+    run_s = 1.5 * plan.seconds + 4 * RUN_IN_S + 2 * WAKE_S
+    for dnns in plan.sets:
+        processes = sum(len(plan.works(dnns, condition)) for condition in plan.conditions)
+        total += processes * _IMPORT_S / cpu_count()
+        for condition in plan.conditions:
+            compiled = sum(network.compile_s for network in dnns.kinds) * _COMPILE_FACTORS.get(condition.execution, 0.0)
+            works = len(plan.works(dnns, condition))
+            total += compiled + _BUILD_S * max(1.0, works / cpu_count()) + _WARM_UP_S + plan.repeats * run_s
+    return total
+
+
+def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: Progress) -> dict[str, Any]:
+    """Settings, rates and sets; calls `save` with what there is after each block.
+
+    earlier: the content of a run of the same settings that was cut short, or nothing. A condition that fails is kept
+    out of what follows, its error in its place.
+    """
+    content: dict[str, Any] = {
+        "settings": plan.settings(),
+        "rates": {},
+        **earlier,
+        "sets": dict(earlier.get("sets", {})),
+    }
+    done = {dnns.name: blocks_done(content["sets"].get(dnns.name, {})) for dnns in plan.sets}
+    left = [dnns for dnns in plan.sets if done[dnns.name] < plan.repeats]
+    if not left:
+        progress("all of it was done before")
+        return content
+    progress("bandwidth and rate of the device")
+    networks = tuple(dict.fromkeys(network for dnns in left for network in dnns.networks))
+    alignments = tuple(dict.fromkeys(condition.decomposed for condition in plan.conditions))
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        rates = pool.submit(measure_rates, str(plan.device), plan.sms, plan.tf32, cpu_count()).result()
+        costs = pool.submit(measure_costs, networks, alignments, plan.artifacts).result()
+    content["rates"] = asdict(rates)
+    for dnns in left:
+        _measure_set(plan, dnns, done[dnns.name], content, (rates, costs), save, progress)
+    return content
+
+
+def blocks_done(of_set: Mapping[str, Any]) -> int:
+    """Blocks of a set that every condition which did not fail has been through."""
+    counts = [len(entry["runs"]) for entry in of_set.get("conditions", {}).values() if not entry.get("error")]
+    return min(counts, default=0)
+
+
+def _measure_set(
+    plan: Plan,
+    dnns: DnnSet,
+    done: int,
+    content: dict[str, Any],
+    bounds: tuple[Rates, Costs],
+    save: Save,
+    progress: Progress,
+) -> None:
+    before = content["sets"].get(dnns.name, {}).get("conditions", {})
+    entries: dict[str, dict[str, Any]] = {}
+    with contextlib.ExitStack() as stack:
+        # What failed in a run that is resumed stays out: its blocks would not be those of the others.
+        out = {name for name, entry in before.items() if done and entry.get("error")}
+        taking_part = [condition for condition in plan.conditions if condition.name not in out]
+        progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(taking_part)} conditions")
+        crews = {
+            condition.name: stack.enter_context(Crew(condition.name, plan.works(dnns, condition)))
+            for condition in taking_part
+        }
+        for condition in plan.conditions:
+            if condition.name in out:
+                entries[condition.name] = dict(before[condition.name])
+                continue
+            entry = entries[condition.name] = {
+                **_describe(plan, condition),
+                "floor": floor_of(dnns, condition, bounds[1], bounds[0], plan.device),
+                "runs": list(before.get(condition.name, {}).get("runs", ()))[:done],
+            }
+            entry.update(_prepare(plan, condition, crews, progress))
+        of_set = {"dnns": [network.builder for network in dnns.networks], "conditions": entries}
+        for block in range(done, plan.repeats):
+            runs = _block(plan, plan.order(dnns, block), crews, entries)
+            for name, run in runs.items():
+                entries[name]["runs"].append({"block": block, **run})
+            of_set["summary"] = summarize(entries)
+            content["sets"][dnns.name] = of_set
+            save(content)
+            times = ", ".join(f"{name} {run['mean_ms']:.2f}" for name, run in runs.items())
+            progress(f"{dnns.name}: block {block + 1} of {plan.repeats}, ms: {times}")
+            if not runs:
+                raise CrewError(f"every condition of {dnns.name} failed: {next(iter(entries.values()))['error']}")
+        for crew in crews.values():  # all at once, as each takes its time
+            crew.dismiss()
+
+
+def _describe(plan: Plan, condition: Condition) -> dict[str, Any]:
+    return {
+        "label": condition.label,
+        "text": condition.text,
+        "precision": precision_of(condition, plan.device),
+        "jobs": condition.jobs or plan.jobs,
+        "decomposed": condition.decomposed,
+    }
+
+
+def _prepare(plan: Plan, condition: Condition, crews: dict[str, Crew], progress: Progress) -> dict[str, Any]:
+    """Memory, time and warnings of making a condition ready; its error where it cannot be, and it loses its crew."""
+    crew = crews[condition.name]
+    begin, before = time.monotonic(), _used_bytes(plan.device, crew)
+    try:
+        notes = crew.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile")
+        crew.run(_WARM_UP_S)
+    except CrewError as error:
+        crews.pop(condition.name).close()
+        progress(f"{condition.name}: left out: {error}")
+        return {"error": str(error)}
+    taken = _used_bytes(plan.device, crew) - (before if plan.device.type == "cuda" else 0)
+    progress(f"{condition.name}: ready after {time.monotonic() - begin:.1f} s, {taken / 2**20:.0f} MiB")
+    for note in notes:
+        progress(f"{condition.name}: {note}")
+    return {"memory_bytes": taken, "prepare_s": time.monotonic() - begin, "notes": list(notes)}
+
+
+def _used_bytes(device: torch.device, crew: Crew) -> int:
+    """On a GPU what all processes together have taken of it; else what belongs to the crew's processes alone."""
+    if device.type != "cuda":
+        return crew.resident_bytes()
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
+def _block(
+    plan: Plan, order: Sequence[Condition], crews: dict[str, Crew], entries: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """A turn of each condition; one that fails is left out from now on, with what it had measured."""
+    runs = {}
+    for condition in order:
+        crew = crews.get(condition.name)
+        if crew is None:
+            continue
+        try:
+            reports = crew.run(plan.seconds)
+            beside = crew.run(plan.seconds / 2, ticker=True)
+        except CrewError as error:
+            entries[condition.name]["error"] = str(error)
+            crews.pop(condition.name).close()
+            continue
+        runs[condition.name] = run_figures(reports, beside, plan.seconds)
+    return runs

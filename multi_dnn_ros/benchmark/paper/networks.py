@@ -1,0 +1,99 @@
+"""The DNNs that are timed: random weights, decomposed ones by structure alone, as time does not depend on values."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.benchmark.paper.conditions import PAPER_RANKS
+from multi_dnn_ros.benchmark.paper.sets import Network
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.ranks import Ratio, Rounding
+from multi_dnn_ros.models.decomposed import Plan, apply_plan
+from multi_dnn_ros.models.sources import load_artifact, load_network
+
+#: As in the paper, whose DNNs were trained on CIFAR-10.
+CLASSES = 10
+_ARTIFACTS = (".safetensors", ".pt2")
+
+
+def make_network(
+    network: Network,
+    *,
+    alignment: int | None = None,
+    artifacts: Path | None = None,
+    seed: int = 0,
+    balanced: bool = True,
+) -> nn.Module:
+    """The network in eval mode on the CPU, fp32.
+
+    alignment: None for the original, else ranks are the network's ratio of the channels rounded to multiples of it.
+    artifacts: folder with what `multi-dnn decompose` made, `<builder>.safetensors` or `.pt2`, taken instead of the
+    ratio. The paper's own ranks always come from the ratio. balanced: whether its weights are made fit to compute with.
+    CommandError when the folder lacks it or it takes another input.
+    """
+    if artifacts is not None and alignment not in (None, PAPER_RANKS):
+        return _artifact(network, artifacts)
+    module = load_network(f"torchvision:{network.builder}", weights="random", num_classes=CLASSES).module
+    if alignment is not None:
+        apply_plan(module, ratio_plan(module, network, alignment), f"--set {network.builder}")
+    if balanced:
+        balance(module, example_image(network, seed))
+    return module.eval()
+
+
+def example_image(network: Network, seed: int = 0) -> torch.Tensor:
+    """Standard normal (1, 3, side, side) float32, the same for the same seed."""
+    return torch.randn(1, 3, network.side, network.side, generator=torch.Generator().manual_seed(seed))
+
+
+def ratio_plan(module: nn.Module, network: Network, alignment: int) -> Plan:
+    """Which of its layers become chains, and of which ranks; nothing is decomposed for it."""
+    policy = Ratio(network.ratio, Rounding(alignment=alignment, floor=alignment))
+    choices = policy.choose(survey(module, (example_image(network),)))
+    return {name: choice.plan for name, choice in choices.items() if choice.plan is not None}
+
+
+def balance(module: nn.Module, image: torch.Tensor) -> None:
+    """Scale each layer so that its outputs on `image` have unit variance (LSUV, Mishkin and Matas 2015), in place.
+
+    Random weights of deep networks otherwise overflow in half precision, or sink into subnormal numbers, which CPUs
+    compute slowly and GPUs at other power.
+    """
+
+    def scale(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        deviation = float(output.std()) if output.numel() > 1 else 0.0
+        if not (math.isfinite(deviation) and deviation > 0.0):
+            return output
+        for parameter in layer.parameters(recurse=False):
+            parameter.div_(deviation)
+        return output / deviation
+
+    layers = [layer for layer in module.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    hooks = [layer.register_forward_hook(scale) for layer in layers]
+    try:
+        with torch.no_grad():
+            module(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _artifact(network: Network, folder: Path) -> nn.Module:
+    files = [folder / f"{network.builder}{suffix}" for suffix in _ARTIFACTS]
+    found = [file for file in files if file.is_file()]
+    if not found:
+        raise CommandError(f"--artifacts {folder} lacks {network.builder}; expected {files[0].name} or {files[1].name}")
+    module, description = load_artifact(found[0])
+    size = tuple(description.input_size)
+    if size != (network.side, network.side):
+        raise CommandError(
+            f"{found[0]} takes images of {size[0]} x {size[1]}; the set runs {network.builder} at "
+            f"{network.side} x {network.side}"
+        )
+    return module

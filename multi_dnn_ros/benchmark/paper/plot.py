@@ -1,0 +1,117 @@
+"""The paper's Fig. 5 and 6: bars of the inference time, grouped by network, one for each condition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: condition -> its bar: (median, p95), ms
+Bars = Mapping[str, tuple[float, float]]
+
+
+def plot_results(content: Mapping[str, Any], path: Path) -> list[Path]:
+    """Write PNGs: `path` with all sets of one network (Fig. 5), and beside it one for each mixed set (Fig. 6)."""
+    labels = {
+        name: condition["label"]
+        for of_set in content["sets"].values()
+        for name, condition in of_set["conditions"].items()
+    }
+    settings = content["settings"]
+    where = content["machine"]["gpu"] if settings["device"] != "cpu" else content["machine"]["cpu"]
+    where += "" if settings["sms"] is None else f", {settings['sms']} SMs"
+    figures: dict[Path, tuple[str, dict[str, Bars]]] = {}
+    same = {name: of_set for name, of_set in content["sets"].items() if len(set(of_set["dnns"])) == 1}
+    if same:
+        groups = {_title(of_set): _bars(of_set, of_set["dnns"][0]) for of_set in same.values()}
+        figures[path] = (f"Several DNNs of one kind at once, {where}", groups)
+    for name, of_set in content["sets"].items():
+        if name not in same:
+            groups = {
+                f"{network} ({of_set['dnns'].count(network)})": _bars(of_set, network)
+                for network in dict.fromkeys(of_set["dnns"])
+            }
+            figures[path.with_stem(f"{path.stem}_{name}")] = (f"Different DNNs at once, {where}", groups)
+    for file, (title, groups) in figures.items():
+        _draw(file, title, groups, labels)
+    return list(figures)
+
+
+def _title(of_set: Mapping[str, Any]) -> str:
+    return f"{of_set['dnns'][0]} x {len(of_set['dnns'])}"
+
+
+def _bars(of_set: Mapping[str, Any], network: str) -> Bars:
+    return {
+        name: (summary["ms"][network]["p50"], summary["ms"][network]["p95"])
+        for name, summary in of_set["summary"].items()
+    }
+
+
+def _draw(path: Path, title: str, groups: Mapping[str, Bars], labels: Mapping[str, str]) -> None:
+    """One axis a group, as their times differ by an order of magnitude; bars from 0, a whisker up to p95."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    names = [name for name in labels if any(name in bars for bars in groups.values())]
+    columns = min(4, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(max(5.0, 3.2 * columns), 0.9 + (1.0 + 0.24 * len(names)) * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    colors = {name: colormaps["tab20"](index % 20) for index, name in enumerate(labels)}
+    for axis, (group, bars) in zip(axes.flat, groups.items(), strict=False):
+        top = max(p95 for _, p95 in bars.values())
+        for place, name in enumerate(names):
+            if name in bars:
+                median, p95 = bars[name]
+                axis.barh(place, median, color=colors[name])
+                axis.plot([median, max(median, p95)], [place, place], color="black", linewidth=1)
+                axis.text(max(median, p95) + 0.02 * top, place, f"{median:.3g}", va="center", fontsize=8)
+        axis.set(title=group, xlabel="ms", xlim=(0, 1.2 * top), yticks=range(len(names)))
+        axis.set_yticklabels([labels[name] for name in names], fontsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in list(axes.flat)[len(groups) :]:
+        axis.set_visible(False)
+    axes[0, 0].invert_yaxis()  # the baseline on top; the axes share it
+    figure.suptitle(f"{title}\ntime of one inference while all run: median, line to p95", fontsize=10)
+    _write(figure, path)
+
+
+def plot_deadlines(figures: Mapping[str, Any], path: Path) -> None:
+    """Write a PNG: frames that missed their deadline or were dropped, by load, policy and urgency."""
+    from matplotlib.figure import Figure
+
+    rows = figures["summary"]
+    loads, policies, urgencies = (
+        list(dict.fromkeys(row[key] for row in rows)) for key in ("load", "policy", "urgency")
+    )
+    figure = Figure(figsize=(3.4 * len(loads), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(loads), sharey=True, squeeze=False)[0]
+    width = 0.8 / len(urgencies)
+    for axis, load in zip(axes, loads, strict=True):
+        for number, urgency in enumerate(urgencies):
+            own = [row for row in rows if (row["load"], row["urgency"]) == (load, urgency)]
+            places = [place + number * width for place in range(len(policies))]
+            missed = [100 * row["missed"] for row in own]
+            dropped = [100 * row["dropped"] for row in own]
+            color = f"C{number}"
+            axis.bar(places, missed, width, color=color, label=f"{urgency}: too late")
+            axis.bar(places, dropped, width, bottom=missed, color=color, alpha=0.4, label=f"{urgency}: dropped")
+        first = next(row for row in rows if row["load"] == load)
+        axis.set(title=f"{load:.0%}: {first['dnns']} DNNs, 3 x {first['rate_hz']:.0f} Hz", ylim=(0, 105))
+        axis.set_xticks([place + width * (len(urgencies) - 1) / 2 for place in range(len(policies))], policies)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("frames offered (%)")
+    axes[0].legend(fontsize=7)
+    figure.suptitle("Deadlines of one, two and three frame periods, by priority", fontsize=10)
+    _write(figure, path)
+
+
+def _write(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".tmp")
+    figure.savefig(beside, dpi=110, format="png")
+    beside.replace(path)

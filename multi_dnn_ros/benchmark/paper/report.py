@@ -1,0 +1,159 @@
+"""Results as Markdown, and several files of results as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.reporting import table
+
+#: Parts of a result that must be the same for two of them to be shown together.
+_COMMON = ("scenario", "machine", "versions", "settings")
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """What a run wrote. CommandError names the file and what is wrong with it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path}: cannot be read as results: {error}") from None
+    if not isinstance(content, dict) or content.get("scenario") != "paper" or "sets" not in content:
+        raise CommandError(f"{path}: not written by multi-dnn benchmark paper")
+    return content
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    """Where two results are not comparable: settings, machine, versions."""
+    found = []
+    for part in _COMMON:
+        one, other = left.get(part), right.get(part)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found += [
+                f"{part} {key}: {one.get(key)} and {other.get(key)}"
+                for key in dict.fromkeys((*one, *other))
+                if one.get(key) != other.get(key)
+            ]
+        elif one != other:
+            found.append(f"{part}: {one} and {other}")
+    return found
+
+
+def merged(paths: Sequence[Path]) -> dict[str, Any]:
+    """The sets of several files together; each set from one file. CommandError where they are not comparable."""
+    contents = [read_results(path) for path in paths]
+    result = {**contents[0], "commands": [content["command"] for content in contents], "sets": {}}
+    for path, content in zip(paths, contents, strict=True):
+        if found := differences(contents[0], content):
+            raise CommandError(f"{paths[0]} and {path} are not comparable: {'; '.join(found)}")
+        for name, of_set in content["sets"].items():
+            if name in result["sets"]:
+                raise CommandError(f"{path}: the set {name} is in another of the files too")
+            result["sets"][name] = of_set
+    return result
+
+
+def markdown(content: Mapping[str, Any]) -> str:
+    """Every set as a table of its conditions, with what it was measured on."""
+    settings, machine = content["settings"], content["machine"]
+    share = "" if settings["sms"] is None else f", {settings['sms']} SMs of it"
+    tf32 = "fp32 with TF32 where PyTorch's defaults use it" if settings["tf32"] else "fp32 without TF32"
+    lines = [
+        "# Several DNNs at once",
+        "",
+        f"{machine['gpu'] if settings['device'] != 'cpu' else machine['cpu']}{share}; "
+        f"torch {content['versions']['torch']}; {tf32}. Time of one inference while all run; median, p95 and p99 of a "
+        f"run of {settings['seconds']:g} s, medians over the runs. Ratios are medians of the ratios within a block.",
+        f"Measured there: {_rates(content['rates'])}.",
+    ]
+    if len(content["sets"]) > 1:
+        lines += ["", f"Time of one inference, ms (of {BASELINE}):", "", _overview(content["sets"])]
+    for name, of_set in content["sets"].items():
+        summaries = of_set["summary"]
+        samples = [sum(network["samples"] for network in summary["ms"].values()) for summary in summaries.values()]
+        runs = max((len(condition["runs"]) for condition in of_set["conditions"].values()), default=0)
+        lines += ["", f"## {name}", "", _table(of_set), ""]
+        lines += [f"{runs} runs of each condition, {min(samples)} to {max(samples)} inferences."] if samples else []
+        if len(set(of_set["dnns"])) > 1:
+            lines += ["", "Median (p99) by network, ms:", "", _by_network(of_set)]
+        lines += [f"- {line}" for line in _remarks(of_set)]
+    return "\n".join(lines) + "\n"
+
+
+def _rates(rates: Mapping[str, Any]) -> str:
+    operations = [f"{rate / 1e12:.3g} T operations/s at {name}" for name, rate in rates["operations_per_s"].items()]
+    return ", ".join([f"{rates['bytes_per_s'] / 1e9:.3g} GB/s", *operations])
+
+
+def _table(of_set: Mapping[str, Any]) -> str:
+    conditions, summaries = of_set["conditions"], of_set["summary"]
+    header = [
+        "condition", "ms", "p95", "p99", f"of {BASELINE}", f"of {ALTERNATIVE}", "times the floor", "inferences/s",
+        f"memory MiB (of {BASELINE})", "CPU us a job", "longest stall ms",
+    ]  # fmt: skip
+    rows = []
+    for name, summary in summaries.items():
+        condition = conditions[name]
+        tails = [max(network[tail] for network in summary["ms"].values()) for tail in ("p95", "p99")]
+        rows.append(
+            [
+                name,
+                f"{summary['mean_ms']:.3g}",
+                *(f"{tail:.3g}" for tail in tails),
+                _ratio(summary.get(f"of_{BASELINE}")),
+                _ratio(summary.get(f"of_{ALTERNATIVE}")),
+                f"{summary['of_floor']:.1f} ({condition['floor']['bound']})" if "of_floor" in summary else "",
+                f"{summary['inferences_per_s']:.0f}",
+                _memory(condition, summary),
+                f"{summary['host_us_per_job']:.0f} x {condition['jobs']}",
+                f"{summary['stall_ms']:.1f}",
+            ]
+        )
+    return table(header, rows)
+
+
+def _memory(condition: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    if not condition.get("memory_bytes"):
+        return ""
+    ratio = summary.get(f"memory_of_{BASELINE}")
+    return f"{condition['memory_bytes'] / 2**20:.0f}" + (f" ({ratio:.2f})" if ratio is not None else "")
+
+
+def _overview(sets: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row for each condition, a column for each set."""
+    names = list(dict.fromkeys(name for of_set in sets.values() for name in of_set["summary"]))
+
+    def cell(summary: Mapping[str, Any] | None) -> str:
+        if summary is None:
+            return ""
+        ratio = _ratio(summary.get(f"of_{BASELINE}"))
+        return f"{summary['mean_ms']:.3g}" + (f" ({ratio})" if ratio else "")
+
+    rows = [[name, *(cell(of_set["summary"].get(name)) for of_set in sets.values())] for name in names]
+    return table(["condition", *sets], rows)
+
+
+def _ratio(ratios: Mapping[str, float] | None) -> str:
+    return f"{ratios['all']:.3f}" if ratios else ""
+
+
+def _by_network(of_set: Mapping[str, Any]) -> str:
+    networks = list(dict.fromkeys(of_set["dnns"]))
+    rows = [
+        [name, *(f"{summary['ms'][network]['p50']:.3g} ({summary['ms'][network]['p99']:.3g})" for network in networks)]
+        for name, summary in of_set["summary"].items()
+    ]
+    return table(["condition", *networks], rows)
+
+
+def _remarks(of_set: Mapping[str, Any]) -> list[str]:
+    """What failed, and what ran otherwise than it was meant to."""
+    remarks = []
+    for name, condition in of_set["conditions"].items():
+        if condition.get("error"):
+            remarks.append(f"{name} failed: {condition['error']}")
+        remarks += [f"{name}: {note}" for note in condition.get("notes", ())]
+    return remarks

@@ -1,0 +1,77 @@
+"""What one DNN did while it was watched."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Window:
+    """When inferences count, on the monotonic clock, which all processes of a machine share."""
+
+    begin_ns: int
+    end_ns: int
+
+    @classmethod
+    def ahead(cls, run_in_s: float, seconds: float) -> Window:
+        """One of `seconds` after `run_in_s` from now, in which every DNN is up to speed."""
+        begin_ns = time.monotonic_ns() + round(run_in_s * 1e9)
+        return cls(begin_ns, begin_ns + round(seconds * 1e9))
+
+
+@dataclass
+class Tally:
+    """Inferences of one DNN in a closed loop: it begins the next when it has the result.
+
+    Those that began and ended in the window count. One that is longer than the window still counts when it is the only
+    one, so that every DNN has a sample. host_ns, jobs: CPU time of the threads that issue its work, for so many jobs.
+    """
+
+    window: Window
+    latencies_ns: list[int] = field(default_factory=list)
+    completed: int = 0
+    host_ns: int = 0
+    jobs: int = 0
+
+    def add(self, begin_ns: int, end_ns: int) -> None:
+        """An inference was done."""
+        if begin_ns < self.window.begin_ns:
+            return
+        if end_ns <= self.window.end_ns:
+            self.latencies_ns.append(end_ns - begin_ns)
+            self.completed += 1
+        elif not self.latencies_ns:
+            self.latencies_ns.append(end_ns - begin_ns)
+
+    def wants_more(self, now_ns: int) -> bool:
+        """Whether the DNN has to go on."""
+        return now_ns < self.window.end_ns or not self.latencies_ns
+
+
+class Ticker(threading.Thread):
+    """A Python thread that wants to run every millisecond, as a callback or a control loop beside the DNNs does."""
+
+    PERIOD_NS = 1_000_000
+
+    def __init__(self) -> None:
+        super().__init__(name="ticker", daemon=True)
+        self.late_ns: list[int] = []
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        due_ns = time.monotonic_ns() + self.PERIOD_NS
+        while not self._stopped.is_set():
+            time.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+            now_ns = time.monotonic_ns()
+            self.late_ns.append(now_ns - due_ns)
+            due_ns = max(due_ns, now_ns) + self.PERIOD_NS
+
+    def __enter__(self) -> Ticker:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self.join()

@@ -1,0 +1,62 @@
+"""Three cameras near capacity: every frame is accounted for, whatever a busy machine does to its time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.benchmark.paper.deadlines import LOADS, POLICIES, URGENCIES, dnns_for
+from multi_dnn_ros.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_frame_is_a_result_or_a_counted_drop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "deadlines.json"
+    arguments = ["--device", "cpu", "--repeats", "1", "--seconds", "0.3", "--jobs", "3", "--max-dnns", "4"]
+    assert main(["benchmark", "deadlines", *arguments, "--output", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert found["passed"]
+    assert found["command"].split()[0] == "multi-dnn"
+    assert {(case["load"], case["policy"]) for case in found["cases"]} == {(a, b) for a in LOADS for b in POLICIES}
+    for case in found["cases"]:
+        accounts = case["accounts"]
+        assert list(accounts) == [urgency.name for urgency in URGENCIES]
+        assert sum(each["offered"] for each in accounts.values()) == case["frames"] * case["dnns"]
+        for each in accounts.values():
+            assert each["offered"] == each["published"] + sum(each["dropped"].values())
+            assert set(each["dropped"]) <= {"overwritten"}
+            assert each["missed"] <= each["published"]
+    assert len(found["summary"]) == len(LOADS) * len(POLICIES) * len(URGENCIES)
+    assert all(0.0 <= row["missed"] + row["dropped"] <= 1.0 for row in found["summary"])
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "accounts: exact" in capsys.readouterr().out
+
+
+@given(st.sampled_from(LOADS), st.floats(0.1, 1e5), st.floats(0.1, 1e3), st.integers(3, 100))
+def test_so_many_dnns_make_the_load_at_the_rate_asked_for(load: float, served: float, rate: float, most: int) -> None:
+    count = dnns_for(load, served, rate, most)
+    assert 3 <= count <= most
+    if 3 < count < most:
+        assert abs(count * 3 * rate - load * served) <= 1.5 * rate + 1e-6
+
+
+def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["--set", "fig5"], "--set fig5 is several sets"),
+        (["--condition", "ours_fp16"], "'ours_fp16', which needs a GPU"),
+        (["--sms", "8"], "--sms 8: only an NVIDIA GPU"),
+    ):
+        assert main(["benchmark", "deadlines", "--device", "cpu", *arguments]) == 2
+        assert words in capsys.readouterr().err

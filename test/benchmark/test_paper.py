@@ -1,0 +1,425 @@
+"""The paper's experiments: what counts, what is compared with what, what a cut run keeps; no assertion on speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.benchmark.paper import measure as measuring
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditions
+from multi_dnn_ros.benchmark.paper.crew import Crew, CrewError, DnnReport, Report
+from multi_dnn_ros.benchmark.paper.floor import Rates, floor_of
+from multi_dnn_ros.benchmark.paper.loops import InTurn, ThroughEngine
+from multi_dnn_ros.benchmark.paper.make_ready import Work, dnn_of, make_loop
+from multi_dnn_ros.benchmark.paper.measure import Plan, blocks_done, estimate_s, measure
+from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
+from multi_dnn_ros.benchmark.paper.partition import Partition, check_partition
+from multi_dnn_ros.benchmark.paper.report import markdown, merged
+from multi_dnn_ros.benchmark.paper.sets import FIGURES, SETS, DnnSet, Network, choose_sets
+from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
+from multi_dnn_ros.benchmark.paper.tally import Tally, Ticker, Window
+from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.main import build_parser, main
+from multi_dnn_ros.compression.macs import Cost, cost
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+TINY = Network("squeezenet1_1", "Squeeze", side=64)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """The scenarios set PyTorch's threads for their process, which is ours here."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+# -- what is run
+
+
+def test_sets_are_those_of_the_paper() -> None:
+    counts = {name: {n.label: c for n, c in SETS[name].kinds.items()} for name in (*FIGURES["fig5"], *FIGURES["fig6"])}
+    assert counts == {
+        "vgg16_x8": {"VGG": 8}, "resnet152_x8": {"Res": 8}, "inception_v3_x8": {"Inception": 8},
+        "regnet_y_32gf_x7": {"RegY": 7}, "mixed": {"VGG": 3, "Res": 1, "Inception": 2, "RegY": 2},
+    }  # fmt: skip
+    assert len(FIGURES["table1"]) == 8
+    assert [dnns.name for dnns in choose_sets(["fig6", "mixed", "small"])] == ["mixed", "small"]
+    with pytest.raises(UsageError, match="'vgg'; allowed: table1, fig5"):
+        choose_sets(["vgg"])
+
+
+def test_conditions_fit_the_device() -> None:
+    on_gpu = {condition.name for condition in choose_conditions([], CUDA)}
+    on_cpu = {condition.name for condition in choose_conditions([], CPU)}
+    assert {"ori_mp", "dcomp_mp", "dcomp_mt", "ours", "ours_dcomp", "one_thread", "one_thread_graph"} <= on_cpu
+    assert on_gpu - on_cpu == {"ours_fp16", "ours_fp16_one_job", "ours_dcomp_fp16", "compile_mp"}
+    assert [condition.name for condition in choose_conditions(["ours", "ori_mp", "ours"], CPU)] == ["ours", "ori_mp"]
+    with pytest.raises(UsageError, match="'ours_fp16', which needs a GPU"):
+        choose_conditions(["ours_fp16"], CPU)
+    with pytest.raises(UsageError, match="'fast'; allowed: ori_mp"):
+        choose_conditions(["fast"], CPU)
+
+
+def test_a_share_of_sms_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_partition(CPU, None)
+    with pytest.raises(UsageError, match="--sms 16: only an NVIDIA GPU"):
+        check_partition(CPU, 16)
+    monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
+    with pytest.raises(UsageError, match="no CUDA green contexts"):
+        check_partition(CUDA, 16)
+
+
+def test_networks_are_fit_to_compute_with_and_decomposed_by_structure() -> None:
+    network = SETS["small"].networks[0]
+    image = example_image(network)
+    original, decomposed = make_network(network), make_network(network, alignment=8)
+    assert cost(decomposed, (image,)).macs < 0.7 * cost(original, (image,)).macs
+    for module in (original, decomposed):
+        with torch.inference_mode():
+            assert module(image).shape == (1, 10)
+            assert float(module(image).std()) == pytest.approx(1.0, rel=0.01)
+    assert torch.equal(make_network(network)(image), original(image))
+
+
+def test_half_precision_and_channels_last_are_for_gpus() -> None:
+    work = Work(CONDITIONS["compile_mp"], (TINY,), "cuda")
+    module, (image,) = dnn_of(TINY, work)
+    assert {parameter.dtype for parameter in module.parameters()} == {image.dtype} == {torch.float16}
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    for other in (replace(work, device="cpu"), replace(work, condition=CONDITIONS["ours_fp16"])):  # its backend casts
+        module, (image,) = dnn_of(TINY, other)
+        assert {parameter.dtype for parameter in module.parameters()} == {image.dtype} == {torch.float32}
+
+
+# -- what counts
+
+
+@given(st.lists(st.integers(1, 100)))
+def test_what_began_and_ended_in_the_window_counts(lengths: list[int]) -> None:
+    tally, now = Tally(Window(20, 80)), 0
+    begun, inside = [], []
+    for length in lengths:
+        if not tally.wants_more(now):
+            break
+        tally.add(now, now + length)
+        begun += [length] if now >= 20 else []
+        inside += [length] if now >= 20 and now + length <= 80 else []
+        now += length
+    assert tally.completed == len(inside)
+    assert tally.latencies_ns == (inside or begun[:1])  # one that is longer than the window is better than none
+    assert tally.wants_more(80) == (not begun)
+
+
+def test_in_turn_every_dnn_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+
+    def advance(by: int) -> None:
+        nonlocal now
+        now += by
+
+    monkeypatch.setattr("multi_dnn_ros.benchmark.paper.loops.time.monotonic_ns", lambda: now)
+    calls = [lambda: advance(3), lambda: advance(5)]
+    short, long = InTurn(calls, lambda: advance(1)).run(Window(100, 200))
+    assert set(short.latencies_ns) == set(long.latencies_ns) == {3 + 1 + 5 + 1}
+    assert (short.completed, long.completed) == (9, 10)  # from 94, 104, ... and from 100, 110, ...
+    assert short.jobs == long.jobs > 10  # those before the window too
+
+
+class _Adds(torch.nn.Module):
+    """A stage that adds one, or fails."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def forward(self, carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        if self.fails:
+            raise RuntimeError("no such kernel")
+        return (carried[0] + 1,)
+
+
+@pytest.mark.parametrize("loop_of", [SharedQueue, ThroughEngine])
+def test_threads_run_all_jobs_of_all_dnns(loop_of: Any) -> None:
+    inputs = [(torch.zeros(1),), (torch.zeros(1),)]
+    loop = loop_of([(_Adds(),) * 3, (_Adds(),)], inputs, Partition(CPU))
+    for tally, jobs in zip(loop.run(Window.ahead(0.02, 0.05)), (3, 1), strict=True):
+        assert tally.completed <= len(tally.latencies_ns)
+        assert tally.latencies_ns
+        assert tally.jobs >= jobs * tally.completed
+        assert tally.jobs % jobs == 0
+        assert tally.host_ns > 0
+    loop.close()
+    assert float(inputs[0][0]) == 0.0
+
+
+@pytest.mark.parametrize("loop_of", [SharedQueue, ThroughEngine])
+def test_a_stage_that_raises_ends_the_run(loop_of: Any) -> None:
+    loop = loop_of([(_Adds(),), (_Adds(), _Adds(fails=True))], [(torch.zeros(1),)] * 2, Partition(CPU))
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        loop.run(Window.ahead(0.0, 0.1))
+    loop.close()
+
+
+@pytest.mark.parametrize("name", ["ori_mp", "dcomp_mt", "ours_dcomp", "one_thread_graph"])
+def test_every_layout_can_be_made_ready(name: str) -> None:
+    networks = (TINY,) * (1 if CONDITIONS[name].layout == "processes" else 2)
+    loop = make_loop(Work(CONDITIONS[name], networks, "cpu", jobs=3))
+    tallies = loop.run(Window.ahead(0.0, 0.05))
+    loop.close()
+    assert len(tallies) == len(networks)
+    assert all(tally.latencies_ns for tally in tallies)
+
+
+def test_ticker_says_how_late_it_came() -> None:
+    with Ticker() as ticker:
+        deadline = time.monotonic() + 60.0
+        while len(ticker.late_ns) < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert len(ticker.late_ns) >= 3
+    assert all(late >= 0 for late in ticker.late_ns[1:])
+
+
+# -- processes
+
+
+def test_what_happens_to_a_process_is_told(tmp_path: Path) -> None:
+    work = Work(CONDITIONS["ours_dcomp"], (TINY,), "cpu", artifacts=tmp_path)
+    with Crew("ours_dcomp", [work]) as crew:
+        with pytest.raises(CrewError, match=r"ours_dcomp: .*lacks squeezenet1_1; expected squeezenet1_1.safetensors"):
+            crew.prepare(120.0)
+        (process,) = crew._processes
+        assert process.pid
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(CrewError, match="process 0 ended with exit code -9"):
+            crew.run(0.1)
+    assert not process.is_alive()
+
+
+def test_paper_through_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETS, "small", DnnSet("small", (TINY, replace(TINY, builder="squeezenet1_0"))))
+    output = tmp_path / "paper.json"
+    arguments = ["--set", "small", "--conditions", "ori_mp", "ours", "--repeats", "1", "--seconds", "0.2"]
+    arguments += ["--device", "cpu", "--jobs", "3", "--output", str(output)]
+    assert main(["benchmark", "paper", *arguments]) == 0
+    found = json.loads(output.read_text())
+    small = found["sets"]["small"]
+    assert small["dnns"] == ["squeezenet1_1", "squeezenet1_0"]
+    for name in ("ori_mp", "ours"):
+        (run,) = small["conditions"][name]["runs"]
+        assert set(run["ms"]) == set(small["dnns"])
+        assert all(times["samples"] >= 1 for times in run["ms"].values())
+        assert run["stall_ms"]["samples"] > 0
+        assert small["conditions"][name]["memory_bytes"] > 0
+        assert small["summary"][name]["of_floor"] > 0
+    assert small["summary"]["ori_mp"]["of_ori_mp"]["all"] == 1.0
+    assert found["command"].split()[0] == "multi-dnn"
+    text = output.with_suffix(".md").read_text()
+    assert "| ours " in text
+    assert text in capsys.readouterr().out
+    assert (tmp_path / "paper_small.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}  # nothing half-written
+    # All is there, so that resuming has nothing to do; other settings are refused.
+    assert main(["benchmark", "paper", *arguments, "--resume"]) == 0
+    assert json.loads(output.read_text())["sets"] == found["sets"]
+    assert main(["benchmark", "paper", *arguments, "--resume", "--jobs", "4"]) == 1
+    assert "settings jobs: 3 and 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sms", "16"], "--sms 16: only an NVIDIA GPU"),
+        (["--resume"], "--resume needs --output"),
+        (["--set", "vgg"], "--set is 'vgg'"),
+        (["--conditions", "ours_fp16"], "needs a GPU"),
+    ],
+)
+def test_wrong_use_is_explained(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "paper", "--device", "cpu", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scenario", ["paper", "paper-report", "deadlines"])
+def test_help_gives_examples_that_are_accepted(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["benchmark", scenario, "--help"])
+    text = capsys.readouterr().out
+    assert "--output FILE" in text
+    for line in text.splitlines():
+        if line.startswith("  multi-dnn "):
+            build_parser().parse_args(line.split()[1:])
+
+
+# -- blocks, in a process of ours and without clocks
+
+
+class _FakeCrew:
+    """Answers at once; each condition has its own time, and `broken` ones fail when they run."""
+
+    broken: frozenset[str] = frozenset()
+    asked: list[str]
+
+    def __init__(self, name: str, works: Sequence[Work]) -> None:
+        self.name, self._works = name, works
+
+    def prepare(self, timeout_s: float, *, first_alone: bool = False) -> tuple[str, ...]:
+        return ("job 2 runs eager",) if self.name == "ours" else ()
+
+    def run(self, seconds: float, *, ticker: bool = False) -> list[Report]:
+        if self.name in self.broken and seconds > 0.5:
+            raise CrewError(f"condition {self.name}: out of memory")
+        if not ticker and seconds > 0.5:
+            self.asked.append(self.name)
+        ms = {"ori_mp": 8.0, "dcomp_mp": 6.0}.get(self.name, 2.0)
+        return [
+            Report(tuple(DnnReport(network.builder, [ms, ms], 2, 5.0) for network in work.networks), (0.1, 0.3))
+            for work in self._works
+        ]
+
+    def resident_bytes(self) -> int:
+        return 1 << 20
+
+    def dismiss(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> _FakeCrew:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class _InThisThread(Executor):
+    """Fake tensors crash PyTorch 2.11 in a second thread that is not the main one."""
+
+    def __init__(self, count: int, mp_context: object) -> None:
+        pass
+
+    def submit(self, call: Any, /, *arguments: Any, **named: Any) -> Future:
+        future: Future = Future()
+        future.set_result(call(*arguments, **named))
+        return future
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(measuring, "Crew", _FakeCrew)
+    monkeypatch.setattr(measuring, "ProcessPoolExecutor", _InThisThread)
+    monkeypatch.setattr(measuring, "measure_rates", lambda *arguments: Rates(1e9, {"fp32": 1e9}))
+    _FakeCrew.asked = []
+    _FakeCrew.broken = frozenset()
+    return _FakeCrew.asked
+
+
+PLAN = Plan(
+    sets=(SETS["small"],),
+    conditions=tuple(CONDITIONS[name] for name in ("ori_mp", "dcomp_mp", "ours")),
+    device=CPU,
+    repeats=3,
+    seconds=1.0,
+)
+
+
+def test_blocks_hold_every_condition_once_in_an_order_of_their_own(asked: list[str]) -> None:
+    content = measure(PLAN, {}, lambda content: None, lambda text: None)
+    blocks = [asked[place : place + 3] for place in range(0, 9, 3)]
+    assert blocks == [[condition.name for condition in PLAN.order(SETS["small"], block)] for block in range(3)]
+    assert all(sorted(block) == ["dcomp_mp", "ori_mp", "ours"] for block in blocks)
+    assert len({tuple(PLAN.order(SETS["small"], block)) for block in range(20)}) > 1
+    summary = content["sets"]["small"]["summary"]
+    assert summary["ours"]["of_ori_mp"] == {"resnet18": 0.25, "squeezenet1_1": 0.25, "all": 0.25}
+    assert summary["ours"]["ms"]["resnet18"]["samples"] == 12
+    assert summary["ours"]["stall_ms"] == 0.3
+    assert estimate_s(PLAN) < estimate_s(replace(PLAN, repeats=9))
+
+
+def test_a_run_that_is_cut_keeps_its_blocks(asked: list[str]) -> None:
+    saved: list[dict[str, Any]] = []
+
+    class _CutError(Exception):
+        pass
+
+    def save(content: Any) -> None:
+        saved.append(json.loads(json.dumps(content)))
+        if len(saved) == 2:
+            raise _CutError
+
+    with pytest.raises(_CutError):
+        measure(PLAN, {}, save, lambda text: None)
+    assert blocks_done(saved[-1]["sets"]["small"]) == 2
+    before = list(asked)
+    asked.clear()
+    content = measure(PLAN, saved[-1], lambda content: None, lambda text: None)
+    assert asked == [condition.name for condition in PLAN.order(SETS["small"], 2)]
+    assert blocks_done(content["sets"]["small"]) == 3
+    assert [run["block"] for run in content["sets"]["small"]["conditions"]["ours"]["runs"]] == [0, 1, 2]
+    assert len(before) == 6
+
+
+def test_a_condition_that_fails_is_left_out_and_said(asked: list[str]) -> None:
+    _FakeCrew.broken = frozenset({"dcomp_mp"})
+    content = {
+        "scenario": "paper",
+        "command": "multi-dnn benchmark paper",
+        "machine": {"cpu": "a CPU", "gpu": None},
+        "versions": {"torch": "2"},
+        **measure(PLAN, {}, lambda content: None, lambda text: None),
+    }
+    conditions = content["sets"]["small"]["conditions"]
+    assert conditions["dcomp_mp"]["error"] == "condition dcomp_mp: out of memory"
+    assert [len(conditions[name]["runs"]) for name in ("ori_mp", "dcomp_mp", "ours")] == [3, 0, 3]
+    asked.clear()
+    _FakeCrew.broken = frozenset()
+    measure(replace(PLAN, repeats=4), content, lambda content: None, lambda text: None)
+    assert sorted(asked) == ["ori_mp", "ours"]  # it has missed blocks that the others have been through
+    text = markdown(content)
+    assert "- dcomp_mp failed: condition dcomp_mp: out of memory" in text
+    assert "- ours: job 2 runs eager" in text
+
+
+def test_results_are_shown_together_when_they_are_comparable(tmp_path: Path, asked: list[str]) -> None:
+    origin = {"scenario": "paper", "command": "c", "machine": {"cpu": "a", "gpu": None}, "versions": {"torch": "2"}}
+    files = []
+    for dnns in ("vgg16_x1", "alexnet_x6"):
+        plan = replace(PLAN, sets=(SETS[dnns],), repeats=1)
+        content = {**origin, **measure(plan, {}, lambda content: None, lambda text: None)}
+        files.append(tmp_path / f"{dnns}.json")
+        files[-1].write_text(json.dumps(content))
+    output = tmp_path / "all.json"
+    assert main(["benchmark", "paper-report", *map(str, files), "--output", str(output)]) == 0
+    assert list(json.loads(output.read_text())["sets"]) == ["vgg16_x1", "alexnet_x6"]
+    assert output.with_suffix(".png").exists()
+    other = json.loads(files[1].read_text())
+    files[1].write_text(json.dumps({**other, "settings": {**other["settings"], "sms": 16}}))
+    with pytest.raises(Exception, match="settings sms: None and 16"):
+        merged(files)
+
+
+def test_the_floor_is_the_larger_of_traffic_and_arithmetic() -> None:
+    dnns, rates = SETS["small"], Rates(1e9, {"fp32": 1e12, "fp16": 4e12})
+    costs = {(network, None): Cost(macs=10**9, parameters=0, bytes=10**6) for network in dnns.kinds}
+    floor = floor_of(dnns, CONDITIONS["ours"], costs, rates, CUDA)
+    assert (floor["ms"], floor["bound"]) == (pytest.approx(6.0), "operations")
+    floor = floor_of(dnns, CONDITIONS["ours_fp16"], costs, rates, CUDA)
+    assert floor["ms"] == pytest.approx(1.5)
+    assert floor["weight_bytes"] == 1_500_000  # half of fp32's
+    floor = floor_of(dnns, CONDITIONS["ours"], costs, replace(rates, bytes_per_s=1e8), CUDA)
+    assert (floor["ms"], floor["bound"]) == (pytest.approx(30.0), "bandwidth")

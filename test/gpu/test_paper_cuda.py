@@ -1,0 +1,46 @@
+"""The paper's experiments on a GPU: every condition runs, shares of the SMs are shares. CPU twins: test/benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
+from multi_dnn_ros.benchmark.paper.floor import measure_rates
+from multi_dnn_ros.benchmark.paper.partition import check_partition, green_contexts_supported
+from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.main import main
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+partitioned = pytest.mark.skipif(not green_contexts_supported(), reason="needs a PyTorch with green contexts")
+FAST = [name for name, condition in CONDITIONS.items() if condition.execution not in ("compile", "inductor")]
+
+
+@pytest.mark.parametrize("share", [[], pytest.param(["--sms", "16"], marks=partitioned)])
+def test_every_condition_runs_as_it_is_meant_to(share: list[str], tmp_path: Path) -> None:
+    output = tmp_path / "small.json"
+    arguments = ["--device", "cuda", "--repeats", "1", "--seconds", "0.3", "--jobs", "4", "--output", str(output)]
+    assert main(["benchmark", "paper", *arguments, *share, "--conditions", *FAST]) == 0
+    conditions = json.loads(output.read_text())["sets"]["small"]["conditions"]
+    assert {name: condition.get("error") for name, condition in conditions.items()} == dict.fromkeys(FAST)
+    assert {name: condition["notes"] for name, condition in conditions.items()} == {name: [] for name in FAST}
+    assert all(condition["memory_bytes"] > 0 for condition in conditions.values())
+
+
+@partitioned
+def test_a_share_of_the_sms_computes_less() -> None:
+    whole, share = (measure_rates("cuda", sms, tf32=False, cpu_threads=1) for sms in (None, 8))
+    assert share.operations_per_s["fp32"] < 0.5 * whole.operations_per_s["fp32"]
+    most = torch.cuda.get_device_properties(0).multi_processor_count
+    with pytest.raises(UsageError, match=f"allowed: 1 to {most}"):
+        check_partition(torch.device("cuda:0"), most + 1)
+
+
+def test_deadlines_account_for_every_frame(tmp_path: Path) -> None:
+    output = tmp_path / "deadlines.json"
+    arguments = ["--device", "cuda", "--repeats", "1", "--seconds", "0.5", "--max-dnns", "6", "--output", str(output)]
+    assert main(["benchmark", "deadlines", *arguments, "--condition", "ours_fp16"]) == 0
+    assert json.loads(output.read_text())["passed"]
