@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from multi_dnn_ros.cli import profile_fit, profile_learning
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 
 if TYPE_CHECKING:
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.profiling.measure import Progress
+    from multi_dnn_ros.models.cut import NodeCost
+    from multi_dnn_ros.profiling.measure import Traced
     from multi_dnn_ros.profiling.profile import Profile
 
 _DESCRIPTION = """\
 Where a DNN's time goes on this machine, layer by layer.
 
   layers      what each layer and job computes, moves and takes, against what the device could do at best
+  contention  the layers' times beside other work, as a table to learn from
+  learn       what decides the time of each kind of layer, in words; a predictor of times, and how well it does
+  fit         whether DNNs, cameras and rates fit this machine, which DNN breaks it, and what would help
 """
 _LAYERS = """\
 Time every layer in its place in the running network, with the data and the caches that it finds there, and print the
@@ -35,6 +40,10 @@ examples:
   multi-dnn profile layers builtin:object
   multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
   multi-dnn profile layers people.onnx --device cuda --backend cuda_graph --precision fp16
+  multi-dnn profile contention torchvision:resnet18 torchvision:mobilenet_v2 builtin:lane --output samples.csv
+  multi-dnn profile learn samples.csv --output out/learnt
+  multi-dnn profile layers torchvision:resnet152 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
+  multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
 """
 
 
@@ -48,27 +57,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    layers = _action(actions, "layers", "time of every layer and job, roofline, plots", _LAYERS)
+    layers = actions.add_parser(
+        "layers", help="time of every layer and job, roofline, plots", description=_LAYERS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     add = layers.add_argument
     add("models", metavar="MODEL", nargs="+", help="builtin:<name>, torchvision:<builder>, or a file")
     _add_network(layers)
     add("--jobs", type=positive, default=4, help="jobs that the network is cut into (default: %(default)s)")
-    add("--cut", choices=("estimate", "count", "measured"), default="estimate",
-        help="what the cut evens out: operations and bytes, the number of layers, or measured times (default: "
-        "%(default)s)")  # fmt: skip
-    _add_target(layers)
+    add("--cut", choices=("estimate", "count", "measured", "predicted"), default="estimate",
+        help="what the cut evens out: operations and bytes, the number of layers, measured or predicted times "
+        "(default: %(default)s)")  # fmt: skip
+    add("--predictor", type=Path, metavar="JSON", help="for --cut predicted: a file of `multi-dnn profile learn`")
+    add_target(layers)
     add("--longest", type=positive, default=15, metavar="N", help="layers in the table (default: %(default)s)")
     add("--output", type=Path, metavar="DIR", help="write profile.json, layers.csv and pictures there, by model")
     add("--summary", type=Path, metavar="JSON", help="write the sums and wholes of all models to one file")
     layers.set_defaults(run=_layers)
-
-
-def _action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, brief: str, description: str
-) -> argparse.ArgumentParser:
-    return actions.add_parser(
-        name, help=brief, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    profile_learning.add_actions(actions)
+    profile_fit.add_action(actions)
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
@@ -78,25 +85,13 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("where and how").add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
-    add("--backend", default="auto", help="as the node's parameter dnn.<dnn>.backend (default: %(default)s)")
-    add("--precision", choices=("fp32", "fp16"), default="fp32", help="default: %(default)s")
-    add("--batch", type=positive, default=1, help="images at once (default: %(default)s)")
-    add("--threads", type=positive, metavar="N", help="threads inside one CPU operation (default: a core each)")
-    add("--repeats", type=positive, default=25, metavar="N", help="rounds; medians count (default: %(default)s)")
-    add("--seed", type=natural, default=0, help="of the input and the order of rounds (default: %(default)s)")
-    add("--limits", type=Path, metavar="JSON", help="cache of devices (default: ~/.cache/multi_dnn_ros/devices.json)")
-
-
 def _layers(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.report import provenance, write_json
     from multi_dnn_ros.profiling.device import busy_warning, default_path, limits_of
     from multi_dnn_ros.profiling.network import load, profile_network
     from multi_dnn_ros.profiling.report import closing_lines, job_table, kind_table, layer_table, write_profile
 
-    with _target(args) as target:
+    with open_target(args) as target:
         networks = [
             load(model, weights=args.weights, num_classes=args.num_classes, size=args.size) for model in args.models
         ]
@@ -110,7 +105,8 @@ def _layers(args: argparse.Namespace) -> int:
                     target,
                     limits,
                     jobs=args.jobs,
-                    cut_by=args.cut,
+                    cut_by="estimate" if args.cut == "predicted" else args.cut,
+                    costs=_predicted(args, target),
                     seed=args.seed,
                     warnings=(busy,) if busy else (),
                     progress=progress,
@@ -130,6 +126,27 @@ def _layers(args: argparse.Namespace) -> int:
         write_json(args.summary, {**provenance(), **_summary(profiles)})
         print(f"summary in {args.summary}")
     return 0
+
+
+def _predicted(args: argparse.Namespace, target: Target) -> Callable[[Traced], NodeCost] | None:
+    """What a cut by prediction goes by; what the predictor was not taught is measured."""
+    from multi_dnn_ros.profiling.measure import measure
+    from multi_dnn_ros.profiling.network import measured_costs
+    from multi_dnn_ros.profiling.predictor import predicted_costs, read_predictor
+
+    if (args.cut == "predicted") != (args.predictor is not None):
+        raise UsageError("--cut predicted and --predictor go together")
+    if args.predictor is None:
+        return None
+    predictor = read_predictor(args.predictor)
+
+    def costs(traced: Traced) -> NodeCost:
+        def measured() -> NodeCost:
+            return measured_costs(traced, measure(traced, target, jobs=1, seed=args.seed), "the network")
+
+        return predicted_costs(predictor, traced, target, measured=measured)[0]
+
+    return costs
 
 
 def _summary(profiles: list[Profile]) -> dict[str, Any]:
@@ -155,42 +172,5 @@ def _summary(profiles: list[Profile]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _target(args: argparse.Namespace) -> Iterator[Target]:
-    """The device and backend of the arguments, with PyTorch's threads set for as long as it is used."""
-    import torch
-
-    from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device, cpu_count
-
-    if args.backend != "auto" and args.backend not in BACKENDS:
-        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
-    device = choose_device(args.device)
-    chosen = choose_backend(args.backend, device)
-    name = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
-    before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or (cpu_count() if device.type == "cpu" else before))
-    try:
-        yield Target(
-            device, name, lambda: choose_backend(args.backend, device), args.precision, args.batch, args.repeats
-        )
-    finally:
-        torch.set_num_threads(before)
-
-
 def _file_name(model: str) -> str:
     return Path(model).name.replace(":", "_")
-
-
-@contextmanager
-def progress_bar(what: str) -> Iterator[Progress]:
-    from tqdm import tqdm
-
-    with tqdm(unit="round", desc=what, disable=None, leave=False) as bar:
-
-        def update(done: int, total: int) -> None:
-            bar.total = total
-            bar.n = done
-            bar.refresh()
-
-        yield update

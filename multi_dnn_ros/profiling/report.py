@@ -125,7 +125,7 @@ def plot_roofline(path: Path, profile: Profile) -> None:
     axes.plot([low, limits.ridge, high], roof, color="#333333", linewidth=1.4, zorder=1)
     axes.annotate(f"{limits.flops_per_s / 1e9:,.0f} GFLOP/s", (high, roof[-1]), xytext=(0, 4), fontsize=8, ha="right",
                   textcoords="offset points")  # fmt: skip
-    axes.annotate(f"{limits.bytes_per_s / 1e9:,.0f} GB/s", (low, roof[0]), xytext=(4, 12), fontsize=8,
+    axes.annotate(f"{limits.bytes_per_s / 1e9:,.0f} GB/s", (low, roof[0]), xytext=(14, 0), fontsize=8,
                   textcoords="offset points")  # fmt: skip
     for kind in KINDS:
         own = [layer for layer in layers if layer.kind == kind]
