@@ -99,6 +99,8 @@ def _learn(args: argparse.Namespace) -> int:
     write_predictor(args.output / "predictor.json", predictor)
     plot_importances(args.output / "importances.png", found)
     sentences = [words(importance) for importance in found]
+    if not found:
+        print("no kind of layer has enough samples to say what decides its time")
     write_json(args.output / "learnt.json", {**provenance(), **_figures(predictor, found, sentences)})
     print("\n".join(sentences), end="\n\n")
     print(_scores_table(predictor), end="\n\n")

@@ -89,7 +89,8 @@ def plot_importances(path: Path, found: Sequence[Importance]) -> None:
     axes.set_yticks(places, [f"{of.kind} ({of.samples})" for of in found], fontsize=8)
     axes.set_xlim(0.0, 1.0)
     axes.set_xlabel("share of what the tree explains")
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if names:
+        axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
     beside = path.with_name(f".{path.name}")
     figure.savefig(beside, dpi=120, format="png")
