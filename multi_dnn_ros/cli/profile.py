@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(default: %(default)s)")  # fmt: skip
     add("--predictor", type=Path, metavar="JSON", help="for --cut predicted: a file of `multi-dnn profile learn`")
     add_target(layers)
+    add("--realtime", action="store_true",
+        help="hold the processors during each round, where others use them too; takes CAP_SYS_NICE")  # fmt: skip
     add("--longest", type=positive, default=15, metavar="N", help="layers in the table (default: %(default)s)")
     add("--output", type=Path, metavar="DIR", help="write profile.json, layers.csv and pictures there, by model")
     add("--summary", type=Path, metavar="JSON", help="write the sums and wholes of all models to one file")
@@ -87,16 +90,20 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 
 def _layers(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.report import provenance, write_json
-    from multi_dnn_ros.profiling.device import busy_warning, default_path, limits_of
+    from multi_dnn_ros.profiling.device import busy_warning, default_path, limits_of, measure_limits
     from multi_dnn_ros.profiling.network import load, profile_network
+    from multi_dnn_ros.profiling.realtime import held
     from multi_dnn_ros.profiling.report import closing_lines, job_table, kind_table, layer_table, write_profile
 
     with open_target(args) as target:
         networks = [
             load(model, weights=args.weights, num_classes=args.num_classes, size=args.size) for model in args.models
         ]
-        busy = busy_warning(target.device)
-        limits = limits_of(target, args.limits or default_path(), keep=not busy)
+        hold = held if args.realtime else nullcontext
+        busy = "" if args.realtime else busy_warning(target.device)
+        limits = limits_of(
+            target, args.limits or default_path(), keep=not busy, measure=lambda of: measure_limits(of, hold=hold)
+        )
         profiles = []
         for network in networks:
             with progress_bar(network.name) as progress:
@@ -110,6 +117,7 @@ def _layers(args: argparse.Namespace) -> int:
                     seed=args.seed,
                     warnings=(busy,) if busy else (),
                     progress=progress,
+                    hold=hold,
                     cut=args.cut,
                     **provenance(),
                 )

@@ -12,6 +12,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -65,8 +66,13 @@ def device_name(target: Target) -> str:
     return f"{device}; {precision}"
 
 
-def measure_limits(target: Target, clock: Clock | None = None, scale: float = 1.0) -> Limits:
-    """Measure the target's device, a second or two. scale: of the sizes, for tests."""
+def measure_limits(
+    target: Target,
+    clock: Clock | None = None,
+    scale: float = 1.0,
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Limits:
+    """Measure the target's device, a second or two. scale: of the sizes, for tests. hold: around each round."""
     device, dtype = target.device, DTYPES[target.precision]
     side, (channels, pixels), mebibytes = _SIZES[device.type]
     side, pixels = max(8, int(side * scale)), max(8, int(pixels * scale))
@@ -77,9 +83,9 @@ def measure_limits(target: Target, clock: Clock | None = None, scale: float = 1.
         weight = torch.rand(channels, channels, 3, 3, device=device).to(dtype)
         source = torch.ones(max(1, int(mebibytes * scale * scale)) << 18, device=device)
         place = torch.empty_like(source)
-        product_s = _fastest_s(lambda: torch.mm(a, b), clock)
-        convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock)
-        copy_s = _fastest_s(lambda: place.copy_(source), clock)
+        product_s = _fastest_s(lambda: torch.mm(a, b), clock, hold)
+        convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
+        copy_s = _fastest_s(lambda: place.copy_(source), clock, hold)
     return Limits(
         name=device_name(target),
         kind="cuda" if device.type == "cuda" else "cpu",
@@ -152,15 +158,18 @@ def _foreign_cpu(seconds: float) -> float:
     return max(0.0, min(1.0, (elapsed * cores - idle - own_s) / (elapsed * cores)))
 
 
-def _fastest_s(work: Callable[[], object], clock: Clock) -> float:
+def _fastest_s(
+    work: Callable[[], object], clock: Clock, hold: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> float:
     work()
     clock.prepare(2)
     best = float("inf")
     for _ in range(_REPEATS):
-        clock.mark(0)
-        work()
-        clock.mark(1)
-        (ms,) = clock.gaps_ms()
+        with hold():
+            clock.mark(0)
+            work()
+            clock.mark(1)
+            (ms,) = clock.gaps_ms()
         best = min(best, ms / 1e3)
     return max(best, 1e-9)
 

@@ -7,6 +7,7 @@ import random
 import resource
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +71,7 @@ def measure(
     jobs: int,
     costs: NodeCost | None = None,
     seed: int = 0,
-    keep_disturbed: bool = False,
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
     make_clock: Callable[[], Clock] | None = None,
     preemptions: Callable[[], int] | None = None,
     now: Callable[[], float] = time.monotonic,
@@ -79,9 +80,9 @@ def measure(
     """Run the network `target.rounds` times as it is served, in `jobs` jobs, and as often with its layers marked.
 
     costs: what the cut goes by. The two take turns in random order (`seed`). Rounds in which the operating system took
-    the processor away for somebody else (it counts such switches) are repeated, within bounds, unless
-    `keep_disturbed`: the medians are the network's, not its neighbours'. make_clock, preemptions, now: other clocks,
-    for tests. Raises what cutting or the backend raises.
+    the processor away for somebody else (it counts such switches) are repeated, within bounds: the medians are the
+    network's, not its neighbours'. hold: entered around each round, see realtime.held. make_clock, preemptions, now:
+    other clocks, for tests. Raises what cutting or the backend raises.
     """
     stages = tuple(split(traced.graph_module, jobs, costs=costs))
     clocks = make_clock or (lambda: clock_for(target.device))
@@ -99,17 +100,17 @@ def measure(
         begin = now()
         for turn in range(target.rounds * _MOST_ROUNDS):
             late = turn >= min(MIN_ROUNDS, target.rounds) and now() - begin > _LIMIT_S
-            enough = turn >= target.rounds and (keep_disturbed or min(quiet.values()) >= target.rounds)
-            if late or enough:
+            if late or min(quiet.values()) >= target.rounds:
                 break
             for run in order.sample([served, layered], 2):
-                before = switches()
-                times = run()
-                disturbance = switches() - before
+                with hold():
+                    before = switches()
+                    times = run()
+                    disturbance = switches() - before
                 rounds[run].append((disturbance, times))
                 quiet[run] += disturbance == 0
             progress(min(min(quiet.values()), target.rounds), target.rounds)
-    of_jobs, of_layers = (_calmest(rounds[run], target.rounds, keep_disturbed) for run in (served, layered))
+    of_jobs, of_layers = (_calmest(rounds[run], target.rounds) for run in (served, layered))
     return Times(
         stages=stages,
         layers=_columns([[ms for job in times for ms in job] for _, times in of_layers]),
@@ -119,10 +120,8 @@ def measure(
     )
 
 
-def _calmest(
-    rounds: list[tuple[int, list[list[float]]]], count: int, keep_disturbed: bool
-) -> list[tuple[int, list[list[float]]]]:
-    return rounds if keep_disturbed else sorted(rounds, key=lambda entry: entry[0])[:count]
+def _calmest(rounds: list[tuple[int, list[list[float]]]], count: int) -> list[tuple[int, list[list[float]]]]:
+    return sorted(rounds, key=lambda entry: entry[0])[:count]
 
 
 def _columns(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:

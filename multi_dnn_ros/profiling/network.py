@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -61,10 +62,13 @@ def profile_network(
     seed: int = 0,
     warnings: tuple[str, ...] = (),
     progress: Progress = lambda done, total: None,
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
     timed: Callable[..., Times] = measure,
     **origin: Any,
 ) -> Profile:
     """Trace, measure and describe. costs: what the cut goes by, in place of `cut_by`; timed: measure, or a stand-in.
+
+    seed, hold, progress: as of measure; warnings, origin: as of profile.
 
     "measured" measures twice: the layers, then the network cut by them.
     """
@@ -75,9 +79,9 @@ def profile_network(
     elif cut_by == "count":
         chosen = _each_layer_alike
     elif cut_by == "measured":
-        first = timed(traced, target, jobs=1, seed=seed, progress=progress)
+        first = timed(traced, target, jobs=1, seed=seed, hold=hold, progress=progress)
         chosen = measured_costs(traced, first, network.name)
-    times = timed(traced, target, jobs=jobs, costs=chosen, seed=seed, progress=progress)
+    times = timed(traced, target, jobs=jobs, costs=chosen, seed=seed, hold=hold, progress=progress)
     return profile(network.name, traced, times, target, limits, warnings=warnings, **origin)
 
 
