@@ -52,7 +52,7 @@ setup(
             "types-PyYAML",
             "types-psutil",
             "types-tqdm",
-        ]
+        ],
     },
     zip_safe=False,
     maintainer="multi_dnn_ros maintainers",

@@ -125,8 +125,9 @@ def plot_roofline(path: Path, profile: Profile) -> None:
     axes.plot([low, limits.ridge, high], roof, color="#333333", linewidth=1.4, zorder=1)
     axes.annotate(f"{limits.flops_per_s / 1e9:,.0f} GFLOP/s", (high, roof[-1]), xytext=(0, 4), fontsize=8, ha="right",
                   textcoords="offset points")  # fmt: skip
-    axes.annotate(f"{limits.bytes_per_s / 1e9:,.0f} GB/s", (low, roof[0]), xytext=(14, 0), fontsize=8,
-                  textcoords="offset points")  # fmt: skip
+    slope = (low * limits.ridge) ** 0.5
+    axes.annotate(f"{limits.bytes_per_s / 1e9:,.0f} GB/s", (slope, slope * limits.bytes_per_s / 1e9), xytext=(-6, 6),
+                  fontsize=8, ha="right", textcoords="offset points")  # fmt: skip
     for kind in KINDS:
         own = [layer for layer in layers if layer.kind == kind]
         if own:
