@@ -13,6 +13,7 @@ from multi_dnn_ros.cli.errors import UsageError
 if TYPE_CHECKING:
     from multi_dnn_ros.pipeline import Pipeline
     from multi_dnn_ros.profiling.fit import Demand, Verdict
+    from multi_dnn_ros.profiling.predictor import Predictor
     from multi_dnn_ros.profiling.service import MakeEngine, Service
     from multi_dnn_ros.schema import NodeConfig
 
@@ -51,15 +52,17 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.report import provenance, write_json
     from multi_dnn_ros.pipeline import build
     from multi_dnn_ros.profiling.fit import check_fit
+    from multi_dnn_ros.profiling.predictor import read_predictor
     from multi_dnn_ros.profiling.service import LOST, lost_frames, mixes
     from multi_dnn_ros.training.scenes import SceneGenerator
 
     config = _config(args)
     rates = _rates(args, config)
+    predictor = read_predictor(args.predictor) if args.predictor is not None else None
     pipeline = build(config)
     make_engine = _engines(config, pipeline)
     image = SceneGenerator(640, 480, args.seed).scene(0).image
-    services, doubts = _services(args, config, pipeline, make_engine, image)
+    services, doubts = _services(predictor, config, pipeline, make_engine, image, args.frames)
     if args.mixes:
         cases = mixes(services, pipeline.workers, args.mixes, args.seed)
     else:
@@ -124,17 +127,20 @@ def _engines(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
 
 
 def _services(
-    args: argparse.Namespace, config: NodeConfig, pipeline: Pipeline, make_engine: MakeEngine, image: Any
+    predictor: Predictor | None,
+    config: NodeConfig,
+    pipeline: Pipeline,
+    make_engine: MakeEngine,
+    image: Any,
+    frames: int,
 ) -> tuple[Mapping[str, Service], Sequence[str]]:
     """Measured; or predicted, where the predictor has no doubts."""
     from multi_dnn_ros.compression.timing import Target
     from multi_dnn_ros.pipeline import BACKENDS, choose_backend
-    from multi_dnn_ros.profiling.predictor import read_predictor
     from multi_dnn_ros.profiling.service import measure_services, predicted_services
 
     doubts: tuple[str, ...] = ()
-    if args.predictor is not None:
-        predictor = read_predictor(args.predictor)
+    if predictor is not None:
         backends = {settings.backend for settings in config.dnns.values()}
         backend = choose_backend(backends.pop() if len(backends) == 1 else "auto", pipeline.device)
         name = next(name for name, kind in BACKENDS.items() if isinstance(backend, kind))
@@ -143,7 +149,7 @@ def _services(
         if not doubts:
             return services, ()
         print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
-    return measure_services(pipeline.tasks, make_engine, image, args.frames), doubts
+    return measure_services(pipeline.tasks, make_engine, image, frames), doubts
 
 
 def _demands(

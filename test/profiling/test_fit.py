@@ -187,9 +187,12 @@ def test_mixes_lie_on_both_sides_of_what_fits() -> None:
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lanes = torch.nn.Conv2d(3, 1, 3, padding=1).eval()
+    torch.export.save(torch.export.export(lanes, (torch.zeros(1, 3, 16, 16),)), tmp_path / "lanes.pt2")
     params = tmp_path / "params.yaml"
     params.write_text(
-        "/**:\n  ros__parameters:\n    cameras: [front]\n    dnns: [lane]\n    dnn: {lane: {role: lane}}\n"
+        "/**:\n  ros__parameters:\n    cameras: [front]\n    dnns: [lane]\n"
+        f"    dnn: {{lane: {{role: lane, model: {tmp_path}/lanes.pt2, decoder: lane, backend: eager, jobs: 1}}}}\n"
     )
     arguments = ["profile", "fit", "--params-file", str(params), "--device", "cpu", "--frames", "3"]
     threads = torch.get_num_threads()
