@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +11,13 @@ from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive
 from multi_dnn_ros.cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.pipeline import Pipeline
     from multi_dnn_ros.profiling.fit import Demand, Verdict
-    from multi_dnn_ros.profiling.predictor import Predictor
-    from multi_dnn_ros.profiling.service import MakeEngine, Service
     from multi_dnn_ros.schema import NodeConfig
 
 _DESCRIPTION = """\
 Whether the DNNs of a parameter file can serve its cameras at the given rates on this machine; if not, which DNN breaks
-it and what would help. A frame's cost is measured, alone and with all DNNs at work, or predicted (--predictor) without
-running anything; what the predictor was not taught is measured.
+it and what would help. A frame's cost is measured, alone and with all DNNs at work, or predicted from its layers
+(--predictor); what the predictor was not taught is measured.
 
 Exit code 0: fits; 1: does not.
 """
@@ -51,6 +48,7 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.report import provenance, write_json
     from multi_dnn_ros.pipeline import build
+    from multi_dnn_ros.profiling.configured import demands_of, engines_of, services_of
     from multi_dnn_ros.profiling.fit import check_fit
     from multi_dnn_ros.profiling.predictor import read_predictor
     from multi_dnn_ros.profiling.service import LOST, lost_frames, mixes
@@ -60,13 +58,15 @@ def _run(args: argparse.Namespace) -> int:
     rates = _rates(args, config)
     predictor = read_predictor(args.predictor) if args.predictor is not None else None
     pipeline = build(config)
-    make_engine = _engines(config, pipeline)
+    make_engine = engines_of(config, pipeline)
     image = SceneGenerator(640, 480, args.seed).scene(0).image
-    services, doubts = _services(predictor, config, pipeline, make_engine, image, args.frames)
+    services, doubts = services_of(config, pipeline, image, args.frames, predictor)
+    if doubts:
+        print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
     if args.mixes:
         cases = mixes(services, pipeline.workers, args.mixes, args.seed)
     else:
-        cases = [_demands(config, pipeline, services, rates)]
+        cases = [demands_of(config, pipeline, services, rates)]
     entries, right = [], 0
     for number, demands in enumerate(cases):
         verdict = check_fit(demands, pipeline.workers, gpu=pipeline.device.type == "cuda", doubts=doubts)
@@ -110,64 +110,6 @@ def _rates(args: argparse.Namespace, config: NodeConfig) -> dict[str, float]:
             raise UsageError(f"--rate names camera '{camera}'; the parameters have {', '.join(rates)}")
         rates[camera] = hz
     return rates
-
-
-def _engines(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
-    from multi_dnn_ros.engine import Engine
-    from multi_dnn_ros.pipeline import milliseconds
-
-    return lambda tasks, on_result: Engine(
-        tasks,
-        on_result=on_result,
-        workers=pipeline.workers,
-        policy=config.policy,
-        device=pipeline.device,
-        aging_ns=milliseconds(config.aging_ms),
-    )
-
-
-def _services(
-    predictor: Predictor | None,
-    config: NodeConfig,
-    pipeline: Pipeline,
-    make_engine: MakeEngine,
-    image: Any,
-    frames: int,
-) -> tuple[Mapping[str, Service], Sequence[str]]:
-    """Measured; or predicted, where the predictor has no doubts."""
-    from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import BACKENDS, choose_backend
-    from multi_dnn_ros.profiling.service import measure_services, predicted_services
-
-    doubts: tuple[str, ...] = ()
-    if predictor is not None:
-        backends = {settings.backend for settings in config.dnns.values()}
-        backend = choose_backend(backends.pop() if len(backends) == 1 else "auto", pipeline.device)
-        name = next(name for name, kind in BACKENDS.items() if isinstance(backend, kind))
-        target = Target(pipeline.device, name, lambda: choose_backend(name, pipeline.device))
-        services, doubts = predicted_services(pipeline.dnns, predictor, target, pipeline.workers, image)
-        if not doubts:
-            return services, ()
-        print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
-    return measure_services(pipeline.tasks, make_engine, image, frames), doubts
-
-
-def _demands(
-    config: NodeConfig, pipeline: Pipeline, services: Mapping[str, Service], rates: Mapping[str, float]
-) -> list[Demand]:
-    from multi_dnn_ros.profiling.fit import Demand
-
-    return [
-        Demand(
-            task.name,
-            {camera: rates[camera] for camera in task.cameras},
-            services[task.name].alone_ms,
-            services[task.name].crowded_ms,
-            config.dnns[task.name].deadline_ms or None,
-            config.dnns[task.name].priority,
-        )
-        for task in pipeline.tasks
-    ]
 
 
 def _lines(verdict: Verdict) -> list[str]:

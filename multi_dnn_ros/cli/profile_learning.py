@@ -20,9 +20,9 @@ for each layer and load goes into a CSV file; `multi-dnn profile learn` reads it
 """
 _LEARN = """\
 From tables of `multi-dnn profile contention`: a decision tree for each kind of layer, whose importances say what
-decides its time; and two regressors, a linear model on arithmetic at peak rate, bytes at full bandwidth and launches,
-and gradient-boosted trees. Whole models and whole load levels are held out in turn, and the errors stand beside those
-of two baselines. The better regressor is written to predictor.json, a file of numbers.
+decides its time; and regressors: a linear model on arithmetic at peak rate, bytes at full bandwidth and launches,
+gradient-boosted trees, and the former corrected by the latter. Whole models and whole load levels are held out in turn,
+and the errors stand beside those of two baselines. The best one is written to predictor.json, a file of numbers.
 """
 _LOADS = ("compute", "memory", "dnn")
 
@@ -104,7 +104,8 @@ def _learn(args: argparse.Namespace) -> int:
     write_json(args.output / "learnt.json", {**provenance(), **_figures(predictor, found, sentences)})
     print("\n".join(sentences), end="\n\n")
     print(_scores_table(predictor), end="\n\n")
-    print(f"{predictor.model.regressor} chosen, for {predictor.device}, {predictor.backend}; written to {args.output}")
+    best = predictor.provenance["regressor"]
+    print(f"{best}: chosen, for {predictor.device}, {predictor.backend}; written to {args.output}")
     return 0
 
 
@@ -114,7 +115,7 @@ def _figures(predictor: Predictor, found: list[Importance], sentences: list[str]
         "backend": predictor.backend,
         "models": predictor.provenance["models"],
         "samples": predictor.provenance["samples"],
-        "regressor": predictor.model.regressor,
+        "regressor": predictor.provenance["regressor"],
         "median_absolute_errors": [scores.model_dump() for scores in predictor.scores],
         "importances": [
             {

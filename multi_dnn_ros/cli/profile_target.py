@@ -42,7 +42,9 @@ def open_target(args: argparse.Namespace) -> Iterator[Target]:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
     device = choose_device(args.device)
     chosen = choose_backend(args.backend, device)
-    name = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
+    # What was asked for is its name: a backend may be built upon another one.
+    automatic = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
+    name = automatic if args.backend == "auto" else args.backend
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads or (cpu_count() if device.type == "cpu" else before))
     try:

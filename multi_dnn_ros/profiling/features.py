@@ -15,7 +15,7 @@ Question = tuple[LayerCounts, Setting, Load]
 
 #: Of the trees, in order; every one of them can be read off a layer before it ever runs.
 TREE_FEATURES = (
-    "MACs", "arithmetic", "parameters", "bytes read", "bytes written", "intensity", "window", "groups",
+    "arithmetic", "parameters", "bytes read", "bytes written", "intensity", "window", "groups",
     "input channels", "output channels", "pixels", "SMs", "load level", "oversubscription", "compute load",
     "memory load", "DNN load",
 )  # fmt: skip
@@ -41,7 +41,7 @@ def tree_features(questions: Sequence[Question], *, kinds: bool = True) -> Matri
     for counts, setting, load in questions:
         moved = counts.bytes_read + counts.bytes_written
         row = [
-            counts.macs, counts.flops, counts.parameters, counts.bytes_read, counts.bytes_written,
+            counts.flops, counts.parameters, counts.bytes_read, counts.bytes_written,
             counts.flops / moved if moved else 0.0, counts.window, counts.groups, counts.channels_in,
             counts.channels_out, counts.pixels, setting.sms, load.level, pressure(setting, load)[1],
             *(float(load.kind == kind and load.level > 0) for kind in LOAD_KINDS[1:]),

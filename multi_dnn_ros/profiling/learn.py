@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.profiling.features import Matrix, Question, ideal_ms, linear_features, tree_features
-from multi_dnn_ros.profiling.predictor import Linear, Predictor, Scores, Tree, Trees, ranges_of
+from multi_dnn_ros.profiling.features import Matrix, Question, linear_features, tree_features
+from multi_dnn_ros.profiling.predictor import Linear, Predictor, Scores, Tree, Trees, base_ms, ranges_of
 from multi_dnn_ros.profiling.profile import ProfileError
 from multi_dnn_ros.profiling.samples import Sample, known_layers
 
 Fit = Callable[[Sequence[Sample]], Callable[[Sequence[Sample]], Matrix]]
-MACS, UNLOADED, LINEAR, TREES = "MACs x constant", "unloaded time", "linear", "trees"
-_TREES, _DEPTH, _RATE, _LEAF = 250, 5, 0.07, 4
+Regressor = Callable[[Sequence[Sample], int], Linear | Trees]
+MACS, UNLOADED = "MACs x constant", "unloaded time"
+LINEAR, TREES, CORRECTED = "linear", "trees", "linear, corrected by trees"
+_TREES, _DEPTH, _RATE, _LEAF = 200, 4, 0.06, 6
 
 
 def fit_linear(samples: Sequence[Sample]) -> Linear:
@@ -37,12 +39,15 @@ def fit_linear(samples: Sequence[Sample]) -> Linear:
     return Linear(weights=weights)
 
 
-def fit_trees(samples: Sequence[Sample], seed: int = 0) -> Trees:
-    """Gradient boosting of the logarithm of measured over ideal time; the same every time for the same samples."""
+def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | None = None) -> Trees:
+    """Gradient boosting of the logarithm of measured over ideal time; the same every time for the same samples.
+
+    corrects: over the time of this linear model instead.
+    """
     from sklearn.ensemble import GradientBoostingRegressor
 
     questions = _questions(samples)
-    target = np.log(np.array([sample.ms for sample in samples]) / ideal_ms(questions))
+    target = np.log(np.array([sample.ms for sample in samples]) / base_ms(questions, corrects))
     regressor = GradientBoostingRegressor(
         n_estimators=_TREES, max_depth=_DEPTH, learning_rate=_RATE, min_samples_leaf=min(_LEAF, len(samples)),
         subsample=0.7, max_features=0.5, loss="huber", random_state=seed,
@@ -50,19 +55,20 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0) -> Trees:
     regressor.fit(tree_features(questions), target)
     trees = tuple(_tree(estimator.tree_) for estimator in regressor.estimators_[:, 0])
     base = float(np.ravel(regressor.init_.constant_)[0])
-    return Trees(base=base, rate=_RATE, trees=trees)
+    return Trees(corrects=corrects, base=base, rate=_RATE, trees=trees)
 
 
 def learn(samples: Sequence[Sample], *, seed: int = 0, **origin: Any) -> Predictor:
-    """The better of the two regressors by held-out models, with its scores and provenance. ProfileError.
+    """The best regressor by held-out models, layers and wholes counting alike, with its scores and provenance.
 
-    All samples must be of one device, backend and precision, and of two models at least.
+    All samples must be of one device, backend and precision, and of two models at least; else ProfileError.
     """
     rows = usable(samples)
     setting = rows[0].setting
     scores = compare(rows, seed=seed)
-    by_model = scores[0].layer
-    model = fit_linear(rows) if by_model[LINEAR] <= by_model[TREES] else fit_trees(rows, seed)
+    held_out = scores[0]
+    best = min(_REGRESSORS, key=lambda name: held_out.layer[name] + held_out.whole[name])
+    model = _REGRESSORS[best](rows, seed)
     loads: dict[str, int] = defaultdict(int)
     for sample in rows:
         loads[sample.load.kind] = max(loads[sample.load.kind], sample.load.level)
@@ -78,7 +84,13 @@ def learn(samples: Sequence[Sample], *, seed: int = 0, **origin: Any) -> Predict
         loads=dict(loads),
         model=model,
         scores=tuple(scores),
-        provenance={"models": sorted({sample.model for sample in rows}), "samples": len(rows), "seed": seed, **origin},
+        provenance={
+            "models": sorted({sample.model for sample in rows}),
+            "samples": len(rows),
+            "seed": seed,
+            "regressor": best,
+            **origin,
+        },
     )
 
 
@@ -98,7 +110,7 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def compare(samples: Sequence[Sample], *, seed: int = 0) -> list[Scores]:
-    """Both regressors and both baselines: without load, models held out; under load, models, then levels held out.
+    """The regressors and both baselines: without load, models held out; under load, models, then levels held out.
 
     Errors are medians over layers of |predicted - measured| / measured, and over (model, load) of the same for the sum
     of its layers. The unloaded time of a layer is known to that baseline alone.
@@ -106,8 +118,7 @@ def compare(samples: Sequence[Sample], *, seed: int = 0) -> list[Scores]:
     fits: dict[str, Fit] = {
         MACS: _macs_times_constant,
         UNLOADED: _unloaded(samples),
-        LINEAR: lambda rows: _predicting(fit_linear(rows)),
-        TREES: lambda rows: _predicting(fit_trees(rows, seed)),
+        **{name: _predicting(regressor, seed) for name, regressor in _REGRESSORS.items()},
     }
     alone = [sample for sample in samples if not sample.load.level]
     loaded = [sample for sample in samples if sample.load.level]
@@ -159,8 +170,12 @@ def _held_out(
     )
 
 
-def _predicting(model: Linear | Trees) -> Callable[[Sequence[Sample]], Matrix]:
-    return lambda rows: model.predict(_questions(rows))
+def _predicting(regressor: Regressor, seed: int) -> Fit:
+    def fit(train: Sequence[Sample]) -> Callable[[Sequence[Sample]], Matrix]:
+        model = regressor(train, seed)
+        return lambda rows: model.predict(_questions(rows))
+
+    return fit
 
 
 def _macs_times_constant(train: Sequence[Sample]) -> Callable[[Sequence[Sample]], Matrix]:
@@ -192,3 +207,10 @@ def _tree(tree: Any) -> Tree:
         right=tuple(int(of) for of in tree.children_right),
         value=tuple(float(of) for of in tree.value[:, 0, 0]),
     )
+
+
+_REGRESSORS: dict[str, Regressor] = {
+    LINEAR: lambda rows, seed: fit_linear(rows),
+    TREES: fit_trees,
+    CORRECTED: lambda rows, seed: fit_trees(rows, seed, corrects=fit_linear(rows)),
+}

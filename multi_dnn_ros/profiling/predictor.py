@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 64 << 20
 #: How far outside of the sizes that were seen a layer may lie: a factor.
 _SLACK = 1.5
+#: Times below the clock's resolution are no base for anything.
+_LEAST_MS = 1e-3
 #: Sizes whose ranges are kept, by kind of layer.
 _SIZES = ("flops", "bytes_read", "bytes_written")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -100,9 +102,13 @@ class Tree(_Part):
 
 
 class Trees(_Part):
-    """Gradient-boosted trees: the logarithm of how many times longer a layer takes than at the device's limits."""
+    """Gradient-boosted trees: the logarithm of how many times longer a layer takes than at the device's limits.
+
+    corrects: than by this linear model instead, which the trees then correct.
+    """
 
     regressor: Literal["trees"] = "trees"
+    corrects: Linear | None = None
     base: Finite
     rate: Finite
     trees: tuple[Tree, ...] = Field(max_length=5000)
@@ -111,7 +117,16 @@ class Trees(_Part):
         """Milliseconds."""
         rows = tree_features(questions).astype(np.float32)  # as the trees were grown
         logs = self.base + self.rate * sum((tree.predict(rows) for tree in self.trees), np.zeros(len(questions)))
-        return np.asarray(ideal_ms(questions) * np.exp(np.clip(logs, -50.0, 50.0)))
+        return np.asarray(base_ms(questions, self.corrects) * np.exp(np.clip(logs, -50.0, 50.0)))
+
+
+def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
+    """What trees multiply: milliseconds of the linear model; at the device's limits where there is none."""
+    ideal = ideal_ms(questions)
+    if linear is None:
+        return ideal
+    found = linear.predict(questions)
+    return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
 
 
 class Seen(_Part):
