@@ -39,6 +39,8 @@ setup(
         "tqdm>=4.60",
     ],
     extras_require={
+        # Of `multi-dnn profile learn`; predictors are read without it.
+        "profiling": ["scikit-learn>=1.0"],
         "test": [
             "hypothesis>=6.80",
             "mypy>=1.13",
@@ -46,10 +48,11 @@ setup(
             "pytest>=7.4",
             "pytest-timeout>=2.2",
             "ruff>=0.9",
+            "scikit-learn>=1.0",
             "types-PyYAML",
             "types-psutil",
             "types-tqdm",
-        ]
+        ],
     },
     zip_safe=False,
     maintainer="multi_dnn_ros maintainers",

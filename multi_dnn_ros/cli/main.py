@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 
-VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "demo", "benchmark")
+VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "profile", "demo", "benchmark")
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _EXAMPLES = """\

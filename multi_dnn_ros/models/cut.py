@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._guards import detect_fake_mode
-from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
+from multi_dnn_ros.models.operations import bytes_of, counter, is_view
 from multi_dnn_ros.models.partition import partition
-from multi_dnn_ros.models.trace import attribute, is_selection, is_write, tensor_of, trace
+from multi_dnn_ros.models.trace import is_selection, is_write, tensor_of, trace
 
 # A nominal machine to weigh arithmetic against memory traffic against the cost of any operation at all; balance depends
 # on the ratios alone. Measured layer times, given as `costs`, replace it.
@@ -29,16 +26,21 @@ NodeCost = Callable[[fx.Node], float]
 class Stage(nn.Module):
     """One job of a DNN: forward(carried tensors) -> tensors carried to the next stage, or the flat raw outputs.
 
-    graph: the operations as a GraphModule whose placeholders are the carried tensors. operations: names of the traced
-    operations it runs, in order. cost_s: their estimated or measured seconds. Parameters are shared with the DNN it was
-    cut from, so moving a stage to a device moves the DNN's parameters too.
+    graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: names of the traced
+    operations it runs, in order, layer by layer. cost_s: their estimated or measured seconds. Parameters are shared
+    with the DNN it was cut from, so moving a stage to a device moves the DNN's parameters too.
     """
 
-    def __init__(self, graph: fx.GraphModule, operations: tuple[str, ...], cost_s: float) -> None:
+    def __init__(self, graph: fx.GraphModule, layers: tuple[tuple[str, ...], ...], cost_s: float) -> None:
         super().__init__()
         self.graph = graph
-        self.operations = operations
+        self.layers = layers
         self.cost_s = cost_s
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of the traced operations that it runs, in order."""
+        return tuple(name for layer in self.layers for name in layer)
 
     def forward(self, carried: Tensors) -> Tensors:
         outputs: Tensors = self.graph(*carried)
@@ -121,12 +123,12 @@ def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
     layers: list[_Layer] = []
     for index, node in enumerate(operations):
         live = [carried for carried in live if last_use[carried] >= index]
-        joined = is_selection(node) or _is_view(node) or is_write(node)
+        joined = is_selection(node) or is_view(node) or is_write(node)
         if layers and (joined or not all(tensor_of(carried) is not None for carried in live)):
             layers[-1].nodes.append(node)
             layers[-1].cost_s += costs(node)
         else:
-            carry_s = sum(_bytes(tensor_of(carried)) for carried in live) / _BYTES_PER_S
+            carry_s = sum(bytes_of(tensor_of(carried)) for carried in live) / _BYTES_PER_S
             # Cut off from the operation before it, an element-wise operation can no longer be fused with that.
             cut_cost_s = carry_s * (2.0 if _is_elementwise(node) else 1.0)
             layers.append(_Layer([node], costs(node), list(live), cut_cost_s))
@@ -159,13 +161,9 @@ def _stage(
     graph.output(tuple(copy_of(node) for node in carried_out))
     return Stage(
         fx.GraphModule(graph_module, graph, class_name="StageGraph"),
-        tuple(node.name for node in nodes),
+        tuple(tuple(node.name for node in layer.nodes) for layer in layers),
         sum(layer.cost_s for layer in layers),
     )
-
-
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view)
 
 
 def _is_elementwise(node: fx.Node) -> bool:
@@ -174,32 +172,15 @@ def _is_elementwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in node.target.tags or "batch_norm" in node.target.name()
 
 
-def _bytes(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else int(tensor.numel()) * tensor.element_size()
-
-
 def _estimate(graph_module: fx.GraphModule) -> NodeCost:
     """Seconds of a node on the nominal machine: the slower of its arithmetic and its memory traffic."""
-    traced = [tensor for node in graph_module.graph.nodes if (tensor := tensor_of(node)) is not None]
-    fake_mode = detect_fake_mode(traced)
-
-    def stand_in(node: fx.Node) -> Any:
-        if node.op != "get_attr":
-            return node.meta.get("val")
-        value = attribute(graph_module, node)
-        return (
-            fake_mode.from_tensor(value, static_shapes=True) if fake_mode and isinstance(value, torch.Tensor) else value
-        )
+    describe = counter(graph_module)
 
     def seconds(node: fx.Node) -> float:
-        if is_selection(node) or _is_view(node) or not isinstance(node.target, torch._ops.OpOverload) or not fake_mode:
-            return _OPERATION_S if not is_selection(node) else 0.0
-        args = fx.node.map_arg(node.args, stand_in)
-        kwargs = fx.node.map_arg(node.kwargs, stand_in)
-        with fake_mode, FlopCounterMode(display=False) as counter, torch.no_grad():
-            result = node.target(*args, **kwargs)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
-        moved = sum(_bytes(tensor) for tensor in tensors)
-        return max(float(counter.get_total_flops()) / _FLOPS_PER_S, moved / _BYTES_PER_S) + _OPERATION_S
+        if is_selection(node):
+            return 0.0
+        counts = describe(node).counts
+        moved = counts.bytes_read + counts.bytes_written
+        return max(2.0 * counts.macs / _FLOPS_PER_S, moved / _BYTES_PER_S) + _OPERATION_S
 
     return seconds

@@ -56,6 +56,13 @@ def test_every_requirement_is_in_the_manifest_under_its_rosdep_key():
     assert {key for key in ROSDEP.values() if key} <= declared
 
 
+def test_what_learning_needs_is_in_the_manifest_and_in_an_extra():
+    manifest = ElementTree.parse(ROOT / "package.xml").getroot()
+    assert "python3-sklearn" in {element.text for element in manifest.findall("exec_depend")}
+    extras = (ROOT / "setup.py").read_text().partition("extras_require")[2]
+    assert extras.count('"scikit-learn>=1.0"') == 2  # profiling, and test
+
+
 def test_every_ros_import_is_in_the_manifest():
     manifest = ElementTree.parse(ROOT / "package.xml").getroot()
     declared = {element.text for element in manifest if element.tag in ("depend", "exec_depend")}
@@ -92,6 +99,7 @@ def test_rooms_import_one_way():
         "standalone": {"standalone"},
         "compression": {"compression", "models", "backends", "reporting"},
         "training": {"training", "models", "schema", "engine", "compression", "reporting"},
+        "profiling": {"profiling", "models", "backends", "compression", "reporting", "engine", "pipeline"},
     }
     for room, rooms in allowed.items():
         for source in (ROOT / "multi_dnn_ros" / room).rglob("*.py"):

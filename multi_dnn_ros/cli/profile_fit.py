@@ -1,0 +1,132 @@
+"""``multi-dnn profile fit``: do these DNNs at these rates fit this machine?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float
+from multi_dnn_ros.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.profiling.fit import Demand, Verdict
+    from multi_dnn_ros.schema import NodeConfig
+
+_DESCRIPTION = """\
+Whether the DNNs of a parameter file can serve its cameras at the given rates on this machine; if not, which DNN breaks
+it and what would help. A frame's cost is measured, alone and with all DNNs at work, or predicted from its layers
+(--predictor); what the predictor was not taught is measured.
+
+Exit code 0: fits; 1: does not.
+"""
+_RATE = 10.0
+
+
+def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare it."""
+    parser = actions.add_parser(
+        "fit", help="do these DNNs and rates fit this machine?", description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--params-file", type=Path, help="as for `multi-dnn run` (default: the package's)")
+    add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
+        help=f"frames a second of a camera, repeatable; others: {_RATE:g}")  # fmt: skip
+    add("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
+    add("--predictor", type=Path, metavar="JSON", help="a file of `multi-dnn profile learn`")
+    add("--frames", type=positive, default=20, help="measured of each DNN (default: %(default)s)")
+    add("--verify", type=positive_float, metavar="SECONDS", help="then offer frames for so long, and see")
+    add("--mixes", type=natural, default=0, metavar="N",
+        help="judge N random mixes of these DNNs around the machine's capacity in place of the rates")  # fmt: skip
+    add("--seed", type=natural, default=0, help="of the mixes (default: %(default)s)")
+    add("--output", type=Path, metavar="JSON", help="write the verdicts there")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from multi_dnn_ros.pipeline import build
+    from multi_dnn_ros.profiling.configured import demands_of, engines_of, services_of
+    from multi_dnn_ros.profiling.fit import check_fit
+    from multi_dnn_ros.profiling.predictor import read_predictor
+    from multi_dnn_ros.profiling.service import LOST, lost_frames, mixes
+    from multi_dnn_ros.reporting import provenance, write_json
+    from multi_dnn_ros.training.scenes import SceneGenerator
+
+    config = _config(args)
+    rates = _rates(args, config)
+    predictor = read_predictor(args.predictor) if args.predictor is not None else None
+    pipeline = build(config)
+    make_engine = engines_of(config, pipeline)
+    image = SceneGenerator(640, 480, args.seed).scene(0).image
+    services, doubts = services_of(config, pipeline, image, args.frames, predictor)
+    if doubts:
+        print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
+    if args.mixes:
+        cases = mixes(services, pipeline.workers, args.mixes, args.seed)
+    else:
+        cases = [demands_of(config, pipeline, services, rates)]
+    entries, right = [], 0
+    for number, demands in enumerate(cases):
+        verdict = check_fit(demands, pipeline.workers, gpu=pipeline.device.type == "cuda", doubts=doubts)
+        print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
+        entry = _entry(demands, verdict)
+        if args.verify:
+            cameras = {of.dnn: of.cameras for of in demands}
+            lost = lost_frames(pipeline.tasks, cameras, make_engine, image, args.verify)
+            served = max(lost.values()) <= LOST
+            right += served == verdict.fits
+            print(
+                f"offered for {args.verify:g} s: {'served' if served else 'not served'}, lost "
+                + ", ".join(f"{name} {part:.1%}" for name, part in lost.items())
+            )
+            entry |= {"lost": lost, "served": served}
+        entries.append(entry)
+    if args.verify:
+        print(f"right in {right} of {len(cases)}")
+    if args.output is not None:
+        summary = {"workers": pipeline.workers, "device": str(pipeline.device), "doubts": list(doubts),
+                   "services_ms": {name: vars(of) for name, of in services.items()}}  # fmt: skip
+        verified = {"seconds": args.verify, "right": right, "of": len(cases)} if args.verify else None
+        write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})
+        print(f"written to {args.output}")
+    return 0 if args.mixes or all(entry["fits"] for entry in entries) else 1
+
+
+def _config(args: argparse.Namespace) -> NodeConfig:
+    from multi_dnn_ros.params_file import read_params_file
+    from multi_dnn_ros.resources import config_file
+    from multi_dnn_ros.schema import NodeConfig
+
+    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
+    return config if args.device is None else NodeConfig.model_validate({**config.model_dump(), "device": args.device})
+
+
+def _rates(args: argparse.Namespace, config: NodeConfig) -> dict[str, float]:
+    rates = dict.fromkeys(config.cameras, _RATE)
+    for camera, hz in args.rate:
+        if camera not in rates:
+            raise UsageError(f"--rate names camera '{camera}'; the parameters have {', '.join(rates)}")
+        rates[camera] = hz
+    return rates
+
+
+def _lines(verdict: Verdict) -> list[str]:
+    return [verdict.text, *(f"  {advice}" for advice in verdict.advice)]
+
+
+def _entry(demands: Sequence[Demand], verdict: Verdict) -> dict[str, Any]:
+    return {
+        "hz": {of.dnn: dict(of.cameras) for of in demands},
+        "fits": verdict.fits,
+        "utilization": verdict.utilization,
+        "needs": verdict.needs,
+        "text": verdict.text,
+        "advice": list(verdict.advice),
+    }
+
+
+def _rate(text: str) -> tuple[str, float]:
+    camera, _, hz = text.partition("=")
+    return camera_name(camera), positive_float(hz)

@@ -1,0 +1,70 @@
+"""What the actions of ``multi-dnn profile`` share: where and how they measure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.arguments import natural, positive
+from multi_dnn_ros.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.profiling.measure import Progress
+
+
+def add_target(parser: argparse.ArgumentParser, *, repeats: int = 25, threads: int = 0) -> None:
+    """Declare device, backend, precision and rounds."""
+    add = parser.add_argument_group("where and how").add_argument
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
+    add("--backend", default="auto", help="as the node's parameter dnn.<dnn>.backend (default: %(default)s)")
+    add("--precision", choices=("fp32", "fp16"), default="fp32", help="default: %(default)s")
+    add("--batch", type=positive, default=1, help="images at once (default: %(default)s)")
+    add("--threads", type=natural, default=threads, metavar="N",
+        help="threads inside one CPU operation; 0: a core each (default: %(default)s)")  # fmt: skip
+    add("--repeats", type=positive, default=repeats, metavar="N", help="rounds; medians count (default: %(default)s)")
+    add("--seed", type=natural, default=0, help="of the input and the order of rounds (default: %(default)s)")
+    add("--limits", type=Path, metavar="JSON", help="cache of devices (default: ~/.cache/multi_dnn_ros/devices.json)")
+
+
+@contextmanager
+def open_target(args: argparse.Namespace) -> Iterator[Target]:
+    """The device and backend of the arguments, with PyTorch's threads set for as long as it is used."""
+    import torch
+
+    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device, cpu_count
+
+    if args.backend != "auto" and args.backend not in BACKENDS:
+        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
+    device = choose_device(args.device)
+    chosen = choose_backend(args.backend, device)
+    # What was asked for is its name: a backend may be built upon another one.
+    automatic = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
+    name = automatic if args.backend == "auto" else args.backend
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.threads or (cpu_count() if device.type == "cpu" else before))
+    try:
+        yield Target(
+            device, name, lambda: choose_backend(args.backend, device), args.precision, args.batch, args.repeats
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def progress_bar(what: str, unit: str = "round") -> Iterator[Progress]:
+    """A bar on the terminal while inside; gives what moves it."""
+    from tqdm import tqdm
+
+    with tqdm(unit=unit, desc=what, disable=None, leave=False) as bar:
+
+        def update(done: int, total: int) -> None:
+            bar.total = total
+            bar.n = done
+            bar.refresh()
+
+        yield update

@@ -1,0 +1,146 @@
+"""Layer times beside other work: the data set that predictions are learnt from."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.models.cut import split
+from multi_dnn_ros.pipeline import cpu_count
+from multi_dnn_ros.profiling.clock import clock_for
+from multi_dnn_ros.profiling.device import Limits
+from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwork
+from multi_dnn_ros.profiling.marks import layers_run
+from multi_dnn_ros.profiling.measure import trace_for
+from multi_dnn_ros.profiling.network import Network
+from multi_dnn_ros.profiling.profile import Distribution, ProfileError, describe
+from multi_dnn_ros.profiling.samples import Load, LoadKind, Sample, Setting
+
+LEVELS = (0, 1, 2, 4, 8)
+_WARM_UP_ROUNDS = 2
+_CHUNKS = 2
+
+
+def loads_of(kinds: Sequence[LoadKind], levels: Sequence[int]) -> list[Load]:
+    """Every kind at every level; level 0 once."""
+    loads = [Load(kind, level) for kind in kinds for level in levels if level and kind != "none"]
+    return [Load(), *loads] if 0 in levels or not loads else loads
+
+
+def measure_contention(
+    networks: Sequence[Network],
+    target: Target,
+    limits: Limits,
+    loads: Sequence[Load],
+    *,
+    load_network: Network | None = None,
+    slices: Sequence[int] = (0,),
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    background: Callable[..., Any] = BackgroundLoad,
+    timed: Callable[..., list[list[float]]] | None = None,
+) -> list[Sample]:
+    """Time every layer of `networks` under every load on every slice.
+
+    target.rounds: of each condition, in two visits in random order, so that a machine that changes meanwhile spoils
+    none of them alone. load_network: what a DNN load runs. slices: numbers of SMs, 0 for the whole device. background,
+    timed: stand-ins for tests. Raises ProfileError for slices where there are none.
+    """
+    check_slices(slices, target)
+    network_of_load = _load_networks(load_network, target, seed)
+    order = random.Random(seed)
+    total = len(networks) * len(slices) * len(loads) * _CHUNKS
+    done = 0
+    samples: list[Sample] = []
+    for network in networks:
+        traced = trace_for(network.module, network.shape, target, seed)
+        for sms in slices:
+            with torch.inference_mode(), _slice(sms, target) as make_stream:
+                stages = split(traced.graph_module, 1)
+                inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
+                run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
+                shapes = describe(traced, stages[0].layers)
+                times: dict[Load, list[list[float]]] = {load: [] for load in loads}
+                for load in order.sample(list(loads) * _CHUNKS, len(loads) * _CHUNKS):
+                    with background(load, target, network_of_load, make_stream):
+                        for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _CHUNKS)):
+                            (layers,) = run() if timed is None else timed(load, len(shapes))
+                            if turn >= 0:
+                                times[load].append(layers)
+                    done += 1
+                    progress(done, total)
+            setting = setting_of(target, limits, sms)
+            for load, rounds in times.items():
+                for shape, column in zip(shapes, zip(*rounds, strict=True), strict=True):
+                    samples.append(Sample.of(network.name, shape, Distribution.of(column), setting, load))
+    return samples
+
+
+def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
+    """As samples and predictors name it."""
+    cores = cpu_count() if target.device.type == "cpu" else 0
+    return Setting(
+        limits.name, target.backend, target.precision, torch.get_num_threads(), cores, sms, limits.flops_per_s,
+        limits.bytes_per_s,
+    )  # fmt: skip
+
+
+def check_slices(slices: Sequence[int], target: Target) -> None:
+    """ProfileError when the device cannot be cut down to so many SMs."""
+    wanted = [sms for sms in slices if sms]
+    if not wanted:
+        return
+    if target.device.type != "cuda":
+        raise ProfileError(f"slices of {wanted} SMs are asked for, but the device is {target.device}; a GPU has them")
+    if not _green_contexts():
+        raise ProfileError(
+            f"slices of {wanted} SMs need torch.cuda.green_contexts, which torch {torch.__version__} lacks"
+        )
+    if target.backend != "eager":
+        raise ProfileError(
+            f"slices of {wanted} SMs are measured with backend eager; {target.backend} captures on the whole GPU"
+        )
+    most = torch.cuda.get_device_properties(target.device).multi_processor_count
+    if max(wanted) > most:
+        raise ProfileError(f"a slice of {max(wanted)} SMs is asked for; {target.device} has {most}")
+
+
+def _green_contexts() -> bool:
+    try:
+        from torch.cuda import green_contexts
+    except ImportError:
+        return False
+    return bool(green_contexts.SUPPORTED)
+
+
+@contextmanager
+def _slice(sms: int, target: Target) -> Iterator[MakeStream | None]:
+    """Inside, this thread's stream is one of `sms` SMs; gives what makes more of them. 0: the whole device."""
+    if not sms:
+        yield None
+        return
+    from torch.cuda.green_contexts import GreenContext
+
+    torch.zeros(1, device=target.device)  # the primary context must be there first
+    context: Any = GreenContext.create(sms, target.device.index or 0)
+    with torch.cuda.stream(context.Stream()):
+        yield context.Stream
+
+
+def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:
+    """Makes what a DNN load runs. On a CPU its threads share one; on a GPU each has its own memory."""
+
+    def make() -> ReadyNetwork:
+        if network is None:
+            raise ProfileError("a load of kind dnn needs a network to run")
+        traced = trace_for(network.module, network.shape, target, seed)
+        inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
+        return target.make_backend().prepare(split(traced.graph_module, 1), inputs, target.device), inputs
+
+    return functools.cache(make) if target.device.type == "cpu" else make

@@ -1,0 +1,168 @@
+"""Does a set of DNNs, cameras and rates fit a device? A verdict in words; no measurement happens here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+#: Of the time there is. What is left over covers what no mean time shows: frames that come unevenly, the system's own
+#: work, a result that takes longer to decode.
+LIMIT = 0.95
+_ITERATIONS = 25
+#: Less of a worker than this is no room for a DNN.
+_NOTHING = 0.01
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked of one DNN.
+
+    cameras: frames a second from each. alone_ms: of one frame from mailbox to result while nothing else runs.
+    crowded_ms: the same while every other worker is busy, waiting for a worker not counted. deadline_ms: from arrival;
+    None: none. priority: the higher, the later it is the one to give way.
+    """
+
+    dnn: str
+    cameras: Mapping[str, float]
+    alone_ms: float
+    crowded_ms: float
+    deadline_ms: float | None = None
+    priority: int = 0
+
+    @property
+    def hz(self) -> float:
+        """Of all its cameras together."""
+        return sum(self.cameras.values())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """utilization: part of all workers' time that is needed. needs: part of one worker's time, by DNN.
+
+    breaks: DNNs that make it not fit. most_hz: the rate at which each of those would fit, where one would. advice: what
+    would help, each a sentence. doubts: why the times behind this may be wrong.
+    """
+
+    fits: bool
+    utilization: float
+    needs: dict[str, float]
+    breaks: tuple[str, ...]
+    text: str
+    most_hz: dict[str, float] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = field(default=())
+
+
+def check_fit(
+    demands: Sequence[Demand], workers: int, *, gpu: bool = False, limit: float = LIMIT, doubts: Sequence[str] = ()
+) -> Verdict:
+    """Judge `demands` on a device with so many workers.
+
+    A DNN takes one frame at a time, so it needs at most `limit` of one worker; all together need at most `limit` of all
+    workers; and no frame may take longer than its deadline. How long a frame takes lies between alone_ms and
+    crowded_ms, as the other workers are busy. gpu: whether fp16 is worth advising. Raises ValueError for no workers, or
+    a demand that is not a number of hertz and milliseconds.
+    """
+    _check(demands, workers, limit)
+    times = _times_ms(demands, workers)
+    needs = {of.dnn: of.hz * ms / 1e3 for of, ms in zip(demands, times, strict=True)}
+    utilization = sum(needs.values()) / workers
+    own = [of for of in demands if needs[of.dnn] > limit]
+    late = [of for of, ms in zip(demands, times, strict=True) if of.deadline_ms is not None and ms > of.deadline_ms]
+    # Rounding apart: a set that is advised to be just within the limit is within it.
+    crowd = [] if own or utilization <= limit * (1.0 + 1e-9) else [_heaviest(demands, needs)]
+    breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *late)))
+    ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
+    text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late})
+    most_hz: dict[str, float] = {}
+    advice = []
+    for of in (*own, *crowd):
+        others = sum(need for name, need in needs.items() if name != of.dnn)
+        free = min(limit, limit * workers - others)
+        if free > _NOTHING:
+            most_hz[of.dnn] = free / ms_of[of.dnn] * 1e3
+        advice.append(_advice(of, most_hz.get(of.dnn), free, ms_of[of.dnn], others / workers, gpu))
+    advice += [
+        f"{of.dnn}: a deadline of at least {ms_of[of.dnn]:.0f} ms instead of {of.deadline_ms:g}, or {_cheaper(gpu)}"
+        for of in late
+    ]
+    return Verdict(not breaks, utilization, needs, breaks, text, most_hz, tuple(advice), tuple(doubts))
+
+
+def service_ms(demands: Sequence[Demand], workers: int) -> dict[str, float]:
+    """Milliseconds of one frame of each DNN among the others, as check_fit reckons with."""
+    return {of.dnn: ms for of, ms in zip(demands, _times_ms(demands, workers), strict=True)}
+
+
+def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
+    """Each time depends on how busy the others are, which depends on their times: iterated until it stands."""
+    times = [of.alone_ms for of in demands]
+    for _ in range(_ITERATIONS):
+        busy = [min(1.0, of.hz * ms / 1e3) for of, ms in zip(demands, times, strict=True)]
+        beside = [min(1.0, (sum(busy) - own) / (workers - 1)) if workers > 1 else 0.0 for own in busy]
+        times = [
+            of.alone_ms + (max(of.crowded_ms, of.alone_ms) - of.alone_ms) * part
+            for of, part in zip(demands, beside, strict=True)
+        ]
+    return times
+
+
+def _heaviest(demands: Sequence[Demand], needs: Mapping[str, float]) -> Demand:
+    """Of those with the least priority, the one that needs most."""
+    least = min(of.priority for of in demands)
+    return max((of for of in demands if of.priority == least), key=lambda of: needs[of.dnn])
+
+
+def _text(
+    demands: Sequence[Demand],
+    needs: Mapping[str, float],
+    ms_of: Mapping[str, float],
+    utilization: float,
+    workers: int,
+    breaks: Sequence[str],
+    late: set[str],
+) -> str:
+    count = f"{len(demands)} DNNs need" if len(demands) > 1 else "1 DNN needs"
+    total = f"{count} {utilization:.0%} of {workers} worker{'s' if workers > 1 else ''}"
+    if not breaks:
+        return f"fits: {total}"
+    by_name = {of.dnn: of for of in demands}
+    parts = []
+    for name in breaks:
+        of = by_name[name]
+        part = f"{name}: {ms_of[name]:.1f} ms a frame at {of.hz:.3g} Hz, {needs[name]:.0%} of a worker"
+        if name in late and of.deadline_ms is not None:
+            part += f", deadline {of.deadline_ms:g} ms"
+        parts.append(part)
+    return f"does not fit: {total}; broken by {'; '.join(parts)}"
+
+
+def _advice(of: Demand, hz: float | None, free: float, ms: float, others: float, gpu: bool) -> str:
+    if hz is None:
+        return f"{of.dnn}: no rate fits beside the others, which need {others:.0%} of the workers themselves"
+    each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
+    return (
+        f"{of.dnn}: at most {hz:.3g} Hz{each} instead of {of.hz:.3g}, or {free / of.hz * 1e3:.3g} ms a frame instead "
+        f"of {ms:.3g} ({_cheaper(gpu)})"
+    )
+
+
+def _cheaper(gpu: bool) -> str:
+    return "multi-dnn decompose, a smaller input" + (", fp16" if gpu else "")
+
+
+def _check(demands: Sequence[Demand], workers: int, limit: float) -> None:
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; allowed: at least 1")
+    if not 0.0 < limit <= 1.0:
+        raise ValueError(f"limit is {limit}; allowed: above 0, up to 1")
+    if not demands:
+        raise ValueError("demands is empty; expected one DNN at least")
+    names = [of.dnn for of in demands]
+    if len(set(names)) < len(names):
+        raise ValueError(f"demands name a DNN twice: {', '.join(names)}")
+    for of in demands:
+        numbers = {"alone_ms": of.alone_ms, "crowded_ms": of.crowded_ms, **of.cameras}
+        for name, value in numbers.items():
+            if not 0.0 <= value < 1e9:
+                raise ValueError(f"demand of {of.dnn}: {name} is {value}; allowed: 0 to a thousand million")

@@ -1,0 +1,216 @@
+"""Learns layer times from a table of them, and says how well: whole models and whole load levels are held out.
+
+After Yoo, Jeong, Moon, Analyzing the Execution Time of Different DNN Hidden Layer Types During Inference Under GPU
+Contention, KIISE Transactions on Computing Practices 26(10), 2020, which compares two regression models.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from multi_dnn_ros.models.operations import KINDS
+from multi_dnn_ros.profiling.features import Matrix, Question, linear_features, tree_features
+from multi_dnn_ros.profiling.predictor import Linear, Predictor, Scores, Tree, Trees, base_ms, ranges_of
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.profiling.samples import Sample, known_layers
+
+Fit = Callable[[Sequence[Sample]], Callable[[Sequence[Sample]], Matrix]]
+Regressor = Callable[[Sequence[Sample], int], Linear | Trees]
+MACS, UNLOADED = "MACs x constant", "unloaded time"
+LINEAR, TREES, CORRECTED = "linear", "trees", "linear, corrected by trees"
+_TREES, _DEPTH, _RATE, _LEAF = 200, 4, 0.06, 6
+
+
+def fit_linear(samples: Sequence[Sample]) -> Linear:
+    """Non-negative least squares of relative errors, a set of weights for each kind of layer."""
+    from scipy.optimize import nnls
+
+    weights = {}
+    for kind in KINDS:
+        own = [sample for sample in samples if sample.counts.kind == kind]
+        if own:
+            scale = np.array([1.0 / sample.ms for sample in own])
+            found, _ = nnls(linear_features(_questions(own)) * scale[:, None], np.ones(len(own)), maxiter=10_000)
+            weights[kind] = tuple(float(weight) for weight in found)
+    return Linear(weights=weights)
+
+
+def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | None = None) -> Trees:
+    """Gradient boosting of the logarithm of measured over ideal time; the same every time for the same samples.
+
+    corrects: over the time of this linear model instead.
+    """
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    questions = _questions(samples)
+    target = np.log(np.array([sample.ms for sample in samples]) / base_ms(questions, corrects))
+    regressor = GradientBoostingRegressor(
+        n_estimators=_TREES, max_depth=_DEPTH, learning_rate=_RATE, min_samples_leaf=min(_LEAF, len(samples)),
+        subsample=0.7, max_features=0.5, loss="huber", random_state=seed,
+    )  # fmt: skip
+    regressor.fit(tree_features(questions), target)
+    trees = tuple(_tree(estimator.tree_) for estimator in regressor.estimators_[:, 0])
+    base = float(np.ravel(regressor.init_.constant_)[0])
+    return Trees(corrects=corrects, base=base, rate=_RATE, trees=trees)
+
+
+def learn(samples: Sequence[Sample], *, seed: int = 0, **origin: Any) -> Predictor:
+    """The best regressor by held-out models, layers and wholes counting alike, with its scores and provenance.
+
+    All samples must be of one device, backend and precision, and of two models at least; else ProfileError.
+    """
+    rows = usable(samples)
+    setting = rows[0].setting
+    scores = compare(rows, seed=seed)
+    held_out = scores[0]
+    best = min(_REGRESSORS, key=lambda name: held_out.layer[name] + held_out.whole[name])
+    model = _REGRESSORS[best](rows, seed)
+    loads: dict[str, int] = defaultdict(int)
+    for sample in rows:
+        loads[sample.load.kind] = max(loads[sample.load.kind], sample.load.level)
+    return Predictor(
+        device=setting.device,
+        backend=setting.backend,
+        precision=setting.precision,
+        threads=setting.threads,
+        cores=setting.cores,
+        flops_per_s=setting.flops_per_s,
+        bytes_per_s=setting.bytes_per_s,
+        seen=ranges_of(rows),
+        loads=dict(loads),
+        model=model,
+        scores=tuple(scores),
+        provenance={
+            "models": sorted({sample.model for sample in rows}),
+            "samples": len(rows),
+            "seed": seed,
+            "regressor": best,
+            **origin,
+        },
+    )
+
+
+def usable(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples that can be learnt from together; ProfileError where they cannot."""
+    rows = known_layers(samples)
+    if not rows:
+        raise ProfileError("the table has no layer that takes time")
+    for name in ("device", "backend", "precision"):
+        found = sorted({getattr(sample.setting, name) for sample in rows})
+        if len(found) > 1:
+            raise ProfileError(f"the table is of more than one {name}: {', '.join(found)}; learn from one at a time")
+    models = {sample.model for sample in rows}
+    if len(models) < 2:
+        raise ProfileError(f"the table is of one model, {', '.join(models)}; to hold one out it takes two")
+    return rows
+
+
+def compare(samples: Sequence[Sample], *, seed: int = 0) -> list[Scores]:
+    """The regressors and both baselines: without load, models held out; under load, models, then levels held out.
+
+    Errors are medians over layers of |predicted - measured| / measured, and over (model, load) of the same for the sum
+    of its layers. The unloaded time of a layer is known to that baseline alone.
+    """
+    fits: dict[str, Fit] = {
+        MACS: _macs_times_constant,
+        UNLOADED: _unloaded(samples),
+        **{name: _predicting(regressor, seed) for name, regressor in _REGRESSORS.items()},
+    }
+    alone = [sample for sample in samples if not sample.load.level]
+    loaded = [sample for sample in samples if sample.load.level]
+    scores = [_held_out("models, without load", alone, lambda sample: sample.model, fits)]
+    if loaded:
+        scores.append(_held_out("models, all loads", samples, lambda sample: sample.model, fits, counted=loaded))
+        levels = {sample.load.level for sample in loaded}
+        if len(levels) > 1:
+            scores.append(
+                _held_out("load levels", samples, lambda sample: str(sample.load.level), fits, counted=loaded)
+            )
+    return scores
+
+
+def _held_out(
+    what: str,
+    samples: Sequence[Sample],
+    group_of: Callable[[Sample], str],
+    fits: Mapping[str, Fit],
+    counted: Sequence[Sample] | None = None,
+) -> Scores:
+    """Each group is predicted from the others. counted: the samples whose errors count; all of them by default."""
+    count = {id(sample) for sample in (samples if counted is None else counted)}
+    layers: dict[str, list[float]] = {name: [] for name in fits}
+    wholes: dict[str, list[float]] = {name: [] for name in fits}
+    groups = sorted({group_of(sample) for sample in samples})
+    for group in groups:
+        train = [sample for sample in samples if group_of(sample) != group]
+        test = [sample for sample in samples if group_of(sample) == group and id(sample) in count]
+        if not train or not test:
+            continue
+        measured = np.array([sample.ms for sample in test])
+        for name, fit in fits.items():
+            predicted = fit(train)(test)
+            if np.isnan(predicted).all():
+                continue  # says nothing about these
+            predicted = np.nan_to_num(predicted)
+            layers[name] += list(np.abs(predicted - measured) / measured)
+            sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+            for sample, guess in zip(test, predicted, strict=True):
+                entry = sums[sample.model, str(sample.load)]
+                entry[0] += guess
+                entry[1] += sample.ms
+            wholes[name] += [abs(guess - ms) / ms for guess, ms in sums.values()]
+    return Scores(
+        held_out=what,
+        layer={name: float(np.median(errors)) for name, errors in layers.items() if errors},
+        whole={name: float(np.median(errors)) for name, errors in wholes.items() if errors},
+    )
+
+
+def _predicting(regressor: Regressor, seed: int) -> Fit:
+    def fit(train: Sequence[Sample]) -> Callable[[Sequence[Sample]], Matrix]:
+        model = regressor(train, seed)
+        return lambda rows: model.predict(_questions(rows))
+
+    return fit
+
+
+def _macs_times_constant(train: Sequence[Sample]) -> Callable[[Sequence[Sample]], Matrix]:
+    """The constant that gives the training layers' total time for their total MACs."""
+    macs = sum(sample.counts.macs for sample in train)
+    constant = sum(sample.ms for sample in train) / macs if macs else 0.0
+    return lambda rows: np.array([constant * sample.counts.macs for sample in rows])
+
+
+def _unloaded(samples: Sequence[Sample]) -> Fit:
+    """What the same layer takes alone, measured, whoever is held out; says nothing about layers that ran alone."""
+    alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load.level}
+    known = lambda rows: np.array(  # noqa: E731
+        [alone.get((sample.model, sample.layer), np.nan) if sample.load.level else np.nan for sample in rows]
+    )
+    return lambda train: known
+
+
+def _questions(samples: Sequence[Sample]) -> list[Question]:
+    return [(sample.counts, sample.setting, sample.load) for sample in samples]
+
+
+def _tree(tree: Any) -> Tree:
+    leaves = tree.children_left < 0
+    return Tree(
+        feature=tuple(int(of) for of in np.where(leaves, 0, tree.feature)),
+        threshold=tuple(float(of) for of in np.where(leaves, 0.0, tree.threshold)),
+        left=tuple(int(of) for of in tree.children_left),
+        right=tuple(int(of) for of in tree.children_right),
+        value=tuple(float(of) for of in tree.value[:, 0, 0]),
+    )
+
+
+_REGRESSORS: dict[str, Regressor] = {
+    LINEAR: lambda rows, seed: fit_linear(rows),
+    TREES: fit_trees,
+    CORRECTED: lambda rows, seed: fit_trees(rows, seed, corrects=fit_linear(rows)),
+}

@@ -1,0 +1,155 @@
+"""Other work beside a network: threads on a CPU, streams on a GPU, each repeating one stated thing."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.profiling.samples import LOAD_KINDS, Load
+
+#: compute: side of the matrices multiplied (their three fit into a core's cache), and products in one call.
+_SIDE, _PRODUCTS = {"cpu": 256, "cuda": 2048}, {"cpu": 16, "cuda": 4}
+#: memory: MiB copied in one call, much more than the caches hold.
+_MEBIBYTES = {"cpu": 64, "cuda": 512}
+#: Calls that a stream may be ahead of its thread.
+_AHEAD = 2
+_TIMEOUT_S = 120.0
+#: What the DNN load runs: made ready for the device, with its inputs.
+ReadyNetwork = tuple[Sequence[Stage], Tensors]
+#: CUDA streams for the loads; where None is given they make their own.
+MakeStream = Callable[[], "torch.cuda.Stream"]
+
+
+class BackgroundLoad:
+    """A context manager: inside, `load.level` threads (each with a stream, on a GPU) do nothing but the load.
+
+    network: makes one instance of what a DNN load runs; called here, on the calling thread, once a thread. Entering
+    returns when every thread has done its work once. PyTorch's number of threads is the caller's again then; each
+    background thread computes with one.
+    """
+
+    def __init__(
+        self,
+        load: Load,
+        target: Target,
+        network: Callable[[], ReadyNetwork] | None = None,
+        make_stream: MakeStream | None = None,
+    ) -> None:
+        if load.kind not in LOAD_KINDS:
+            raise ProfileError(f"load is '{load.kind}'; allowed: {', '.join(LOAD_KINDS)}")
+        self._target = target
+        self._stop = threading.Event()
+        self._errors: list[BaseException] = []
+        self.calls = [0] * load.level
+        works = [_work(load, target, network) for _ in range(load.level)]
+        self._ready = [threading.Event() for _ in works]
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(number, work, make_stream), name=f"load {number}", daemon=True)
+            for number, work in enumerate(works)
+        ]
+
+    def __enter__(self) -> BackgroundLoad:
+        threads = torch.get_num_threads()
+        try:
+            for thread, ready in zip(self._threads, self._ready, strict=True):
+                thread.start()
+                if not ready.wait(_TIMEOUT_S):
+                    raise ProfileError(f"{thread.name} did not start within {_TIMEOUT_S:g} s")
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            torch.set_num_threads(threads)
+        self._check()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        if error is None:
+            self._check()
+
+    def stop(self) -> None:
+        """End the threads, after the call that each is in."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_TIMEOUT_S)
+
+    def _check(self) -> None:
+        if self._errors:
+            raise ProfileError(f"a background load failed: {self._errors[0]}") from self._errors[0]
+
+    def _repeat(self, number: int, work: Callable[[], object], make_stream: MakeStream | None) -> None:
+        try:
+            torch.set_num_threads(1)
+            torch.get_num_threads()  # PyTorch takes the number over for this thread when it is first asked
+            if self._target.device.type == "cuda":
+                self._launch(number, work, (make_stream or torch.cuda.Stream)())
+                return
+            with torch.inference_mode():
+                while not self._stop.is_set():
+                    work()
+                    self.calls[number] += 1
+                    self._ready[number].set()
+        except Exception as error:
+            self._errors.append(error)
+        finally:
+            self._ready[number].set()
+
+    def _launch(self, number: int, work: Callable[[], object], stream: torch.cuda.Stream) -> None:
+        done = [torch.cuda.Event() for _ in range(_AHEAD)]
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            while not self._stop.is_set():
+                event = done[self.calls[number] % _AHEAD]
+                event.synchronize()
+                work()
+                event.record(stream)
+                self.calls[number] += 1
+                self._ready[number].set()
+            stream.synchronize()
+
+
+def _work(load: Load, target: Target, network: Callable[[], ReadyNetwork] | None) -> Callable[[], object]:
+    device = target.device
+    if load.kind == "compute":
+        side, products = _SIDE[device.type], _PRODUCTS[device.type]
+        a, b, c = (torch.rand(side, side, device=device) for _ in range(3))
+        multiply = _products()
+        return lambda: multiply(a, b, c, products)
+    if load.kind == "memory":
+        source = torch.ones(_MEBIBYTES[device.type] << 18, device=device)
+        place = torch.empty_like(source)
+        return lambda: place.copy_(source)
+    if network is None:
+        raise ProfileError("a load of kind dnn needs a network to run")
+    stages, inputs = network()
+
+    def infer() -> None:
+        carried = inputs
+        for stage in stages:
+            carried = stage(carried)
+
+    return infer
+
+
+def _products() -> Callable[..., object]:
+    """A loop outside of Python's lock, which many short operations would contend for."""
+
+    def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, times: int) -> torch.Tensor:
+        for _ in range(times):
+            torch.mm(a, b, out=c)
+        return c
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated, without another way out of the lock; see backends.torchscript
+        scripted: Callable[..., object] = torch.jit.script(multiply)
+    return scripted

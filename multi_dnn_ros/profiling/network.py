@@ -1,0 +1,96 @@
+"""From a model's name to its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx, nn
+
+from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.models.cut import NodeCost
+from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.profiling.device import Limits
+from multi_dnn_ros.profiling.measure import Progress, Times, Traced, measure, trace_for
+from multi_dnn_ros.profiling.profile import Profile, describe, node_costs, profile
+
+#: What a cut into jobs evens out: an estimate from counts, the number of layers, or measured times.
+CutBy = Literal["estimate", "count", "measured"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is profiled. shape: of its one input, batch 1."""
+
+    name: str
+    module: nn.Module
+    shape: tuple[int, ...]
+
+
+def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int, int] | None = None) -> Network:
+    """The network that the node would run for `model`, or one of torchvision's classifiers.
+
+    weights: "" is random for torchvision (no time depends on them), what the model brings for others. size: (width,
+    height), for models without their own. Raises ModelError, which names the argument.
+    """
+    from multi_dnn_ros.models.decoders.anchor import DetectorCore
+    from multi_dnn_ros.models.sources import load_network
+
+    weights = weights or ("random" if model.startswith("torchvision:") else "default")
+    source = load_network(model, weights=weights, num_classes=num_classes)
+    if size is not None and source.fixed_size and size != source.size:
+        width, height = source.size or (0, 0)
+        raise ModelError(f"argument size is {size[0]}x{size[1]}; {model} takes {width}x{height} only")
+    chosen = size or source.size
+    if chosen is None:
+        raise ModelError(f"argument size is needed: {model} has no input size of its own")
+    module = DetectorCore(source.detector).eval() if source.detector is not None else source.module
+    return Network(model, module, (1, 3, chosen[1], chosen[0]))
+
+
+def profile_network(
+    network: Network,
+    target: Target,
+    limits: Limits,
+    *,
+    jobs: int,
+    cut_by: CutBy = "estimate",
+    costs: Callable[[Traced], NodeCost] | None = None,
+    seed: int = 0,
+    warnings: tuple[str, ...] = (),
+    progress: Progress = lambda done, total: None,
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    timed: Callable[..., Times] = measure,
+    **origin: Any,
+) -> Profile:
+    """Trace, measure and describe. costs: what the cut goes by, in place of `cut_by`; timed: measure, or a stand-in.
+
+    seed, hold, progress: as of measure; warnings, origin: as of profile.
+
+    "measured" measures twice: the layers, then the network cut by them.
+    """
+    traced = trace_for(network.module, network.shape, target, seed)
+    chosen: NodeCost | None = None
+    if costs is not None:
+        chosen = costs(traced)
+    elif cut_by == "count":
+        chosen = _each_layer_alike
+    elif cut_by == "measured":
+        first = timed(traced, target, jobs=1, seed=seed, hold=hold, progress=progress)
+        chosen = measured_costs(traced, first, network.name)
+    times = timed(traced, target, jobs=jobs, costs=chosen, seed=seed, hold=hold, progress=progress)
+    return profile(network.name, traced, times, target, limits, warnings=warnings, **origin)
+
+
+def measured_costs(traced: Traced, times: Times, name: str) -> NodeCost:
+    """What measured layers say of the graph's operations: seconds, the median of the rounds."""
+    shapes = describe(traced, [layer for stage in times.stages for layer in stage.layers])
+    medians = (float(torch.tensor(ms, dtype=torch.float64).median()) for ms in times.layers)
+    return node_costs(zip(shapes, medians, strict=True), f"the measurement of {name}")
+
+
+def _each_layer_alike(node: fx.Node) -> float:
+    return 1.0

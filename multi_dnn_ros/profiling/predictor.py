@@ -1,0 +1,283 @@
+"""Predicts a layer's time from what it computes and moves, from a JSON file of numbers; knows what it has not seen."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.models.cut import NodeCost, split
+from multi_dnn_ros.models.operations import KINDS
+from multi_dnn_ros.profiling.device import device_name
+from multi_dnn_ros.profiling.features import (
+    LINEAR_FEATURES,
+    TREE_FEATURES,
+    Matrix,
+    Question,
+    ideal_ms,
+    linear_features,
+    tree_features,
+)
+from multi_dnn_ros.profiling.measure import Traced
+from multi_dnn_ros.profiling.profile import LayerShape, ProfileError, describe, node_costs
+from multi_dnn_ros.profiling.report import write_text
+from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES = 64 << 20
+#: How far outside of the sizes that were seen a layer may lie: a factor.
+_SLACK = 1.5
+#: Times below the clock's resolution are no base for anything.
+_LEAST_MS = 1e-3
+#: Sizes whose ranges are kept, by kind of layer.
+_SIZES = ("flops", "bytes_read", "bytes_written")
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Linear(_Part):
+    """Milliseconds as a sum of LINEAR_FEATURES; weights by kind of layer, none negative."""
+
+    regressor: Literal["linear"] = "linear"
+    weights: dict[str, tuple[Annotated[float, Field(ge=0.0)], ...]]
+
+    @model_validator(mode="after")
+    def _check(self) -> Linear:
+        for kind, weights in self.weights.items():
+            if kind not in KINDS or len(weights) != len(LINEAR_FEATURES):
+                raise ValueError(f"weights of '{kind}' are not {len(LINEAR_FEATURES)} numbers of a known kind")
+        return self
+
+    def predict(self, questions: Sequence[Question]) -> Matrix:
+        """Milliseconds; NaN for a kind that was not learnt."""
+        unknown = (float("nan"),) * len(LINEAR_FEATURES)
+        weights = np.array([self.weights.get(counts.kind, unknown) for counts, _, _ in questions])
+        times: Matrix = (linear_features(questions) * weights.reshape(len(questions), -1)).sum(axis=1)
+        return times
+
+
+class Tree(_Part):
+    """A binary tree, nodes in order of depth first. left, right: -1 at leaves. feature <= threshold goes left."""
+
+    feature: tuple[int, ...]
+    threshold: tuple[Finite, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    value: tuple[Finite, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Tree:
+        nodes = len(self.feature)
+        if not nodes or any(len(of) != nodes for of in (self.threshold, self.left, self.right, self.value)):
+            raise ValueError("the lists of a tree differ in length, or are empty")
+        for place, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
+            if (left, right) == (-1, -1):
+                continue
+            # Children behind their parent: every walk ends.
+            if not (place < left < nodes and place < right < nodes):
+                raise ValueError(f"node {place} of a tree has the children {left} and {right}")
+            if not 0 <= feature < len(TREE_FEATURES) + len(KINDS):
+                raise ValueError(f"node {place} of a tree asks for feature {feature}")
+        return self
+
+    def predict(self, rows: np.ndarray[Any, np.dtype[np.float32]]) -> Matrix:
+        feature, threshold = np.array(self.feature), np.array(self.threshold)
+        left, right = np.array(self.left), np.array(self.right)
+        at = np.zeros(len(rows), dtype=np.intp)
+        while (inside := left[at] >= 0).any():
+            smaller = rows[np.arange(len(rows)), np.maximum(feature[at], 0)] <= threshold[at]
+            at = np.where(inside, np.where(smaller, left[at], right[at]), at)
+        return np.asarray(np.array(self.value)[at], dtype=np.float64)
+
+
+class Trees(_Part):
+    """Gradient-boosted trees: the logarithm of how many times longer a layer takes than at the device's limits.
+
+    corrects: than by this linear model instead, which the trees then correct.
+    """
+
+    regressor: Literal["trees"] = "trees"
+    corrects: Linear | None = None
+    base: Finite
+    rate: Finite
+    trees: tuple[Tree, ...] = Field(max_length=5000)
+
+    def predict(self, questions: Sequence[Question]) -> Matrix:
+        """Milliseconds."""
+        rows = tree_features(questions).astype(np.float32)  # as the trees were grown
+        logs = self.base + self.rate * sum((tree.predict(rows) for tree in self.trees), np.zeros(len(questions)))
+        return np.asarray(base_ms(questions, self.corrects) * np.exp(np.clip(logs, -50.0, 50.0)))
+
+
+def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
+    """What trees multiply: milliseconds of the linear model; at the device's limits where there is none."""
+    ideal = ideal_ms(questions)
+    if linear is None:
+        return ideal
+    found = linear.predict(questions)
+    return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
+
+
+class Seen(_Part):
+    """What was learnt of one kind of layer. ranges: least and greatest of its sizes."""
+
+    samples: int = Field(ge=1)
+    ranges: dict[str, tuple[Annotated[float, Field(ge=0.0)], Annotated[float, Field(ge=0.0)]]]
+
+
+class Scores(_Part):
+    """Median absolute errors as parts of the measured time; by method, when so much was held out."""
+
+    held_out: str
+    layer: dict[str, float]
+    whole: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """ms: of each layer. doubts: what it was asked that it was not taught; empty where it may be relied upon."""
+
+    ms: tuple[float, ...]
+    doubts: tuple[str, ...]
+
+
+class Predictor(_Part):
+    """Layer times on one device with one backend and precision. loads: greatest level seen, by kind."""
+
+    format: Literal["multi_dnn_ros predictor 1"] = "multi_dnn_ros predictor 1"
+    device: str
+    backend: str
+    precision: str
+    threads: int = Field(ge=0)
+    cores: int = Field(ge=0)
+    flops_per_s: float = Field(gt=0.0)
+    bytes_per_s: float = Field(gt=0.0)
+    seen: dict[str, Seen]
+    loads: dict[str, int]
+    model: Annotated[Linear | Trees, Field(discriminator="regressor")]
+    scores: tuple[Scores, ...] = ()
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    def predict(
+        self, layers: Sequence[LayerShape], load: Load | None = None, target: Target | None = None
+    ) -> Prediction:
+        """Milliseconds of each layer beside `load`; views take none. target: where they will run, to be compared."""
+        load = load or Load()
+        setting = Setting(
+            self.device, self.backend, self.precision, self.threads, self.cores, 0, self.flops_per_s, self.bytes_per_s
+        )
+        counts = [LayerCounts.of(layer) for layer in layers]
+        timed = [(place, of) for place, of in enumerate(counts) if of.kind != "view"]
+        times = [0.0] * len(layers)
+        if timed:
+            found = self.model.predict([(of, setting, load) for _, of in timed])
+            for (place, _), ms in zip(timed, found, strict=True):
+                times[place] = float(ms) if np.isfinite(ms) else 0.0
+        doubts = [*self._other_target(target), *self._other_load(load)]
+        doubts += dict.fromkeys(doubt for _, of in timed for doubt in self._other_layer(of))
+        return Prediction(tuple(times), tuple(doubts))
+
+    def _other_target(self, target: Target | None) -> list[str]:
+        if target is None:
+            return []
+        doubts = []
+        if device_name(target) != self.device:
+            doubts.append(f"it was made on '{self.device}', this is '{device_name(target)}'")
+        if target.backend != self.backend:
+            doubts.append(f"it was made with backend {self.backend}, this is {target.backend}")
+        return doubts
+
+    def _other_load(self, load: Load) -> list[str]:
+        if load.level and load.level > self.loads.get(load.kind, 0):
+            return [f"a load of {load} is more than the {self.loads.get(load.kind, 0)} it has seen"]
+        return []
+
+    def _other_layer(self, counts: LayerCounts) -> list[str]:
+        seen = self.seen.get(counts.kind)
+        if seen is None:
+            return [f"it has seen no {counts.kind} layer"]
+        doubts = []
+        for name, (low, high) in seen.ranges.items():
+            value = getattr(counts, name, 0)
+            if not low / _SLACK <= value <= high * _SLACK:
+                what = name.replace("_", " ")
+                doubts.append(f"a {counts.kind} layer of {value:,} {what}; it has seen {low:,.0f} to {high:,.0f}")
+        return doubts[:1]
+
+
+def predicted_costs(
+    predictor: Predictor, traced: Traced, target: Target, *, measured: Any, load: Load | None = None
+) -> tuple[NodeCost, tuple[str, ...]]:
+    """Seconds by operation for models.cut, and why they are not predicted: ().
+
+    measured: a function without arguments that measures them, for what the predictor was not taught; its doubts are
+    then reported in the log.
+    """
+    layers = layers_of(traced)
+    prediction = predictor.predict(layers, load, target)
+    if prediction.doubts:
+        log.warning("layers are measured, as the predictor does not know them: %s", "; ".join(prediction.doubts[:3]))
+        costs: NodeCost = measured()
+        return costs, prediction.doubts
+    return node_costs(zip(layers, prediction.ms, strict=True), "the prediction"), ()
+
+
+def layers_of(traced: Traced) -> list[LayerShape]:
+    """The layers of a network that need not run."""
+    (stage,) = split(traced.graph_module, 1, costs=lambda node: 1.0)
+    return describe(traced, stage.layers)
+
+
+def ranges_of(samples: Sequence[Sample]) -> dict[str, Seen]:
+    """What a set of samples teaches, by kind of layer."""
+    seen = {}
+    for kind in KINDS:
+        own = [sample.counts for sample in samples if sample.counts.kind == kind]
+        if own:
+            ranges = {
+                name: (
+                    float(min(getattr(counts, name) for counts in own)),
+                    float(max(getattr(counts, name) for counts in own)),
+                )
+                for name in _SIZES
+            }
+            seen[kind] = Seen(samples=len(own), ranges=ranges)
+    return seen
+
+
+def write_predictor(path: Path, predictor: Predictor) -> None:
+    """Write beside, then rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, predictor.model_dump_json(indent=None) + "\n")
+
+
+def read_predictor(path: Path) -> Predictor:
+    """Numbers alone are read; nothing in the file can run. ProfileError names the file and what is wrong."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a predictor")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, Mapping) or content.get("format") != "multi_dnn_ros predictor 1":
+            raise ProfileError(f"{path}: is no predictor of multi-dnn profile learn")
+        return Predictor.model_validate(content)
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ProfileError(f"{path}: is no predictor of multi-dnn profile learn: {where}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ProfileError):
+            raise
+        raise ProfileError(f"{path}: is no predictor of multi-dnn profile learn: {error}") from None

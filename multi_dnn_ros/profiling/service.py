@@ -1,0 +1,200 @@
+"""What a frame costs each DNN in the engine, alone and among the others; and whether offered frames are served."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.engine import Engine, Frame
+from multi_dnn_ros.engine.task import DnnTask, DropReason, Result
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.profiling.fit import Demand, service_ms
+from multi_dnn_ros.profiling.measure import trace_for
+from multi_dnn_ros.profiling.predictor import Predictor, layers_of
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.profiling.samples import Load
+
+Image = npt.NDArray[np.uint8]
+MakeEngine = Callable[[Sequence[DnnTask], Callable[[Result], None]], Engine]
+_TIMEOUT_S = 120.0
+#: Part of the frames that may be lost when a set fits: the first ones meet cold caches.
+LOST = 0.02
+
+
+@dataclass(frozen=True)
+class Service:
+    """Milliseconds of a frame from mailbox to result, waits for a worker not counted. crowded: all DNNs have frames."""
+
+    alone_ms: float
+    crowded_ms: float
+
+
+def measure_services(
+    tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, frames: int = 20
+) -> dict[str, Service]:
+    """Each DNN by itself, then all at once for as long; medians of `frames` frames."""
+    alone = {task.name: _saturate([task], make_engine, image, frames)[task.name] for task in tasks}
+    crowded = _saturate(tasks, make_engine, image, frames) if len(tasks) > 1 else alone
+    return {name: Service(ms, max(ms, crowded[name])) for name, ms in alone.items()}
+
+
+def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, frames: int) -> dict[str, float]:
+    """Milliseconds of a frame of each while all of them always have one."""
+    times: dict[str, list[float]] = {task.name: [] for task in tasks}
+    served = threading.Event()
+    counted = threading.Lock()
+
+    def on_result(result: Result) -> None:
+        timing = result.timing
+        with counted:
+            times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / 1e6)
+            if all(len(of) >= frames for of in times.values()):
+                served.set()
+
+    engine = make_engine([replace(task, cameras=("load",), max_age_ns=None) for task in tasks], on_result)
+    engine.start()
+    try:
+        end = time.monotonic() + _TIMEOUT_S
+        # Offered often enough that no DNN waits for a frame: one is always in the mailbox.
+        while not served.wait(0.001):
+            engine.offer(Frame("load", 0, lambda: image))
+            if engine.statistics().disabled:
+                raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
+            if time.monotonic() > end:
+                raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
+    finally:
+        engine.stop(10.0)
+    return {name: statistics.median(of[:frames]) for name, of in times.items()}
+
+
+def lost_frames(
+    tasks: Sequence[DnnTask],
+    cameras: Mapping[str, Mapping[str, float]],
+    make_engine: MakeEngine,
+    image: Image,
+    seconds: float,
+) -> dict[str, float]:
+    """Offer frames at the given rates for so long; the part of its frames that each DNN lost.
+
+    cameras: hertz by DNN and camera; a camera of the same name has the same rate for all. The first half second is not
+    counted.
+    """
+    wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
+    rates = {camera: hz for of in cameras.values() for camera, hz in of.items()}
+    engine = make_engine(wanted, lambda result: None)
+    engine.start()
+    try:
+        begin = time.monotonic()
+        due = {camera: begin + index / len(rates) / hz for index, (camera, hz) in enumerate(rates.items())}
+        before: Any = None
+        while (camera := min(due, key=lambda name: due[name])) and due[camera] < begin + seconds + 0.5:
+            time.sleep(max(0.0, due[camera] - time.monotonic()))
+            if before is None and time.monotonic() - begin > 0.5:
+                before = engine.statistics().streams
+            engine.offer(Frame(camera, 0, lambda: image))
+            due[camera] += 1.0 / rates[camera]
+        after = engine.statistics().streams
+    finally:
+        engine.stop(10.0)
+    lost = {}
+    for task in wanted:
+        offered = dropped = 0
+        for camera in task.cameras:
+            now, then = after[task.name, camera], before[task.name, camera] if before else None
+            offered += now.offered - (then.offered if then else 0)
+            dropped += sum(now.dropped.values()) - now.dropped.get(DropReason.SHUTDOWN, 0)
+            dropped -= sum(then.dropped.values()) if then else 0
+        lost[task.name] = dropped / offered if offered else 0.0
+    return lost
+
+
+def mixes(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
+    """Sets of DNNs and rates around what `workers` can do: from 0.6 to 1.4 of it, evenly, nothing within 0.05 of it.
+
+    Each has one to all of the DNNs, on a camera of their own, sharing the load at random.
+    """
+    order = random.Random(seed)
+    found = []
+    for number in range(count):
+        part = 0.6 + 0.8 * number / max(1, count - 1)
+        part = part if abs(part - 1.0) >= 0.05 else part + (0.05 if part >= 1.0 else -0.05)
+        names = order.sample(sorted(services), order.randint(1, len(services)))
+        shares = [order.uniform(0.5, 1.5) for _ in names]
+        capacity = min(len(names), workers)
+        # No DNN can use more than one worker: what is over goes to the others.
+        shares = _capped([share / sum(shares) * capacity for share in shares])
+        found.append(_at(names, shares, part, services, workers))
+    return found
+
+
+def _capped(shares: list[float]) -> list[float]:
+    for _ in shares:
+        over = sum(max(0.0, share - 1.0) for share in shares)
+        room = [share for share in shares if share < 1.0]
+        if over <= 1e-9 or not room:
+            break
+        shares = [min(share, 1.0) if share >= 1.0 else share + over * share / sum(room) for share in shares]
+    return [min(1.0, share) for share in shares]
+
+
+def _at(
+    names: Sequence[str], shares: Sequence[float], part: float, services: Mapping[str, Service], workers: int
+) -> list[Demand]:
+    """Rates at which each DNN needs `part` of its share of a worker, among the others."""
+    rates = [share * part * 1e3 / services[name].crowded_ms for name, share in zip(names, shares, strict=True)]
+    demands: list[Demand] = []
+    for _ in range(25):
+        demands = [
+            Demand(name, {f"camera_{name}": hz}, services[name].alone_ms, services[name].crowded_ms)
+            for name, hz in zip(names, rates, strict=True)
+        ]
+        times = service_ms(demands, workers)
+        rates = [share * part * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
+    return demands
+
+
+def predicted_services(
+    dnns: Mapping[str, Dnn], predictor: Predictor, target: Target, workers: int, image: Image
+) -> tuple[dict[str, Service], tuple[str, ...]]:
+    """What `predictor` says of each DNN's layers, with its way in and out measured; and its doubts.
+
+    Crowded: with a DNN on every other worker.
+    """
+    services: dict[str, Service] = {}
+    doubts: list[str] = []
+    load = Load("dnn", workers - 1) if workers > 1 else Load()
+    for name, dnn in dnns.items():
+        traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
+        layers = layers_of(traced)
+        alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
+        around_ms = _around_ms(dnn, image)
+        services[name] = Service(sum(alone.ms) + around_ms, max(sum(alone.ms), sum(crowded.ms)) + around_ms)
+        doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
+    return services, tuple(doubts)
+
+
+def _around_ms(dnn: Dnn, image: Image) -> float:
+    """Preprocessing and decoding."""
+    source = torch.from_numpy(image)
+    times = []
+    with torch.inference_mode():
+        outputs = tuple(
+            leaf for leaf in pytree.tree_leaves(dnn.module(*dnn.preprocess(source))) if isinstance(leaf, torch.Tensor)
+        )
+        for _ in range(5):
+            begin = time.perf_counter()
+            dnn.preprocess(source)
+            dnn.decoder(outputs, (image.shape[0], image.shape[1]))
+            times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)

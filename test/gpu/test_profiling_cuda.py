@@ -1,0 +1,56 @@
+"""Profiling on a GPU: marks in captured graphs, slices of it, streams as background load."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.profiling.contention import loads_of, measure_contention
+from multi_dnn_ros.profiling.device import measure_limits
+from multi_dnn_ros.profiling.measure import measure, trace_for
+from multi_dnn_ros.profiling.network import load
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def gpu(backend: str, rounds: int = 20) -> Target:
+    return Target(torch.device("cuda", 0), backend, {"eager": Eager, "cuda_graph": CudaGraph}[backend], rounds=rounds)
+
+
+@pytest.mark.parametrize("backend", ["eager", "cuda_graph"])
+def test_the_layers_add_up(backend: str) -> None:
+    """Coarse: 10 % is for `multi-dnn profile layers` on an idle GPU."""
+    network = load("torchvision:resnet18")
+    times = measure(trace_for(network.module, network.shape, gpu(backend)), gpu(backend), jobs=4)
+    assert len(times.layers) == 48
+    layers = sum(statistics.median(ms) for ms in times.layers)
+    assert 0.6 < layers / statistics.median(times.whole) < 1.6
+
+
+def test_limits_are_those_of_a_gpu() -> None:
+    limits = measure_limits(gpu("eager"))
+    assert limits.kind == "cuda"
+    assert limits.flops_per_s > 1e12
+    assert limits.bytes_per_s > 3e10
+
+
+@pytest.mark.parametrize(("backend", "slices"), [("eager", (0, 16)), ("cuda_graph", (0,))])
+def test_contention_by_streams_and_slices(backend: str, slices: tuple[int, ...]) -> None:
+    target = gpu(backend, rounds=6)
+    network = load("torchvision:resnet18")
+    samples = measure_contention(
+        [network], target, measure_limits(target), loads_of(("compute", "memory", "dnn"), (0, 4)),
+        load_network=network, slices=slices,
+    )  # fmt: skip
+    assert {sample.setting.sms for sample in samples} == set(slices)
+    alone = sum(sample.ms for sample in samples if not sample.load.level and not sample.setting.sms)
+    crowded = sum(sample.ms for sample in samples if str(sample.load) == "4 x compute" and not sample.setting.sms)
+    assert crowded > alone

@@ -1,0 +1,67 @@
+"""Networks and clocks of known times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.torchscript import TorchScript
+from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.profiling.device import Limits, device_name
+
+CPU = torch.device("cpu")
+
+
+def target(backend: str = "eager", rounds: int = 4) -> Target:
+    return Target(CPU, backend, {"eager": Eager, "torchscript": TorchScript}[backend], rounds=rounds)
+
+
+def limits() -> Limits:
+    """1 GFLOP/s, 1 GB/s: a million operations or bytes take a millisecond."""
+    return Limits(name=device_name(target()), kind="cpu", precision="fp32", threads=1, flops_per_s=1e9, bytes_per_s=1e9)
+
+
+class Small(nn.Module):
+    """A few layers of different kinds, with a branch and views."""
+
+    def __init__(self, channels: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+        self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.point = nn.Conv2d(channels, channels, 1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.last = nn.Linear(channels, 5)
+        self.eval()
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        first = torch.relu(self.norm(self.first(image)))
+        second = self.point(self.depthwise(first)) + first
+        return self.last(torch.flatten(self.pool(second), 1))
+
+
+SHAPE = (1, 3, 8, 8)
+
+
+class FakeClock:
+    """Gives the gaps that a run of so many places has: `by_places` maps places to milliseconds between marks."""
+
+    def __init__(self, by_places: dict[int, Sequence[float]]) -> None:
+        self._by_places = by_places
+        self._places = 0
+        self.marked: list[int] = []
+
+    def prepare(self, places: int) -> None:
+        self._places = places
+        self.marked = []
+
+    def mark(self, place: int) -> None:
+        self.marked.append(place)
+
+    def gaps_ms(self) -> list[float]:
+        assert self.marked[-self._places :] == list(range(self._places))  # every place once, in order
+        return list(self._by_places[self._places])

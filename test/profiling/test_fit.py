@@ -1,0 +1,213 @@
+"""The verdict on a set of DNNs and rates, and what a frame costs in the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.engine import Engine
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.profiling.fit import LIMIT, Demand, check_fit, service_ms
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.profiling.service import Service, lost_frames, measure_services, mixes
+
+IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
+
+
+def demand(name: str, hz: float, ms: float, **options) -> Demand:
+    return Demand(name, {"front": hz}, ms, options.pop("crowded_ms", ms), **options)
+
+
+def test_what_fits_says_how_much_is_needed() -> None:
+    verdict = check_fit([demand("lane", 10, 20), demand("object", 10, 50)], workers=2)
+    assert verdict.fits
+    assert verdict.utilization == pytest.approx(0.35)
+    assert verdict.needs == {"lane": pytest.approx(0.2), "object": pytest.approx(0.5)}
+    assert verdict.text == "fits: 2 DNNs need 35% of 2 workers"
+    assert (verdict.breaks, verdict.advice) == ((), ())
+
+
+def test_a_dnn_takes_one_frame_at_a_time_however_many_workers_there_are() -> None:
+    verdict = check_fit([demand("lane", 10, 20), demand("object", 30, 50)], workers=8)
+    assert verdict.breaks == ("object",)
+    assert verdict.text == (
+        "does not fit: 2 DNNs need 21% of 8 workers; broken by object: 50.0 ms a frame at 30 Hz, 150% of a worker"
+    )
+    assert verdict.advice == (
+        "object: at most 19 Hz instead of 30, or 31.7 ms a frame instead of 50 (multi-dnn decompose, a smaller input)",
+    )
+
+
+def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> None:
+    crowd = [demand("lane", 10, 80), demand("object", 10, 70), demand("pedestrian", 10, 60)]
+    assert check_fit(crowd, workers=2).breaks == ("lane",)
+    crowd[0] = dataclasses.replace(crowd[0], priority=5)
+    verdict = check_fit(crowd, workers=2, gpu=True)
+    assert verdict.breaks == ("object",)
+    assert verdict.most_hz["object"] == pytest.approx((2 * LIMIT - 1.4) / 0.07)
+    assert "fp16" in verdict.advice[0]
+
+
+def test_no_room_beside_the_others_is_said() -> None:
+    verdict = check_fit(
+        [demand("lane", 10, 90, priority=1), demand("object", 10, 90, priority=1), demand("pedestrian", 10, 50)], 2,
+        limit=0.9,
+    )  # fmt: skip
+    assert verdict.breaks == ("pedestrian",)
+    assert verdict.most_hz == {}
+    assert verdict.advice == (
+        "pedestrian: no rate fits beside the others, which need 90% of the workers themselves",
+    )  # fmt: skip
+
+
+def test_a_deadline_that_no_frame_meets() -> None:
+    verdict = check_fit([demand("lane", 2, 80, deadline_ms=50.0)], workers=2)
+    assert (verdict.fits, verdict.breaks) == (False, ("lane",))
+    assert "deadline 50 ms" in verdict.text
+    assert "a deadline of at least 80 ms instead of 50" in verdict.advice[0]
+    assert check_fit([demand("lane", 2, 80, deadline_ms=90.0)], workers=2).fits
+
+
+def test_the_more_the_others_have_to_do_the_longer_a_frame_takes() -> None:
+    def lane_ms(hz: float) -> float:
+        return service_ms([demand("lane", 10, 20, crowded_ms=40), demand("object", hz, 50)], 2)["lane"]
+
+    assert lane_ms(0.0) == 20.0
+    assert lane_ms(10.0) == pytest.approx(30.0)
+    assert lane_ms(100.0) == 40.0
+    alone = [demand("lane", 10, 20, crowded_ms=40)]
+    assert service_ms(alone, 1) == {"lane": 20.0}
+
+
+def test_several_cameras_count_together() -> None:
+    verdict = check_fit([Demand("lane", {"front": 10.0, "rear": 10.0}, 60, 60)], workers=4)
+    assert not verdict.fits
+    assert "Hz of its 2 cameras together instead of 20" in verdict.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("demands", "workers", "message"),
+    [
+        ([], 1, "demands is empty"),
+        ([demand("lane", 1, 1)], 0, "workers is 0"),
+        ([demand("lane", 1, 1)] * 2, 1, "name a DNN twice: lane, lane"),
+        ([demand("lane", -1, 1)], 1, "demand of lane: front is -1"),
+        ([demand("lane", 1, float("nan"))], 1, "demand of lane: alone_ms is nan"),
+    ],
+)
+def test_bad_demands_are_named(demands, workers: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_fit(demands, workers)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.5, 60.0), st.floats(0.5, 200.0), st.floats(1.0, 2.0), st.integers(-1, 1)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(1, 4),
+)
+def test_following_the_advice_on_rates_makes_it_fit(rows, workers: int) -> None:
+    demands = [
+        demand(f"dnn{number}", hz, ms, crowded_ms=ms * factor, priority=priority)
+        for number, (hz, ms, factor, priority) in enumerate(rows)
+    ]
+    verdict = check_fit(demands, workers)
+    assert verdict.fits == (not verdict.breaks)
+    for _ in range(2 * len(demands)):  # one by one, where the others alone are too much already
+        if verdict.fits:
+            break
+        rates = {name: verdict.most_hz.get(name, 0.0) for name in verdict.breaks}
+        demands = [
+            dataclasses.replace(of, cameras={"front": rates[of.dnn] * 0.999}) if of.dnn in rates else of
+            for of in demands
+        ]
+        verdict = check_fit(demands, workers)
+    assert verdict.fits
+
+
+def tasks(*names_ms: tuple[str, float]) -> list[DnnTask]:
+    def stage_of(ms: float):
+        def stage(carried):
+            time.sleep(ms / 1e3)
+            return carried
+
+        return stage
+
+    return [
+        DnnTask(name, ("front",), lambda image: (image.float(),), (stage_of(ms),), lambda outputs, size: None)
+        for name, ms in names_ms
+    ]
+
+
+def engine(of, on_result) -> Engine:
+    return Engine(of, on_result=on_result, workers=2)
+
+
+def test_services_are_measured_in_the_engine() -> None:
+    services = measure_services(tasks(("lane", 3.0), ("object", 9.0)), engine, IMAGE, frames=5)
+    assert services["lane"].alone_ms >= 3.0
+    assert services["object"].alone_ms >= 9.0
+    assert all(of.crowded_ms >= of.alone_ms for of in services.values())
+
+    def broken(carried):
+        raise RuntimeError("sofa")
+
+    (task,) = tasks(("lane", 0.0))
+    with pytest.raises(ProfileError, match="a DNN failed while it was measured"):
+        measure_services([dataclasses.replace(task, stages=(broken,))], engine, IMAGE, frames=5)
+
+
+def test_what_is_served_and_what_is_not() -> None:
+    wanted = {"lane": {"slow": 5.0}, "object": {"fast": 200.0}}
+    lost = lost_frames(tasks(("lane", 1.0), ("object", 50.0)), wanted, engine, IMAGE, seconds=1.0)
+    assert lost["object"] > 0.5
+    assert lost["lane"] <= 0.2
+
+
+def test_mixes_lie_on_both_sides_of_what_fits() -> None:
+    services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
+    cases = mixes(services, 2, 10, seed=1)
+    verdicts = [check_fit(demands, 2, limit=1.0) for demands in cases]
+    assert [verdict.fits for verdict in verdicts] == [True] * 5 + [False] * 5
+    assert cases == mixes(services, 2, 10, seed=1)
+    most = [max(verdict.utilization, *verdict.needs.values()) for verdict in verdicts]
+    assert most[0] == pytest.approx(0.6, abs=0.25)
+    assert most[-1] == pytest.approx(1.4, abs=0.25)
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lanes = torch.nn.Conv2d(3, 1, 3, padding=1).eval()
+    torch.export.save(torch.export.export(lanes, (torch.zeros(1, 3, 16, 16),)), tmp_path / "lanes.pt2")
+    params = tmp_path / "params.yaml"
+    params.write_text(
+        "/**:\n  ros__parameters:\n    cameras: [front]\n    dnns: [lane]\n"
+        f"    dnn: {{lane: {{role: lane, model: {tmp_path}/lanes.pt2, decoder: lane, backend: eager, jobs: 1}}}}\n"
+    )
+    arguments = ["profile", "fit", "--params-file", str(params), "--device", "cpu", "--frames", "3"]
+    threads = torch.get_num_threads()
+    try:
+        out = tmp_path / "fit.json"
+        assert main([*arguments, "--rate", "front=0.1", "--verify", "0.2", "--output", str(out)]) == 0
+        text = capsys.readouterr().out
+        assert "fits: 1 DNN needs" in text
+        content = json.loads(out.read_text())
+        assert content["cases"][0]["fits"]
+        assert content["services_ms"]["lane"]["alone_ms"] > 0.0
+        assert main([*arguments, "--rate", "front=100000"]) == 1
+        assert "broken by lane" in capsys.readouterr().out
+        assert main([*arguments, "--rate", "rear=10"]) == 2
+        assert "--rate names camera 'rear'; the parameters have front" in capsys.readouterr().err
+        assert main([*arguments, "--predictor", str(tmp_path / "none.json")]) == 1
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,331 @@
+"""From a table of layer times to importances, regressors and a predictor that knows its limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from profiling_fakes import CPU, SHAPE, Small, limits, target
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.models.cut import split
+from multi_dnn_ros.profiling.analysis import importances, plot_importances, words
+from multi_dnn_ros.profiling.features import ideal_ms, linear_features
+from multi_dnn_ros.profiling.learn import (
+    CORRECTED,
+    LINEAR,
+    MACS,
+    TREES,
+    UNLOADED,
+    compare,
+    fit_linear,
+    fit_trees,
+    learn,
+)
+from multi_dnn_ros.profiling.measure import trace_for
+from multi_dnn_ros.profiling.predictor import (
+    Predictor,
+    layers_of,
+    predicted_costs,
+    read_predictor,
+    write_predictor,
+)
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting, read_samples, write_samples
+
+SETTING = Setting(limits().name, "eager", "fp32", 1, 2, 0, 1e9, 1e9)
+LOADS = (Load(), *(Load(kind, level) for kind in ("compute", "memory", "dnn") for level in (1, 2, 4)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_trees():
+    """Enough for laws as simple as these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multi_dnn_ros.profiling.learn._TREES", 40)
+        yield
+
+
+def convolution(order: random.Random) -> LayerCounts:
+    channels_in, channels_out, side = order.choice([8, 16, 32]), order.choice([8, 16, 32]), order.choice([7, 14, 28])
+    parameters = channels_in * channels_out * 9
+    macs = parameters * side * side
+    read, written = 4 * (channels_in * side * side + parameters), 4 * channels_out * side * side
+    return LayerCounts(
+        "convolution", macs, 2 * macs, parameters, read, written, 9, 1, channels_in, channels_out, side * side
+    )
+
+
+def elementwise(order: random.Random) -> LayerCounts:
+    channels, side = order.choice([8, 16, 32, 64]), order.choice([14, 28, 56])
+    size = channels * side * side
+    return LayerCounts("element-wise", 0, size, 0, 4 * size, 4 * size, 1, 1, channels, channels, side * side)
+
+
+def law(counts: LayerCounts, load: Load) -> float:
+    """Arithmetic at a third of the peak, memory at half of it, 20 us a launch; compute loads hold arithmetic up."""
+    moved = counts.bytes_read + counts.bytes_written
+    over = max(0, load.level - 1) / 2 if load.kind == "compute" else 0.0
+    return 3e3 * counts.flops / 1e9 * (1.0 + 2.0 * over) + 2e3 * moved / 1e9 + 0.02
+
+
+def samples(models: int = 3, layers: int = 16, noise: float = 0.0) -> list[Sample]:
+    order = random.Random(0)
+    found = []
+    for model in range(models):
+        for layer in range(layers):
+            counts = convolution(order) if layer % 2 else elementwise(order)
+            for load in LOADS:
+                ms = law(counts, load) * (1.0 + noise * order.uniform(-1.0, 1.0))
+                found.append(Sample(f"model {model}", f"layer_{layer}", counts, SETTING, load, ms, ms, ms, ms, 5))
+    return found
+
+
+def test_the_table_is_written_and_read(tmp_path: Path) -> None:
+    rows = samples(2, 2)
+    write_samples(tmp_path / "new" / "samples.csv", rows)
+    again = read_samples(tmp_path / "new" / "samples.csv")
+    assert [dataclasses.replace(row, ms=0.0, ms_mean=0.0, ms_p25=0.0, ms_p75=0.0) for row in again] == [
+        dataclasses.replace(row, ms=0.0, ms_mean=0.0, ms_p25=0.0, ms_p75=0.0) for row in rows
+    ]
+    assert all(math.isclose(a.ms, b.ms, rel_tol=1e-5) for a, b in zip(again, rows, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.splitlines()[0] + "\n", "the table is empty"),
+        (lambda text: "", "has no column model, layer"),
+        (lambda text: text.replace("element-wise", "wizardry"), "line 2: kind is 'wizardry'; expected one of convol"),
+        (lambda text: text.replace(",none,0,", ",none,lots,", 1), "line 2: load_level is 'lots'; expected a number"),
+        (lambda text: text.replace(",none,", ",sofa,", 1), "line 2: load_kind is 'sofa'"),
+        (lambda text: text.replace(",none,0,", ",none,0,-", 1), "line 2: ms is -"),
+        (lambda text: "\0" * 100, "has no column|is no table"),
+    ],
+)
+def test_a_bad_table_is_told_by_line_and_column(change, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "samples.csv"
+    write_samples(path, samples(1, 1))
+    path.write_text(change(path.read_text()))
+    with pytest.raises(ProfileError, match=f"samples.csv.*({message})"):
+        read_samples(path)
+    with pytest.raises(ProfileError, match=r"none\.csv: cannot be read"):
+        read_samples(tmp_path / "none.csv")
+
+
+def test_the_linear_model_finds_a_linear_law() -> None:
+    rows = samples()
+    model = fit_linear(rows)
+    for kind in ("convolution", "element-wise"):
+        arithmetic, memory, launch = model.weights[kind][:3]
+        assert launch == pytest.approx(0.02, rel=0.02)
+        if kind == "convolution":
+            assert (arithmetic, memory) == (pytest.approx(3.0, rel=0.02), pytest.approx(2.0, rel=0.05))
+    questions = [(row.counts, row.setting, row.load) for row in rows]
+    assert np.allclose(model.predict(questions), [row.ms for row in rows], rtol=1e-3)
+    assert (linear_features(questions) >= 0.0).all()
+    unknown = dataclasses.replace(rows[0].counts, kind="attention")
+    assert np.isnan(model.predict([(unknown, SETTING, Load())])).all()
+
+
+def test_our_trees_give_what_scikit_learn_gives() -> None:
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    rows = samples(2, 12, noise=0.1)
+    questions = [(row.counts, row.setting, row.load) for row in rows]
+    found: list[GradientBoostingRegressor] = []
+    fit = GradientBoostingRegressor.fit
+
+    def keep(self, features, times):
+        found.append(self)
+        return fit(self, features, times)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GradientBoostingRegressor, "fit", keep)
+        ours = fit_trees(rows)
+    from multi_dnn_ros.profiling.features import tree_features
+
+    theirs = ideal_ms(questions) * np.exp(found[0].predict(tree_features(questions)))
+    assert np.allclose(ours.predict(questions), theirs, rtol=1e-6)
+    assert fit_trees(rows) == ours  # the same again
+
+
+def test_models_and_levels_are_held_out_beside_baselines() -> None:
+    scores = {of.held_out: of for of in compare(samples())}
+    assert list(scores) == ["models, without load", "models, all loads", "load levels"]
+    alone = scores["models, without load"]
+    assert set(alone.layer) == {MACS, LINEAR, TREES, CORRECTED}  # the unloaded time would be the answer itself
+    assert alone.layer[LINEAR] < 0.01
+    assert alone.layer[LINEAR] < alone.layer[MACS]
+    loaded = scores["models, all loads"]
+    assert set(loaded.whole) == {MACS, UNLOADED, LINEAR, TREES, CORRECTED}
+    assert loaded.whole[LINEAR] < 0.02 < loaded.whole[MACS]
+
+
+def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
+    found = {of.kind: of for of in importances(samples(noise=0.02))}
+    assert set(found) == {"convolution", "element-wise"}
+    for of in found.values():
+        assert sum(share for _, share in of.shares) == pytest.approx(1.0)
+        assert of.explained > 0.5
+    assert dict(found["convolution"].shares)["load"] > 10 * dict(found["element-wise"].shares).get("load", 0.0)
+    sentence = words(found["convolution"])
+    assert sentence.startswith("Convolution: the time is decided by ")
+    assert "load (" in sentence
+    plot_importances(tmp_path / "plot.png", list(found.values()))
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
+    (only,) = importances([row for row in samples(1) if row.counts.kind == "convolution"])
+    assert "seen on one model only" in words(only)
+    assert importances(samples(1, 1)[:3]) == []
+
+
+def test_a_table_that_teaches_nothing_is_refused() -> None:
+    rows = samples(2, 2)
+    with pytest.raises(ProfileError, match="is of one model, model 0"):
+        learn(samples(1))
+    with pytest.raises(ProfileError, match="no layer that takes time"):
+        learn([dataclasses.replace(row, ms=0.0) for row in rows])
+    other = [dataclasses.replace(row, setting=dataclasses.replace(SETTING, device="Orin")) for row in rows]
+    with pytest.raises(ProfileError, match=r"more than one device: .*Orin"):
+        learn(rows + other)
+
+
+@pytest.fixture(scope="module")
+def taught() -> Predictor:
+    """By layers like those of `Small`, of 4 to 16 channels."""
+    rows = []
+    for channels in (2, 4, 16):
+        for shape in layers_of(trace_for(Small(channels), SHAPE, target())):
+            counts = LayerCounts.of(shape)
+            for load in (Load(), Load("dnn", 1), Load("dnn", 2)):
+                ms = law(counts, load)
+                rows.append(Sample(f"small {channels}", shape.name, counts, SETTING, load, ms, ms, ms, ms, 5))
+    return learn(rows, note="tests")
+
+
+def test_the_predictor_is_a_file_of_numbers(tmp_path: Path, taught: Predictor) -> None:
+    predictor = taught
+    assert predictor.provenance["note"] == "tests"
+    assert predictor.scores
+    write_predictor(tmp_path / "predictor.json", predictor)
+    again = read_predictor(tmp_path / "predictor.json")
+    layers = layers_of(trace_for(Small(8), SHAPE, target()))
+    assert again == predictor
+    assert again.predict(layers) == predictor.predict(layers)
+    expected = [law(LayerCounts.of(layer), Load()) for layer in layers]
+    assert np.median(np.abs(np.array(again.predict(layers).ms) / expected - 1.0)) < 0.15
+
+
+def test_the_predictor_says_what_it_does_not_know(taught: Predictor) -> None:
+    predictor = taught
+
+    def doubts(module, load=None, at=None, shape=SHAPE) -> str:
+        return "; ".join(predictor.predict(layers_of(trace_for(module, shape, target())), load, at).doubts)
+
+    assert doubts(Small(8), Load("dnn", 2), target()) == ""
+    assert "it has seen no interpolation layer" in doubts(torch.nn.Upsample(scale_factor=2.0))
+    assert "it has seen" in doubts(Small(512))
+    assert "a load of 9 x dnn is more than the 2" in doubts(Small(8), Load("dnn", 9))
+    assert "a load of 1 x memory is more than the 0" in doubts(Small(8), Load("memory", 1))
+    assert "made with backend eager, this is torchscript" in doubts(Small(8), at=target("torchscript"))
+    other = predictor.model_copy(update={"device": "Orin, 16 SMs; fp16"})
+    layers = layers_of(trace_for(Small(8), SHAPE, target()))
+    assert "made on 'Orin, 16 SMs; fp16', this is '" in other.predict(layers, None, target()).doubts[0]
+
+
+def test_cutting_by_prediction_and_measuring_when_in_doubt(caplog: pytest.LogCaptureFixture, taught: Predictor) -> None:
+    predictor = taught
+    traced = trace_for(Small(8), SHAPE, target())
+    costs, doubts = predicted_costs(predictor, traced, target(), measured=lambda: pytest.fail("measured"))
+    assert doubts == ()
+    stages = split(traced.graph_module, 2, costs=costs)
+    total = sum(predictor.predict(layers_of(traced)).ms)
+    assert sum(stage.cost_s for stage in stages) == pytest.approx(total / 1e3)
+
+    def alike(node) -> float:
+        return 1.0
+
+    costs, doubts = predicted_costs(predictor, trace_for(Small(512), SHAPE, target()), target(), measured=lambda: alike)
+    assert costs is alike
+    assert "layers are measured, as the predictor does not know them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: [], "is no predictor"),
+        (lambda content: {**content, "format": "pickle"}, "is no predictor"),
+        (lambda content: {**content, "extra": 1}, "extra"),
+        (lambda content: {**content, "flops_per_s": -1.0}, "flops_per_s"),
+        (lambda content: {**content, "model": {"regressor": "oracle"}}, "model"),
+        (lambda content: {**content, "model": {"regressor": "linear", "weights": {"pooling": [1.0]}}}, "weights of"),
+        (
+            lambda content: {**content, "model": {"regressor": "trees", "base": 0.0, "rate": 0.1, "trees": [
+                {"feature": [0, 0], "threshold": [0.0, 0.0], "left": [0, -1], "right": [1, -1], "value": [0.0, 0.0]}]}},
+            "node 0 of a tree has the children 0 and 1",
+        ),
+        (
+            lambda content: {**content, "model": {"regressor": "trees", "base": 0.0, "rate": 0.1, "trees": [
+                {"feature": [0], "threshold": [], "left": [-1], "right": [-1], "value": [0.0]}]}},
+            "differ in length",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_predictor_file_is_refused(change, message: str, tmp_path: Path, taught: Predictor) -> None:
+    path = tmp_path / "predictor.json"
+    write_predictor(path, taught)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ProfileError, match=f"predictor.json: .*{message}"):
+        read_predictor(path)
+
+
+def test_contention_and_learn_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = []
+    for channels in (4, 8):
+        path = tmp_path / f"small{channels}.pt2"
+        torch.export.save(torch.export.export(Small(channels), (torch.zeros(SHAPE),)), path)
+        models.append(str(path))
+    table, out = tmp_path / "samples.csv", tmp_path / "learnt"
+    arguments = ["--device", "cpu", "--backend", "eager", "--repeats", "4", "--levels", "0,1", "--load-dnn", models[0]]
+    assert main(["profile", "contention", *models, "--output", str(table), *arguments]) == 0
+    rows = read_samples(table)
+    assert {str(row.load) for row in rows} == {"alone", "1 x compute", "1 x memory", "1 x dnn"}
+    assert {row.rounds for row in rows} == {4}
+    assert len(rows) == 2 * 7 * 4
+    assert main(["profile", "learn", str(table), "--output", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "| unloaded time" in text
+    assert {path.name for path in out.iterdir()} == {"predictor.json", "learnt.json", "importances.png"}
+    assert json.loads((out / "learnt.json").read_text())["command"]
+    cut = ["profile", "layers", models[1], "--device", "cpu", "--backend", "eager", "--repeats", "2", "--threads", "1"]
+    assert main([*cut, "--cut", "predicted", "--predictor", str(out / "predictor.json")]) == 0
+    assert main([*cut, "--cut", "predicted"]) == 2
+    assert main(["profile", "contention", models[0], "--output", str(table), "--slices", "16", "--device", "cpu"]) == 1
+    assert "slices of [16] SMs are asked for, but the device is cpu" in capsys.readouterr().err
+    assert main(["profile", "learn", str(tmp_path / "none.csv"), "--output", str(out)]) == 1
+
+
+def test_a_background_load_works_and_ends() -> None:
+    from multi_dnn_ros.profiling.loads import BackgroundLoad
+
+    threads = torch.get_num_threads()
+    for kind in ("compute", "memory", "dnn"):
+        with BackgroundLoad(Load(kind, 2), target(), lambda: ([torch.relu], torch.zeros(1))) as load:
+            assert all(calls >= 1 for calls in load.calls)
+            assert torch.get_num_threads() == threads
+        assert not any(thread.is_alive() for thread in load._threads)
+    with (
+        pytest.raises(ProfileError, match="a background load failed: sofa"),
+        BackgroundLoad(Load("dnn", 1), target(), lambda: ([_fails], ())),
+    ):
+        pass
+    assert CPU.type == "cpu"
+
+
+def _fails(carried):
+    raise RuntimeError("sofa")

@@ -1,0 +1,259 @@
+"""What is counted, what is measured, and what is made of both."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from profiling_fakes import CPU, SHAPE, FakeClock, Small, limits, target
+from torch import nn
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.compression.macs import cost
+from multi_dnn_ros.models.cut import split
+from multi_dnn_ros.profiling import device
+from multi_dnn_ros.profiling.clock import HostClock
+from multi_dnn_ros.profiling.measure import Times, measure, trace_for
+from multi_dnn_ros.profiling.network import Network, profile_network
+from multi_dnn_ros.profiling.profile import ProfileError, read_profile
+from multi_dnn_ros.profiling.report import layer_table, layers_csv, write_profile
+
+NETWORK = Network("small", Small(), SHAPE)
+#: conv, relu, depthwise, 1x1, add, pool (with its flatten), linear.
+LAYERS = 7
+EMPTY = 17
+
+
+def fixed_times(traced, of, *, jobs, costs=None, **_) -> Times:
+    """Layer i takes i + 1 ms in each of two rounds."""
+    stages = tuple(split(traced.graph_module, jobs, costs=costs))
+    layers = [float(number + 1) for number in range(sum(len(stage.layers) for stage in stages))]
+    numbers = iter(layers)
+    per_job = [sum(next(numbers) for _ in stage.layers) for stage in stages]
+    return Times(
+        stages, tuple((ms, ms) for ms in layers), tuple((ms, ms) for ms in per_job), (sum(layers),) * 2, disturbed=0
+    )
+
+
+def profiled(**options):
+    return profile_network(NETWORK, target(), limits(), **{"jobs": 2, "timed": fixed_times, **options})
+
+
+def test_layers_are_counted_as_their_shapes_say() -> None:
+    layers = profiled().layers
+    assert [layer.kind for layer in layers] == [
+        "convolution", "element-wise", "depthwise convolution", "1x1 convolution", "element-wise", "pooling",
+        "fully connected",
+    ]  # fmt: skip
+    first, relu, depthwise, point, _, pool, last = layers
+    assert first.module == "first"
+    assert first.work.macs == 64 * 3 * 4 * 9
+    assert first.work.parameters == 3 * 4 * 9 + 4
+    assert first.work.bytes_read == 4 * (3 * 64 + 3 * 4 * 9 + 4)
+    assert first.work.bytes_written == relu.work.bytes_read == 4 * 4 * 64
+    assert (depthwise.work.macs, depthwise.groups, depthwise.window) == (64 * 4 * 9, 4, 9)
+    assert point.work.macs == 64 * 16
+    assert (relu.work.macs, relu.work.flops) == (0, 4 * 64)
+    assert len(pool.nodes) > 1  # the flatten behind it is a view
+    assert last.outputs == ((1, 5),)
+    assert sum(layer.work.macs for layer in layers) == cost(NETWORK.module, (torch.zeros(SHAPE),)).macs
+    assert first.work.intensity == pytest.approx(2 * first.work.macs / (first.work.moved))
+
+
+def test_bounds_shares_and_sums() -> None:
+    profile = profiled()
+    assert profile.sum_ms == sum(range(1, LAYERS + 1))
+    assert profile.closure == 1.0
+    first = profile.layers[0]
+    assert first.bound_ms == pytest.approx(max(first.work.flops, first.work.moved) / 1e6)
+    assert first.distance == pytest.approx(1.0 / first.bound_ms)
+    assert sum(job.layers for job in profile.jobs) == LAYERS
+    assert sum(job.work.macs for job in profile.jobs) == sum(layer.work.macs for layer in profile.layers)
+    assert [job.ms.p50 for job in profile.jobs] == [job.layers_ms for job in profile.jobs]
+
+
+def test_times_are_those_between_the_marks_less_what_a_mark_costs() -> None:
+    traced = trace_for(NETWORK.module, SHAPE, target())
+    gaps = [1.0, 2.0, 3.0, 4.0, 99.0, 5.0, 6.0, 0.1]  # 99: from the first job to the second
+    clocks = iter([FakeClock({3: [10.0, 11.0]}), FakeClock({EMPTY: [0.25] * 16, LAYERS + 2: gaps})])
+
+    def count(node) -> float:
+        return 1.0
+
+    times = measure(traced, target(), jobs=2, costs=count, make_clock=lambda: next(clocks), preemptions=lambda: 0)
+    assert [len(stage.layers) for stage in times.stages] == [4, 3]
+    assert [of[0] for of in times.layers] == [0.75, 1.75, 2.75, 3.75, 4.75, 5.75, 0.0]
+    assert times.whole == (21.0,) * 4
+    assert [of[0] for of in times.jobs] == [10.0, 11.0]
+    assert times.disturbed == 0
+
+
+def test_a_layer_is_a_stage_where_the_backend_compiles_stages() -> None:
+    traced = trace_for(NETWORK.module, SHAPE, target())
+    empty = {EMPTY: [0.5] * 16, 2: [0.5]}  # 16 stages against one: half a millisecond for each of the 15 more
+    clocks = iter([FakeClock({3: [10.0, 11.0]}), FakeClock({**empty, LAYERS + 1: [1.0] * LAYERS})])
+    times = measure(
+        traced, target("torchscript"), jobs=2, make_clock=lambda: next(clocks), preemptions=lambda: 0
+    )  # fmt: skip
+    assert [of[0] for of in times.layers] == [0.5] * LAYERS
+
+
+def test_marks_change_nothing_and_the_host_clock_counts_nanoseconds() -> None:
+    reading = itertools.count(0, 1_000_000)
+    clock = HostClock(lambda: next(reading))
+    clock.prepare(3)
+    for place in range(3):
+        clock.mark(place)
+    assert clock.gaps_ms() == [1.0, 1.0]
+
+    from multi_dnn_ros.profiling.marks import MarkedStage
+
+    traced = trace_for(NETWORK.module, SHAPE, target())
+    (stage,) = split(traced.graph_module, 1)
+    clock.prepare(LAYERS + 1)
+    (marked,) = MarkedStage(stage, clock, 0)(traced.inputs)
+    assert torch.equal(marked, stage(traced.inputs)[0])
+    assert len(clock.gaps_ms()) == LAYERS
+
+
+def test_rounds_that_others_cut_into_are_repeated() -> None:
+    traced = trace_for(NETWORK.module, SHAPE, target())
+    slow = itertools.cycle([50.0, 10.0])
+    lost = itertools.count()
+
+    class Slow(FakeClock):
+        def gaps_ms(self) -> list[float]:
+            return [next(slow)]
+
+    clocks = iter([Slow({}), FakeClock({EMPTY: [0.0] * 16, LAYERS + 1: [1.0] * LAYERS})])
+    state = {"calls": 0, "switches": 0}
+
+    def switches() -> int:
+        """Every other round of the two is cut into."""
+        state["calls"] += 1
+        state["switches"] += state["calls"] % 8 == 2
+        return state["switches"]
+
+    times = measure(traced, target(), jobs=1, make_clock=lambda: next(clocks), preemptions=switches)
+    assert (len(times.whole), times.disturbed) == (4, 0)
+    never = measure(
+        traced, target(), jobs=1, preemptions=lambda: next(lost), now=itertools.count(0.0, 0.1).__next__
+    )  # fmt: skip
+    assert len(never.whole) == 4
+    assert never.disturbed == 8
+    late = measure(traced, target(rounds=50), jobs=1, preemptions=lambda: 0, now=itertools.count(0.0, 100.0).__next__)
+    assert len(late.whole) == 5
+
+
+def test_cutting_by_measured_times_evens_them_out() -> None:
+    assert profiled(cut_by="measured", jobs=2).imbalance < profiled(cut_by="count", jobs=2).imbalance
+    traced = trace_for(Small(8), SHAPE, target())
+    with pytest.raises(ProfileError, match="knows no operation"):
+        split(trace_for(nn.Sequential(nn.Softmax(1)), SHAPE, target()).graph_module, 2, costs=profiled().costs())
+    assert len(split(traced.graph_module, 3, costs=profiled().costs())) == 3
+
+
+def test_written_and_read(tmp_path: Path) -> None:
+    profile = profiled(answer=42)
+    paths = write_profile(tmp_path / "out", profile)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in paths}
+    assert read_profile(paths[0]) == profile
+    assert json.loads(paths[0].read_text())["provenance"] == {"answer": 42}
+    rows = list(csv.DictReader(io.StringIO(layers_csv(profile))))
+    assert [row["layer"] for row in rows] == [layer.name for layer in profile.layers]
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1.0, abs=1e-4)
+    assert all(path.read_bytes()[:4] == b"\x89PNG" for path in paths[2:])
+    assert "1x5" in layer_table(profile, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "is no profile"),
+        ("{", "is no profile"),
+        ('{"format": "multi_dnn_ros profile 2"}', "is no profile"),
+        ("[" * 100_000, "is no profile"),
+    ],
+)
+def test_a_file_that_is_no_profile(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=message):
+        read_profile(path)
+    with pytest.raises(ProfileError, match=r"nowhere\.json: cannot be read"):
+        read_profile(tmp_path / "nowhere.json")
+
+
+def test_a_profile_of_another_device_is_refused() -> None:
+    profile = profiled()
+    profile.require(target())
+    other = profile.model_copy(update={"limits": limits().model_copy(update={"name": "Orin, 16 SMs; fp16"})})
+    with pytest.raises(ProfileError, match="is of 'Orin, 16 SMs; fp16'; this is '"):
+        other.require(target())
+
+
+def test_limits_are_measured_once_for_a_device(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "cache" / "devices.json"
+    found = device.limits_of(target(), path, measure=lambda of: limits())
+    assert device.limits_of(target(), path, measure=lambda of: pytest.fail("measured again")) == found
+    path.write_text("{}")
+    assert device.limits_of(target(), path, keep=False, measure=lambda of: limits()) == found
+    assert "devices.json are not used: not a file of device limits" in caplog.text
+    assert path.read_text() == "{}"  # busy: nothing is kept
+    measured = device.measure_limits(target(), scale=0.1)
+    assert measured.flops_per_s > 1e6
+    assert measured.bytes_per_s > 1e6
+    clock = FakeClock({2: [2.0]})
+    assert device.measure_limits(target(), clock, scale=0.1).flops_per_s == pytest.approx(
+        max(2 * 102**3, 18 * 128**2 * 8**2) / 2e-3
+    )
+
+
+def test_a_busy_device_is_told() -> None:
+    assert "cpu is busy: other processes use 47% of it" in device.busy_warning(CPU, lambda of: 0.47)
+    assert device.busy_warning(CPU, lambda of: 0.02) == ""
+    assert device.busy_warning(CPU, lambda of: None) == ""
+    load = device.foreign_load(CPU, 0.05)
+    assert load is not None
+    assert 0.0 <= load <= 1.0
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.export.save(torch.export.export(Small(), (torch.zeros(SHAPE),)), tmp_path / "small.pt2")
+    path = tmp_path / "devices.json"
+    device.limits_of(target(), path, measure=lambda of: limits())
+    arguments = ["profile", "layers", str(tmp_path / "small.pt2"), "--repeats", "3", "--device", "cpu", "--limits",
+                 str(path), "--jobs", "2", "--output", str(tmp_path / "out"), "--threads", str(torch.get_num_threads()),
+                 "--summary", str(tmp_path / "summary.json"), "--cut", "measured"]  # fmt: skip
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "sum of the layers" in out
+    assert "1.0 GFLOP/s, 1.0 GB/s" in out
+    profile = read_profile(tmp_path / "out" / "profile.json")
+    assert profile.backend == "torchscript"
+    assert len(profile.layers) == LAYERS
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["models"][0]["sum_of_layers_ms"] == pytest.approx(profile.sum_ms)
+    assert summary["command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["layers", "builtin:sofa"], 1, "model is 'builtin:sofa'; allowed: builtin:lane"),
+        (["layers", "builtin:lane", "--size", "64x64"], 1, "argument size is 64x64; builtin:lane takes 320x192 only"),
+        (["layers", "builtin:lane", "--backend", "abacus"], 2, "--backend is 'abacus'; allowed: auto, eager"),
+        (["layers", "builtin:lane", "--backend", "cuda_graph", "--device", "cpu"], 1, "'cuda_graph', but the device"),
+        (["layers", "nowhere.onnx"], 1, "model is 'nowhere.onnx': there is no such file"),
+    ],
+)
+def test_failure_is_one_line(arguments: list[str], code: int, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", *arguments]) == code
+    error = capsys.readouterr().err
+    assert text in error
+    assert error.splitlines()[-1].startswith("multi-dnn profile: error: ")
