@@ -39,6 +39,13 @@ class CameraConfig(_Section):
     max_pixels: int = Field(
         33_177_600, ge=1, le=268_435_456, description="Frames that claim more pixels than this are refused."
     )
+    rate_hz: float = Field(
+        0.0,
+        ge=0.0,
+        le=1000.0,
+        description="Frames a second to expect. With one for every camera, configuring measures whether the DNNs fit "
+        "the device at these rates, and says what would help if not; 0: no check.",
+    )
 
 
 class DnnConfig(_Section):

@@ -21,7 +21,7 @@ def add_target(parser: argparse.ArgumentParser, *, repeats: int = 25, threads: i
     add = parser.add_argument_group("where and how").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
     add("--backend", default="auto", help="as the node's parameter dnn.<dnn>.backend (default: %(default)s)")
-    add("--precision", choices=("fp32", "fp16"), default="fp32", help="default: %(default)s")
+    add("--precision", choices=("auto", "fp16", "bf16"), default="auto", help="default: %(default)s")
     add("--batch", type=positive, default=1, help="images at once (default: %(default)s)")
     add("--threads", type=natural, default=threads, metavar="N",
         help="threads inside one CPU operation; 0: a core each (default: %(default)s)")  # fmt: skip

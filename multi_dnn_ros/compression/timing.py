@@ -46,6 +46,11 @@ class Target:
     batch: int = 1
     rounds: int = _ROUNDS
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that layers compute in."""
+        return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
+
     def name(self) -> str:
         """Device, precision, backend and the versions that decide the times."""
         if self.device.type == "cuda":

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.models.operations import bytes_of, counter, is_view
-from multi_dnn_ros.models.partition import partition
+from multi_dnn_ros.models.partition import SLACK, partition
 from multi_dnn_ros.models.trace import is_selection, is_write, tensor_of, trace
 
 # A nominal machine to weigh arithmetic against memory traffic against the cost of any operation at all; balance depends
@@ -17,6 +17,8 @@ from multi_dnn_ros.models.trace import is_selection, is_write, tensor_of, trace
 _FLOPS_PER_S = 100e9
 _BYTES_PER_S = 10e9
 _OPERATION_S = 5e-6
+#: Estimates leave room to choose cuts that carry little; times that are known are not given away.
+_KNOWN_SLACK = 0.03
 
 Tensors = tuple[torch.Tensor, ...]
 #: Seconds of one operation of the traced graph; fx.Node names are stable for one torch release and model.
@@ -91,7 +93,8 @@ def split(graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = N
     layers = _layers(graph_module, costs or _estimate(graph_module))
     if not layers:
         return [_stage(graph_module, [], _inputs(graph_module), _results(graph_module))]
-    starts = partition([layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers], jobs)
+    slack = SLACK if costs is None else _KNOWN_SLACK
+    starts = partition([layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers], jobs, slack)
     stages = []
     for begin, end in zip(starts, [*starts[1:], len(layers)], strict=True):
         carried_out = layers[end].carried if end < len(layers) else _results(graph_module)

@@ -10,22 +10,22 @@ from itertools import pairwise
 SLACK = 0.10
 
 
-def partition(costs: Sequence[float], cut_costs: Sequence[float], runs: int) -> list[int]:
+def partition(costs: Sequence[float], cut_costs: Sequence[float], runs: int, slack: float = SLACK) -> list[int]:
     """Cut a sequence of layers into `runs` runs.
 
     costs: of each layer, not negative. cut_costs: of cutting before each layer (the first entry has no meaning).
     runs: how many; at most one per layer are made. Returns the index of the first layer of every run.
 
     Method: the least possible bottleneck (cost of the costliest run) by bisection, then, among the partitions whose
-    bottleneck is at most SLACK above it, the one with the least sum of cut costs, by dynamic programming with a sliding
-    window minimum, O(layers * runs).
+    bottleneck is at most `slack` (a part of it) above it, the one with the least sum of cut costs, by dynamic
+    programming with a sliding window minimum, O(layers * runs).
     """
     layers = len(costs)
     runs = max(1, min(runs, layers))
     total = [0.0]
     for cost in costs:
         total.append(total[-1] + cost)
-    limit = _least_bottleneck(total, runs) * (1.0 + SLACK)
+    limit = _least_bottleneck(total, runs) * (1.0 + slack)
 
     # best[end]: least sum of cut costs of the layers before `end` in the runs made so far; first[run][end]: where the
     # last of those runs begins. A run can begin at a window of places that moves up with its end.

@@ -56,7 +56,9 @@ class DeviceClock:
         self._events[place].record(torch.cuda.current_stream(self._device))
 
     def gaps_ms(self) -> list[float]:
-        torch.cuda.synchronize(self._device)
+        # This thread's stream alone: others may never run dry. Not the last event: before a replay has reached it, it
+        # counts as done since the replay before.
+        torch.cuda.current_stream(self._device).synchronize()
         pairs = zip(self._events, self._events[1:], strict=False)
         return [float(before.elapsed_time(after)) for before, after in pairs]
 

@@ -33,7 +33,9 @@ def services_of(
         backends = {settings.backend for settings in config.dnns.values()}
         asked = backends.pop() if len(backends) == 1 else "auto"
         name = asked if asked != "auto" else predictor.backend
-        target = Target(pipeline.device, name, lambda: choose_backend(asked, pipeline.device))
+        precisions = {settings.precision for settings in config.dnns.values()}
+        precision = precisions.pop() if len(precisions) == 1 else "auto"
+        target = Target(pipeline.device, name, lambda: choose_backend(asked, pipeline.device), precision)
         services, doubts = predicted_services(pipeline.dnns, predictor, target, pipeline.workers, image)
         if not doubts:
             return services, ()

@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.nn import functional
 
-from multi_dnn_ros.compression.timing import DTYPES, Target
+from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.profiling.clock import Clock, clock_for
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Limits(BaseModel):
 
     name: str
     kind: Literal["cpu", "cuda"]
-    precision: Literal["fp32", "fp16"]
+    precision: str
     threads: int = Field(ge=1)
     flops_per_s: float = Field(gt=0.0)
     bytes_per_s: float = Field(gt=0.0)
@@ -73,7 +73,7 @@ def measure_limits(
     hold: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Limits:
     """Measure the target's device, a second or two. scale: of the sizes, for tests. hold: around each round."""
-    device, dtype = target.device, DTYPES[target.precision]
+    device, dtype = target.device, target.dtype
     side, (channels, pixels), mebibytes = _SIZES[device.type]
     side, pixels = max(8, int(side * scale)), max(8, int(pixels * scale))
     clock = clock or clock_for(device)

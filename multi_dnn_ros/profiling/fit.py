@@ -76,9 +76,12 @@ def check_fit(
     text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late})
     most_hz: dict[str, float] = {}
     advice = []
-    for of in (*own, *crowd):
-        others = sum(need for name, need in needs.items() if name != of.dnn)
-        free = min(limit, limit * workers - others)
+    giving_way = (*own, *crowd)
+    others = sum(needs.values()) - sum(needs[of.dnn] for of in giving_way)
+    left = limit * workers - others
+    for number, of in enumerate(giving_way):
+        free = min(limit, left / (len(giving_way) - number))  # those that give way share what is left
+        left -= max(0.0, free)
         if free > _NOTHING:
             most_hz[of.dnn] = free / ms_of[of.dnn] * 1e3
         advice.append(_advice(of, most_hz.get(of.dnn), free, ms_of[of.dnn], others / workers, gpu))

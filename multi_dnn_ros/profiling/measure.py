@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from multi_dnn_ros.compression.timing import DTYPES, Target
+from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import NodeCost, Stage, split
 from multi_dnn_ros.models.trace import trace
 from multi_dnn_ros.profiling.clock import Clock, clock_for
@@ -56,11 +56,11 @@ def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: i
 
     shape: of the one input, whose batch axis the target replaces; its values are random. Raises TraceError.
     """
-    own = copy.deepcopy(module).to(DTYPES[target.precision])
+    own = copy.deepcopy(module).to(target.dtype)
     for part in own.modules():
         part.training = False  # as eval(), which exported programs refuse
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(seed))
-    inputs = (values.to(DTYPES[target.precision]),)
+    inputs = (values.to(target.dtype),)
     return Traced(trace(own, inputs, fold_batch_norm=True), inputs)
 
 

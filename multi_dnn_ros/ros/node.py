@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -12,6 +12,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from multi_dnn_ros.ros.capacity import capacity, capacity_values
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import give_back_memory, hardware_id, versions
 from multi_dnn_ros.ros.outputs import ResultPublishers
@@ -19,6 +20,9 @@ from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
 from multi_dnn_ros.ros.warm_up import warm_up
 from multi_dnn_ros.schema import NodeConfig
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.profiling.fit import Verdict
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Runtime parameters that the decoder of a DNN reads for each frame.
@@ -50,6 +54,7 @@ class MultiDnnNode(LifecycleNode):
         self._outputs: ResultPublishers | None = None
         self._serving: Serving | None = None
         self._failure = ""
+        self._capacity: Verdict | None = None
         self._throttle = LogThrottle()
         self._node_parameters = NodeParameters(self, self._apply)
         self._report = self._new_report("")
@@ -87,6 +92,7 @@ class MultiDnnNode(LifecycleNode):
             self._config = config = self._node_parameters.config()
             self._pipeline = pipeline = self._build(config, self.get_logger().info)
             warm_up(pipeline.tasks, pipeline.device, self.get_logger().info)
+            self._capacity = self._judge(config, pipeline)
             self._outputs = ResultPublishers(
                 self,
                 streams={task.name: task.cameras for task in pipeline.tasks},
@@ -214,12 +220,35 @@ class MultiDnnNode(LifecycleNode):
 
     def _publish_diagnostics(self) -> None:
         try:
-            statuses = [self._status(), *(self._serving.statuses(self._report) if self._serving is not None else ())]
+            statuses = [
+                self._status(),
+                *self._capacity_status(),
+                *(self._serving.statuses(self._report) if self._serving is not None else ()),
+            ]
             self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
         except Exception:  # diagnostics must never be what ends the node
             more = self._throttle.passes("diagnostics")
             if more is not None:
                 self.get_logger().error(f"diagnostics: {traceback.format_exc()}{more}")
+
+    def _judge(self, config: NodeConfig, pipeline: Any) -> Verdict | None:
+        """Whether the device can do what is asked of it; a node that it is too much for serves what it can."""
+        try:
+            found = capacity(config, pipeline)
+        except ValueError as error:
+            self.get_logger().warning(f"capacity is not known: {error}")
+            return None
+        if found is not None:
+            tell = self.get_logger().info if found.fits else self.get_logger().warning
+            tell("; ".join((f"capacity: {found.text}", *found.advice)))
+        return found
+
+    def _capacity_status(self) -> list[DiagnosticStatus]:
+        """Of what was found when configuring; nothing without rates."""
+        found = self._capacity
+        if found is None or self._pipeline is None:
+            return []
+        return [self._report.status("capacity", OK if found.fits else WARN, found.text, capacity_values(found))]
 
     def _status(self) -> DiagnosticStatus:
         state = "active" if self._serving else "unconfigured" if self._pipeline is None else "inactive"

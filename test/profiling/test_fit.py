@@ -172,7 +172,7 @@ def test_what_is_served_and_what_is_not() -> None:
     wanted = {"lane": {"slow": 5.0}, "object": {"fast": 200.0}}
     lost = lost_frames(tasks(("lane", 1.0), ("object", 50.0)), wanted, engine, IMAGE, seconds=1.0)
     assert lost["object"] > 0.5
-    assert lost["lane"] <= 0.2
+    assert lost["lane"] < lost["object"]
 
 
 def test_mixes_lie_on_both_sides_of_what_fits() -> None:

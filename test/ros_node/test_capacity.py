@@ -1,0 +1,70 @@
+"""What the node says when it is configured for more than its device can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from node_bench import Bench, build
+
+from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.schema import NodeConfig
+
+OK, WARN = 0, 1
+
+
+def slow(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Each DNN takes 20 ms a frame at least."""
+
+    def wait(carried: tuple) -> tuple:
+        time.sleep(0.02)
+        return carried
+
+    pipeline = build(config, progress)
+    tasks = tuple(replace(task, stages=(*task.stages, wait)) for task in pipeline.tasks)
+    return replace(pipeline, tasks=tasks)
+
+
+def test_rates_that_fit(bench: Bench) -> None:
+    bench.node({"camera.front.rate_hz": 0.5}, build=slow)
+    assert bench.change("configure")
+    bench.until(lambda: bench.status("capacity").level == OK, "the verdict")
+    assert bench.status("capacity").message.startswith("fits: 1 DNN needs ")
+    assert "workers needed (%)" in bench.status("capacity").by_key
+
+
+def test_rates_that_do_not_fit_are_a_warning_that_says_what_would_help(bench: Bench) -> None:
+    bench.node({"dnns": ["object", "lane"], "camera.front.rate_hz": 200.0}, build=slow)
+    assert bench.change("configure")  # it is a warning: the node serves what it can
+    bench.until(lambda: bench.status("capacity").level == WARN, "the verdict")
+    status = bench.status("capacity")
+    assert "does not fit: 2 DNNs need" in status.message
+    assert "instead of 200" in status.by_key["advice 1"]
+    assert 1.0 < float(status.by_key["object at most (Hz)"]) < 50.0
+    assert bench.change("activate")
+    assert bench.change("deactivate")
+    assert bench.change("cleanup")
+    reports = len(bench.reports)
+    bench.until(lambda: len(bench.reports) > reports + 2, "reports of the unconfigured node")
+    assert not any(status.name.endswith(": capacity") for status in bench.reports[-1].status)
+
+
+def test_a_camera_without_a_rate_is_not_judged(bench: Bench) -> None:
+    bench.node({"cameras": ["front", "rear"], "camera.front.rate_hz": 10.0})
+    assert bench.change("configure")
+    reports = len(bench.reports)
+    bench.until(lambda: len(bench.reports) > reports + 2, "reports")
+    assert bench.status("capacity").level == -1
+
+
+def test_a_check_that_fails_does_not_keep_the_node_from_serving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise ValueError("sofa")
+
+    monkeypatch.setattr("multi_dnn_ros.profiling.configured.fit_of", fails)
+    bench.node({"camera.front.rate_hz": 10.0})
+    assert bench.change("configure")
+    assert bench.change("activate")
+    assert bench.status("capacity").level == -1
