@@ -21,7 +21,7 @@ def target(backend: str = "eager", rounds: int = 4) -> Target:
 
 def limits() -> Limits:
     """1 GFLOP/s, 1 GB/s: a million operations or bytes take a millisecond."""
-    return Limits(name=device_name(target()), kind="cpu", precision="fp32", threads=1, flops_per_s=1e9, bytes_per_s=1e9)
+    return Limits(name=device_name(target()), kind="cpu", precision="auto", threads=1, flops_per_s=1e9, bytes_per_s=1e9)
 
 
 class Small(nn.Module):

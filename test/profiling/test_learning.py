@@ -39,7 +39,7 @@ from multi_dnn_ros.profiling.predictor import (
 from multi_dnn_ros.profiling.profile import ProfileError
 from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting, read_samples, write_samples
 
-SETTING = Setting(limits().name, "eager", "fp32", 1, 2, 0, 1e9, 1e9)
+SETTING = Setting(limits().name, "eager", "auto", 1, 2, 0, 1e9, 1e9)
 LOADS = (Load(), *(Load(kind, level) for kind in ("compute", "memory", "dnn") for level in (1, 2, 4)))
 
 
