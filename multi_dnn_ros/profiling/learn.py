@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,10 @@ def learn(samples: Sequence[Sample], *, seed: int = 0, **origin: Any) -> Predict
 
 
 def usable(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples that can be learnt from together; ProfileError where they cannot."""
+    """Samples that can be learnt from together; ProfileError where they cannot.
+
+    Tables of one device may have found different limits; the greatest are the device's.
+    """
     rows = known_layers(samples)
     if not rows:
         raise ProfileError("the table has no layer that takes time")
@@ -106,7 +110,9 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
     models = {sample.model for sample in rows}
     if len(models) < 2:
         raise ProfileError(f"the table is of one model, {', '.join(models)}; to hold one out it takes two")
-    return rows
+    flops = max(sample.setting.flops_per_s for sample in rows)
+    moved = max(sample.setting.bytes_per_s for sample in rows)
+    return [replace(row, setting=replace(row.setting, flops_per_s=flops, bytes_per_s=moved)) for row in rows]
 
 
 def compare(samples: Sequence[Sample], *, seed: int = 0) -> list[Scores]:
