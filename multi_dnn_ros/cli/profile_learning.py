@@ -86,6 +86,8 @@ def _contention(args: argparse.Namespace) -> int:
 
 
 def _learn(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
     from multi_dnn_ros.profiling.analysis import importances, plot_importances, words
     from multi_dnn_ros.profiling.learn import learn
     from multi_dnn_ros.profiling.predictor import write_predictor
@@ -93,7 +95,8 @@ def _learn(args: argparse.Namespace) -> int:
     from multi_dnn_ros.reporting import provenance, write_json
 
     samples = [sample for table in args.tables for sample in read_samples(table)]
-    predictor = learn(samples, seed=args.seed, **provenance())
+    with tqdm(unit="group", desc="held out", disable=None, leave=False) as bar:
+        predictor = learn(samples, seed=args.seed, progress=bar.update, **provenance())
     found = importances(samples, args.seed)
     args.output.mkdir(parents=True, exist_ok=True)
     write_predictor(args.output / "predictor.json", predictor)

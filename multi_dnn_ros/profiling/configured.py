@@ -39,7 +39,8 @@ def services_of(
         services, doubts = predicted_services(pipeline.dnns, predictor, target, pipeline.workers, image)
         if not doubts:
             return services, ()
-    return measure_services(pipeline.tasks, engines_of(config, pipeline), image, frames), doubts
+    services = measure_services(pipeline.tasks, engines_of(config, pipeline), image, pipeline.workers, frames)
+    return services, doubts
 
 
 def demands_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,14 +59,17 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | No
     return Trees(corrects=corrects, base=base, rate=_RATE, trees=trees)
 
 
-def learn(samples: Sequence[Sample], *, seed: int = 0, **origin: Any) -> Predictor:
+def learn(
+    samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None, **origin: Any
+) -> Predictor:
     """The best regressor by held-out models, layers and wholes counting alike, with its scores and provenance.
 
-    All samples must be of one device, backend and precision, and of two models at least; else ProfileError.
+    All samples must be of one device, backend and precision, and of two models at least; else ProfileError. progress:
+    called after each group that was held out.
     """
     rows = usable(samples)
     setting = rows[0].setting
-    scores = compare(rows, seed=seed)
+    scores = compare(rows, seed=seed, progress=progress)
     held_out = scores[0]
     best = min(_REGRESSORS, key=lambda name: held_out.layer[name] + held_out.whole[name])
     model = _REGRESSORS[best](rows, seed)
@@ -95,7 +99,10 @@ def learn(samples: Sequence[Sample], *, seed: int = 0, **origin: Any) -> Predict
 
 
 def usable(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples that can be learnt from together; ProfileError where they cannot."""
+    """Samples that can be learnt from together; ProfileError where they cannot.
+
+    Tables of one device may have found different limits; the greatest are the device's.
+    """
     rows = known_layers(samples)
     if not rows:
         raise ProfileError("the table has no layer that takes time")
@@ -106,10 +113,12 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
     models = {sample.model for sample in rows}
     if len(models) < 2:
         raise ProfileError(f"the table is of one model, {', '.join(models)}; to hold one out it takes two")
-    return rows
+    flops = max(sample.setting.flops_per_s for sample in rows)
+    moved = max(sample.setting.bytes_per_s for sample in rows)
+    return [replace(row, setting=replace(row.setting, flops_per_s=flops, bytes_per_s=moved)) for row in rows]
 
 
-def compare(samples: Sequence[Sample], *, seed: int = 0) -> list[Scores]:
+def compare(samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None) -> list[Scores]:
     """The regressors and both baselines: without load, models held out; under load, models, then levels held out.
 
     Errors are medians over layers of |predicted - measured| / measured, and over (model, load) of the same for the sum
@@ -122,13 +131,13 @@ def compare(samples: Sequence[Sample], *, seed: int = 0) -> list[Scores]:
     }
     alone = [sample for sample in samples if not sample.load.level]
     loaded = [sample for sample in samples if sample.load.level]
-    scores = [_held_out("models, without load", alone, lambda sample: sample.model, fits)]
+    scores = [_held_out("models, without load", alone, lambda sample: sample.model, fits, progress)]
     if loaded:
-        scores.append(_held_out("models, all loads", samples, lambda sample: sample.model, fits, counted=loaded))
+        scores.append(_held_out("models, all loads", samples, lambda sample: sample.model, fits, progress, loaded))
         levels = {sample.load.level for sample in loaded}
         if len(levels) > 1:
             scores.append(
-                _held_out("load levels", samples, lambda sample: str(sample.load.level), fits, counted=loaded)
+                _held_out("load levels", samples, lambda sample: str(sample.load.level), fits, progress, loaded)
             )
     return scores
 
@@ -138,6 +147,7 @@ def _held_out(
     samples: Sequence[Sample],
     group_of: Callable[[Sample], str],
     fits: Mapping[str, Fit],
+    progress: Callable[[], object],
     counted: Sequence[Sample] | None = None,
 ) -> Scores:
     """Each group is predicted from the others. counted: the samples whose errors count; all of them by default."""
@@ -163,6 +173,7 @@ def _held_out(
                 entry[0] += guess
                 entry[1] += sample.ms
             wholes[name] += [abs(guess - ms) / ms for guess, ms in sums.values()]
+        progress()
     return Scores(
         held_out=what,
         layer={name: float(np.median(errors)) for name, errors in layers.items() if errors},

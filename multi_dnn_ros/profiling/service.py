@@ -40,42 +40,68 @@ class Service:
     crowded_ms: float
 
 
+@dataclass(frozen=True)
+class _Saturated:
+    """A DNN that always had a frame. frame_ms: mean, waits for a worker not counted. hz: frames served a second."""
+
+    frame_ms: float
+    hz: float
+
+
 def measure_services(
-    tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, frames: int = 20
+    tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, workers: int, frames: int = 20
 ) -> dict[str, Service]:
-    """Each DNN by itself, then all at once for as long; medians of `frames` frames."""
-    alone = {task.name: _saturate([task], make_engine, image, frames)[task.name] for task in tasks}
-    crowded = _saturate(tasks, make_engine, image, frames) if len(tasks) > 1 else alone
-    return {name: Service(ms, max(ms, crowded[name])) for name, ms in alone.items()}
+    """Each DNN by itself, then all at once, until each has served `frames` frames.
+
+    Alone, a frame costs what passes from one to the next. Among more DNNs than workers, costs are such that what was
+    served fills the workers: decoding beside them, and whatever else holds them up, is in that.
+    """
+    alone = {task.name: 1e3 / _saturate([task], make_engine, image, frames)[task.name].hz for task in tasks}
+    if len(tasks) == 1:
+        return {name: Service(ms, ms) for name, ms in alone.items()}
+    crowd = _saturate(tasks, make_engine, image, frames)
+    if len(tasks) <= workers:
+        return {name: Service(alone[name], max(alone[name], 1e3 / of.hz)) for name, of in crowd.items()}
+    filled = sum(of.hz * of.frame_ms / 1e3 for of in crowd.values()) / workers
+    return {name: Service(alone[name], of.frame_ms / filled) for name, of in crowd.items()}
 
 
-def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, frames: int) -> dict[str, float]:
-    """Milliseconds of a frame of each while all of them always have one."""
+def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, frames: int) -> dict[str, _Saturated]:
+    """Every result brings the next frame, so that no DNN waits for one and nobody else uses the device."""
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
+    ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
     served = threading.Event()
-    counted = threading.Lock()
 
     def on_result(result: Result) -> None:
         timing = result.timing
-        with counted:
-            times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / 1e6)
-            if all(len(of) >= frames for of in times.values()):
-                served.set()
+        times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / 1e6)
+        ends_ns[result.dnn].append(timing.finished_ns)
+        if all(len(of) > frames for of in times.values()):
+            served.set()
+        else:
+            engine.offer(Frame("load", 0, lambda: image))
 
     engine = make_engine([replace(task, cameras=("load",), max_age_ns=None) for task in tasks], on_result)
     engine.start()
     try:
         end = time.monotonic() + _TIMEOUT_S
-        # Offered often enough that no DNN waits for a frame: one is always in the mailbox.
-        while not served.wait(0.001):
-            engine.offer(Frame("load", 0, lambda: image))
+        engine.offer(Frame("load", 0, lambda: image))
+        while not served.wait(0.2):
             if engine.statistics().disabled:
                 raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
             if time.monotonic() > end:
                 raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
+            engine.offer(Frame("load", 0, lambda: image))  # a frame that failed brought no other one
     finally:
         engine.stop(10.0)
-    return {name: statistics.median(of[:frames]) for name, of in times.items()}
+    # While all were at it: from the last of the first results to the first of the last ones.
+    begin_ns, end_ns = max(of[0] for of in ends_ns.values()), min(of[-1] for of in ends_ns.values())
+    found = {}
+    for name, ends in ends_ns.items():
+        inside = [place for place, at in enumerate(ends) if begin_ns < at <= end_ns]
+        ms = statistics.fmean(times[name][place] for place in inside) if inside else times[name][-1]
+        found[name] = _Saturated(ms, max(1, len(inside)) * 1e9 / max(1, end_ns - begin_ns))
+    return found
 
 
 def lost_frames(

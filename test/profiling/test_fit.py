@@ -155,17 +155,21 @@ def engine(of, on_result) -> Engine:
 
 
 def test_services_are_measured_in_the_engine() -> None:
-    services = measure_services(tasks(("lane", 3.0), ("object", 9.0)), engine, IMAGE, frames=5)
+    services = measure_services(tasks(("lane", 3.0), ("object", 9.0)), engine, IMAGE, 2, frames=5)
     assert services["lane"].alone_ms >= 3.0
     assert services["object"].alone_ms >= 9.0
     assert all(of.crowded_ms >= of.alone_ms for of in services.values())
+    three = [(f"dnn{number}", 10.0) for number in range(3)]
+    crowded = measure_services(tasks(*three), engine, IMAGE, 2, frames=5)
+    # Two workers that each wait 10 ms serve at most 200 frames a second, all DNNs together.
+    assert all(of.crowded_ms >= 9.0 for of in crowded.values())
 
     def broken(carried):
         raise RuntimeError("sofa")
 
     (task,) = tasks(("lane", 0.0))
     with pytest.raises(ProfileError, match="a DNN failed while it was measured"):
-        measure_services([dataclasses.replace(task, stages=(broken,))], engine, IMAGE, frames=5)
+        measure_services([dataclasses.replace(task, stages=(broken,))], engine, IMAGE, 2, frames=5)
 
 
 def test_what_is_served_and_what_is_not() -> None:
