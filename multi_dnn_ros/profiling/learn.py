@@ -15,7 +15,7 @@ import numpy as np
 
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.features import Matrix, Question, linear_features, tree_features
-from multi_dnn_ros.profiling.predictor import Linear, Predictor, Scores, Tree, Trees, base_ms, ranges_of
+from multi_dnn_ros.profiling.predictor import Linear, Predictor, Scores, Tree, Trees, base_ms, seen_in
 from multi_dnn_ros.profiling.profile import ProfileError
 from multi_dnn_ros.profiling.samples import Sample, known_layers
 
@@ -84,7 +84,7 @@ def learn(
         cores=setting.cores,
         flops_per_s=setting.flops_per_s,
         bytes_per_s=setting.bytes_per_s,
-        seen=ranges_of(rows),
+        seen=seen_in(rows),
         loads=dict(loads),
         model=model,
         scores=tuple(scores),

@@ -37,9 +37,13 @@ _MOST_BYTES = 64 << 20
 _SLACK = 1.5
 #: Times below the clock's resolution are no base for anything.
 _LEAST_MS = 1e-3
-#: Sizes whose ranges are kept, by kind of layer.
-_SIZES = ("flops", "bytes_read", "bytes_written")
+#: How far from every layer that was seen one may lie, in each of its sizes: a factor. Within all ranges there are
+#: combinations, such as many pixels with many channels, that nothing was learnt of.
+_NEAR = 2.0
+#: Sizes by which a layer is known, for each kind.
+_SIZES = ("flops", "bytes_read", "bytes_written", "pixels")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=0)]
 
 
 class _Part(BaseModel):
@@ -130,10 +134,10 @@ def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
 
 
 class Seen(_Part):
-    """What was learnt of one kind of layer. ranges: least and greatest of its sizes."""
+    """What was learnt of one kind of layer. sizes: flops, bytes read and written, pixels of each different layer."""
 
     samples: int = Field(ge=1)
-    ranges: dict[str, tuple[Annotated[float, Field(ge=0.0)], Annotated[float, Field(ge=0.0)]]]
+    sizes: tuple[tuple[Size, Size, Size, Size], ...] = Field(min_length=1, max_length=100_000)
 
 
 class Scores(_Part):
@@ -207,13 +211,17 @@ class Predictor(_Part):
         seen = self.seen.get(counts.kind)
         if seen is None:
             return [f"it has seen no {counts.kind} layer"]
-        doubts = []
-        for name, (low, high) in seen.ranges.items():
-            value = getattr(counts, name, 0)
+        own = [getattr(counts, name) for name in _SIZES]
+        for name, value, values in zip(_SIZES, own, zip(*seen.sizes, strict=True), strict=True):
+            low, high = min(values), max(values)
             if not low / _SLACK <= value <= high * _SLACK:
                 what = name.replace("_", " ")
-                doubts.append(f"a {counts.kind} layer of {value:,} {what}; it has seen {low:,.0f} to {high:,.0f}")
-        return doubts[:1]
+                return [f"a {counts.kind} layer of {value:,} {what}; it has seen {low:,} to {high:,}"]
+        apart = np.abs(np.log1p(np.array(own)) - np.log1p(np.array(seen.sizes))).max(axis=1).min()
+        if apart > np.log(_NEAR):
+            listed = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in zip(_SIZES, own, strict=True))
+            return [f"a {counts.kind} layer of {listed}; it has seen none within a factor of {_NEAR:g} of that"]
+        return []
 
 
 def predicted_costs(
@@ -239,20 +247,14 @@ def layers_of(traced: Traced) -> list[LayerShape]:
     return describe(traced, stage.layers)
 
 
-def ranges_of(samples: Sequence[Sample]) -> dict[str, Seen]:
+def seen_in(samples: Sequence[Sample]) -> dict[str, Seen]:
     """What a set of samples teaches, by kind of layer."""
     seen = {}
     for kind in KINDS:
         own = [sample.counts for sample in samples if sample.counts.kind == kind]
         if own:
-            ranges = {
-                name: (
-                    float(min(getattr(counts, name) for counts in own)),
-                    float(max(getattr(counts, name) for counts in own)),
-                )
-                for name in _SIZES
-            }
-            seen[kind] = Seen(samples=len(own), ranges=ranges)
+            sizes = sorted({tuple(getattr(counts, name) for name in _SIZES) for counts in own})
+            seen[kind] = Seen(samples=len(own), sizes=tuple(sizes))
     return seen
 
 

@@ -31,6 +31,7 @@ from multi_dnn_ros.profiling.learn import (
 from multi_dnn_ros.profiling.measure import trace_for
 from multi_dnn_ros.profiling.predictor import (
     Predictor,
+    Seen,
     layers_of,
     predicted_costs,
     read_predictor,
@@ -199,7 +200,7 @@ def test_a_table_that_teaches_nothing_is_refused() -> None:
 def taught() -> Predictor:
     """By layers like those of `Small`, of 4 to 16 channels."""
     rows = []
-    for channels in (2, 4, 16):
+    for channels in (2, 4, 6, 16):
         for shape in layers_of(trace_for(Small(channels), SHAPE, target())):
             counts = LayerCounts.of(shape)
             for load in (Load(), Load("dnn", 1), Load("dnn", 2)):
@@ -230,6 +231,10 @@ def test_the_predictor_says_what_it_does_not_know(taught: Predictor) -> None:
     assert doubts(Small(8), Load("dnn", 2), target()) == ""
     assert "it has seen no interpolation layer" in doubts(torch.nn.Upsample(scale_factor=2.0))
     assert "it has seen" in doubts(Small(512))
+    corners = Seen(samples=2, sizes=((10, 10, 10, 10), (10**8, 10**8, 10**8, 10**8)))
+    apart = predictor.model_copy(update={"seen": {"convolution": corners}})
+    (doubt,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).doubts
+    assert "it has seen none within a factor of 2" in doubt  # within each range, beside everything
     assert "a load of 9 x dnn is more than the 2" in doubts(Small(8), Load("dnn", 9))
     assert "a load of 1 x memory is more than the 0" in doubts(Small(8), Load("memory", 1))
     assert "made with backend eager, this is torchscript" in doubts(Small(8), at=target("torchscript"))
