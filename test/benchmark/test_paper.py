@@ -211,6 +211,7 @@ def test_what_happens_to_a_process_is_told(tmp_path: Path) -> None:
     assert not process.is_alive()
 
 
+@pytest.mark.timeout(600)
 def test_paper_through_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,14 +402,14 @@ def test_a_condition_that_fails_is_left_out_and_said(asked: list[str]) -> None:
 def test_results_are_shown_together_when_they_are_comparable(tmp_path: Path, asked: list[str]) -> None:
     origin = {"scenario": "paper", "command": "c", "machine": {"cpu": "a", "gpu": None}, "versions": {"torch": "2"}}
     files = []
-    for dnns in ("vgg16_x1", "alexnet_x6"):
+    for dnns in ("squeezenet1_0_x1", "squeezenet1_0_x6"):
         plan = replace(PLAN, sets=(SETS[dnns],), repeats=1)
         content = {**origin, **measure(plan, {}, lambda content: None, lambda text: None)}
         files.append(tmp_path / f"{dnns}.json")
         files[-1].write_text(json.dumps(content))
     output = tmp_path / "all.json"
     assert main(["benchmark", "paper-report", *map(str, files), "--output", str(output)]) == 0
-    assert list(json.loads(output.read_text())["sets"]) == ["vgg16_x1", "alexnet_x6"]
+    assert list(json.loads(output.read_text())["sets"]) == ["squeezenet1_0_x1", "squeezenet1_0_x6"]
     assert output.with_suffix(".png").exists()
     other = json.loads(files[1].read_text())
     files[1].write_text(json.dumps({**other, "settings": {**other["settings"], "sms": 16}}))
