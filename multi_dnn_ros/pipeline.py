@@ -8,16 +8,18 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage
-from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.inductor import Inductor
+from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
+from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
+from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
@@ -58,14 +60,23 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
     dnns: dict[str, Dnn] = {}
     tasks: list[DnnTask] = []
+    levels = stream_priorities(settings.priority for settings in config.dnns.values())
     shortage = ""
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
         begin, allocated = time.perf_counter(), _allocated(device)
         cameras = _cameras_of(name, settings, config)
         try:
             dnns[name] = load_dnn(name, settings)
-            backend = choose_backend(settings.backend, device, settings.precision, dnn=name, progress=progress)
-            tasks.append(make_task(dnns[name], settings, cameras, backend, device))
+            stream_priority = levels[settings.priority]
+            backend = choose_backend(
+                settings.backend,
+                device,
+                settings.precision,
+                dnn=name,
+                progress=progress,
+                stream_priority=stream_priority,
+            )
+            tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -79,6 +90,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
             f"{len(tasks[-1].stages)} jobs after {time.perf_counter() - begin:.1f} s"
         )
+    end_compiler_processes()
     if shortage:  # told from here, where the error, and the memory that its frames hold, is gone
         dnns.clear()
         tasks.clear()
@@ -89,32 +101,51 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
 
 
 def make_task(
-    dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend, device: torch.device
+    dnn: Dnn,
+    settings: DnnConfig,
+    cameras: tuple[str, ...],
+    backend: Backend,
+    device: torch.device,
+    stream_priority: int = 0,
 ) -> DnnTask:
-    """Cut one DNN into its jobs and make them ready."""
+    """Cut one DNN into its jobs and make them ready. stream_priority: of the CUDA stream for capturing."""
 
-    def prepare(module: torch.nn.Module, alone: AbstractContextManager[None]) -> tuple[Stage, ...]:
+    def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
         inputs = dnn.example_inputs()
         stages = cut(module, inputs, settings.jobs, fold_batch_norm=True)
         with alone, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            return backend.prepare(stages, inputs, device)
+            ready = backend.prepare(stages, inputs, device)
+            graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
+        return DnnTask(
+            name=dnn.name,
+            cameras=cameras,
+            preprocess=graph or dnn.preprocess,
+            stages=ready,
+            decode=dnn.decoder,
+            priority=settings.priority,
+            deadline_ns=milliseconds(settings.deadline_ms) or None,
+            max_age_ns=milliseconds(settings.max_age_ms) or None,
+            rebuild=rebuild,
+            specialize=graph.specialize if graph else None,
+            in_place=graph is not None,
+        )
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
         # Weights come from their file again: those on the device may be what is broken.
-        return replace(task, stages=prepare(load_dnn(dnn.name, settings).module, alone))
+        task = made(load_dnn(dnn.name, settings).module, alone)
+        end_compiler_processes()
+        return task
 
-    task = DnnTask(
-        name=dnn.name,
-        cameras=cameras,
-        preprocess=dnn.preprocess,
-        stages=prepare(dnn.module, contextlib.nullcontext()),
-        decode=dnn.decoder,
-        priority=settings.priority,
-        deadline_ns=milliseconds(settings.deadline_ms) or None,
-        max_age_ns=milliseconds(settings.max_age_ms) or None,
-        rebuild=rebuild,
-    )
-    return task
+    return made(dnn.module, contextlib.nullcontext())
+
+
+def _preprocess_graph(
+    dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device, stream_priority: int
+) -> PreprocessGraph | None:
+    """Preprocessing that writes where the first job reads, if that is captured and parameters want it so."""
+    if not settings.capture_preprocess or not isinstance(first, Captured):
+        return None
+    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device, stream_priority))
 
 
 def _allocated(device: torch.device) -> int:
@@ -141,11 +172,12 @@ def choose_backend(
     *,
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
+    stream_priority: int = 0,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
-    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
-    on this device.
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. stream_priority: of the CUDA
+    stream for capturing. ConfigError where it cannot run on this device.
     """
     name = backend_name(name, device, dnn)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
@@ -161,13 +193,13 @@ def choose_backend(
     if name == "eager":
         backend = Eager()
     elif name == "torchscript":
-        backend = TorchScript(tolerance)
+        backend = TorchScript(tolerance, dnn)
     elif name == "inductor":
         backend = Inductor(dnn, progress, tolerance)
     else:
-        backend = CudaGraph(tolerance)
+        backend = CudaGraph(tolerance, stream_priority=stream_priority, dnn=dnn)
     if name == "inductor" and device.type == "cuda":
-        backend = CudaGraph(tolerance, kernels=backend)
+        backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority, dnn=dnn)
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 

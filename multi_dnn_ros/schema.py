@@ -85,6 +85,11 @@ class DnnConfig(_Section):
         description="Numbers that its layers compute in; auto: float32, whose convolutions PyTorch rounds to TF32 on a "
         "GPU; fp32: without that; tf32: matrix products too. On a CPU: auto, fp32, bf16.",
     )
+    capture_preprocess: bool = Field(
+        False,
+        description="With captured jobs, on a GPU: preprocessing is captured too, for each size of images after the "
+        "first frame of it. No effect elsewhere.",
+    )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(
         0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME
@@ -94,7 +99,11 @@ class DnnConfig(_Section):
     )
     max_detections: int = Field(100, ge=1, le=10_000, description="Most boxes a frame.", json_schema_extra=RUNTIME)
     priority: int = Field(
-        0, ge=-100, le=100, description="Higher goes first under the priority policy.", json_schema_extra=RUNTIME
+        0,
+        ge=-100,
+        le=100,
+        description="Higher goes first under the priority policy; on a GPU its CUDA streams do under every policy.",
+        json_schema_extra=RUNTIME,
     )
     deadline_ms: float = Field(
         0.0, ge=0.0, le=3_600_000.0, description="End-to-end deadline from arrival; 0: none.", json_schema_extra=RUNTIME

@@ -31,11 +31,17 @@ class CudaGraph:
     itself, so all of it happens while configuring.
 
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
-    kernels: the backend whose stages are captured; None: eager.
+    kernels: the backend whose stages are captured; None: eager. stream_priority: of the stream they are captured on,
+    which a graph's kernels keep wherever it is launched (PyTorch 2.10 and newer; before, that of the launching stream
+    counts). dnn: its name, for the log.
     """
 
-    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None) -> None:
+    def __init__(
+        self, tolerance: float = 1e-2, *, kernels: Backend | None = None, stream_priority: int = 0, dnn: str = ""
+    ) -> None:
         self._tolerance = tolerance
+        self._stream_priority = stream_priority
+        self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
@@ -50,27 +56,29 @@ class CudaGraph:
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.current_stream(device)
         if stream == torch.cuda.default_stream(device):
-            stream = torch.cuda.Stream(device)
+            stream = torch.cuda.Stream(device, priority=self._stream_priority)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)
             for index, stage in enumerate(uncaptured):
                 try:
                     # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
-                    before = ready[-1].outputs if ready and isinstance(ready[-1], _Captured) else None
-                    ready.append(_Captured(stage, carried, before, pool, stream, self._tolerance))
+                    before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
+                    ready.append(Captured(stage, carried, before, pool, stream, self._tolerance))
                 except Exception as error:  # whatever else capturing raises, eager runs it
                     if is_out_of_memory(error):
                         raise
                     torch.cuda.synchronize(device)
-                    log.warning("job %d runs eager, as it cannot be captured: %s", index, reason_of(error))
+                    log.warning(
+                        "job %d of %s runs eager, as it cannot be captured: %s", index, self._dnn, reason_of(error)
+                    )
                     ready.append(stage)
                 carried = ready[-1](carried)
             torch.cuda.synchronize(device)
         return tuple(ready)
 
 
-class _Captured:
+class Captured:
     """A stage as one graph. inputs, outputs: where it reads and writes.
 
     before: outputs of the captured stage in front of it, which are its inputs.

@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -57,30 +58,27 @@ class Inductor:
         _choose_cache()
         ready: list[Stage] = []
         forecast = _Forecast([_operations(stage) for stage in stages])
-        try:
-            carried = tuple(tensor.to(device) for tensor in probe(inputs))
-            for index, stage in enumerate(eager):
-                with torch.inference_mode():
-                    expected = stage(carried)
-                place = f"job {index + 1} of {len(stages)} of {self._dnn}"
-                self._progress(f"compiling {place} for {device}{forecast.of(index)}")
-                begin = time.perf_counter()
-                try:
-                    ready.append(_compiled(stage, carried, expected, self._tolerance))
-                except Exception as error:  # whatever else a compiler raises, eager kernels run it
-                    if is_out_of_memory(error):
-                        raise
-                    log.warning(
-                        "job %d of %s keeps its eager kernels, as Inductor fails: %s",
-                        index, self._dnn, reason_of(error),
-                    )  # fmt: skip
-                    ready.append(stage)
-                forecast.took(index, time.perf_counter() - begin)
-                self._progress(f"compiled {place} after {time.perf_counter() - begin:.1f} s")
-                with torch.inference_mode():
-                    carried = ready[-1](carried)  # the next job is compiled for what lies in memory as it will
-        finally:
-            _end_compiler_processes()
+        carried = tuple(tensor.to(device) for tensor in probe(inputs))
+        for index, stage in enumerate(eager):
+            with torch.inference_mode():
+                expected = stage(carried)
+            place = f"job {index + 1} of {len(stages)} of {self._dnn}"
+            self._progress(f"compiling {place} for {device}{forecast.of(index)}")
+            begin = time.perf_counter()
+            try:
+                ready.append(_compiled(stage, carried, expected, self._tolerance))
+            except Exception as error:  # whatever else a compiler raises, eager kernels run it
+                if is_out_of_memory(error):
+                    raise
+                log.warning(
+                    "job %d of %s keeps its eager kernels, as Inductor fails: %s", index, self._dnn, reason_of(error)
+                )
+                ready.append(stage)
+            taken_s = time.perf_counter() - begin
+            forecast.took(index, taken_s)
+            self._progress(f"compiled {place} after {taken_s:.1f} s")
+            with torch.inference_mode():
+                carried = ready[-1](carried)  # the next job is compiled for what lies in memory as it will
         return tuple(ready)
 
 
@@ -101,7 +99,8 @@ def cache_directory() -> Path:
     """Where compiled kernels are kept: $TORCHINDUCTOR_CACHE_DIR, else multi_dnn_ros/inductor in the user's cache.
 
     Inductor finds them by a hash of the graph with its types and shapes, the device, its options and the versions of
-    PyTorch and Triton, so that another model, GPU, release or precision is compiled anew.
+    PyTorch and Triton, so that another model, GPU, release or precision is compiled anew. On a CPU it finds compiled
+    C++ only, and makes the graph around it again: weights packed for oneDNN cannot be kept.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -193,8 +192,8 @@ def _operations(stage: Any) -> int:
     return sum(len(graph.graph.nodes) for graph in graphs) or 1
 
 
-def _end_compiler_processes() -> None:
+def end_compiler_processes() -> None:
     """Inductor compiles in processes of its own, which would live, and hold their memory, as long as this one."""
-    from torch._inductor.async_compile import shutdown_compile_workers
-
-    shutdown_compile_workers()
+    compiler = sys.modules.get("torch._inductor.async_compile")
+    if compiler is not None:
+        compiler.shutdown_compile_workers()

@@ -65,12 +65,13 @@ def allowed_precisions(device_type: str, backend: str, capability: tuple[int, in
     """Names of the precisions that jobs can have there.
 
     backend: its name, not `auto`. capability: of the GPU. Whether products are rounded to TF32 is a setting of the
-    whole process: it can differ between DNNs only where it is decided once, when a graph is captured.
+    whole process: it can differ between DNNs only where it is decided once, when a graph is captured (a job that cannot
+    be captured computes as the process is set).
     """
     if device_type != "cuda":
         return ("auto", "fp32", "bf16")
     ampere = capability is not None and capability >= AMPERE
-    captured = backend != "eager"
+    captured = backend in ("cuda_graph", "inductor")
     names = {"auto": True, "fp32": captured, "tf32": captured and ampere, "fp16": True, "bf16": ampere}
     return tuple(name for name, possible in names.items() if possible)
 
@@ -102,7 +103,7 @@ class InPrecision:
         cast: list[nn.Module] = []
         converted: dict[int, torch.Tensor] = {}  # a weight that two stages share is still one afterwards
         carried = tuple(tensor.cpu() for tensor in inputs)
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
             for index, stage in enumerate(stages):
                 expected = stage(carried)
                 try:

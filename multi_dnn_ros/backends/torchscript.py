@@ -15,6 +15,7 @@ import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.device_errors import reason_of
 from multi_dnn_ros.backends.eager import Eager
 
 log = logging.getLogger(__name__)
@@ -26,11 +27,12 @@ _WARM_UP_CALLS = 3
 class TorchScript:
     """Runs each stage as a frozen script; a stage that cannot be scripted, or computes otherwise then, stays eager.
 
-    tolerance: largest error of a stage, relative to the scale of its results.
+    tolerance: largest error of a stage, relative to the scale of its results. dnn: its name, for the log.
     """
 
-    def __init__(self, tolerance: float = 1e-4) -> None:
+    def __init__(self, tolerance: float = 1e-4, dnn: str = "") -> None:
         self._tolerance = tolerance
+        self._dnn = dnn or "the DNN"
 
     def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
         """Move to `device`, script, compare with eager results on `inputs`, warm up."""
@@ -43,8 +45,10 @@ class TorchScript:
                 try:
                     ready.append(_scripted(stage, carried, expected, self._tolerance))
                 except Exception as error:  # whatever a tracer raises, eager runs it
-                    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    log.warning("job %d runs eager, as TorchScript does not take it: %s", index, reason)
+                    log.warning(
+                        "job %d of %s runs eager, as TorchScript does not take it: %s",
+                        index, self._dnn, reason_of(error),
+                    )  # fmt: skip
                     ready.append(stage)
                 carried = expected
         return tuple(ready)

@@ -25,6 +25,9 @@ Report = TypeVar("Report")
 #: Drops that are the DNN's own doing; so many of them in a row take it out.
 FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
+#: Sizes of images that one DNN's preprocessing is specialized for, at most; a camera has one, or few.
+_MOST_SIZES = 16
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -86,6 +89,7 @@ class DnnThread(threading.Thread):
         self._ready: torch.cuda.Event | None = None  # of the frame that was through last
         self._failures = 0
         self._rebuilt = False
+        self._sizes: set[tuple[int, int]] = set()  # that preprocessing was specialized for
         self._disabled: str | None = None
         self._closed = False
 
@@ -185,6 +189,7 @@ class DnnThread(threading.Thread):
                     self.done(inference)
             if finished is not None:
                 self._settle(finished)
+                self._specialize(finished)
             # Nothing of a frame may live on while this thread waits.
             finished = frame = inference = None
 
@@ -304,6 +309,21 @@ class DnnThread(threading.Thread):
             waiting = self._take_out(f"taken out after {self._failures} failures in a row; the last: {message}")
         return Failure(self.task.name, message, self._failures, self._disabled is not None), waiting
 
+    def _specialize(self, inference: Inference) -> None:
+        """Once for each size of images, after a frame of it came through; what fails then is only told."""
+        specialize = self.task.specialize
+        if specialize is None or inference.lost is not None or self._closed or len(self._sizes) == _MOST_SIZES:
+            return
+        height, width = inference.frame.image().shape[:2]
+        if (height, width) in self._sizes:
+            return
+        self._sizes.add((height, width))
+        try:
+            with self._queue.held():
+                specialize((height, width))
+        except Exception as error:
+            log.warning("DNN %s: images of %d x %d are not specialized for: %s", self.task.name, width, height, error)
+
     def _take_out(self, why: str) -> list[Frame]:
         """Returns the frames that wait in vain now, counted already."""
         self._disabled = why
@@ -329,8 +349,15 @@ class DnnThread(threading.Thread):
                 waiting = self._take_out(why)
                 self._wake.notify_all()
                 return Failure(self.task.name, message, self._failures, disabled=True), waiting
-            self.task = replace(self.task, preprocess=fresh.preprocess, stages=fresh.stages)
+            self.task = replace(
+                self.task,
+                preprocess=fresh.preprocess,
+                stages=fresh.stages,
+                specialize=fresh.specialize,
+                in_place=fresh.in_place,
+            )
             self._ready = None
+            self._sizes.clear()
         return Failure(self.task.name, message, self._failures, disabled=False, rebuilt=True), []
 
     def _tell_drop(self, frame: Frame, reason: DropReason, message: str) -> None:

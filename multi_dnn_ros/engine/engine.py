@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import Callbacks, DnnThread, Failure, Limits
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.policies import Policy, make_policy
@@ -24,12 +25,14 @@ class Engine:
     """Runs the tasks on every frame it is offered.
 
     Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
-    Kim 2022, section 3.2).
+    Kim 2022, section 3.2). Where the priorities of DNNs differ, a worker has a stream for each, and the GPU itself lets
+    the more important one go first.
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row after which a DNN is taken out. in_flight: frames of a DNN under way at once.
-    clock: nanoseconds, monotonic. make_stream: of each worker on a GPU, such as one on a share of its SMs.
+    clock: nanoseconds, monotonic. make_stream: of a worker on a GPU, by its CUDA priority, such as
+    one on a share of the SMs.
 
     An engine starts once and stops once.
     """
@@ -49,7 +52,7 @@ class Engine:
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
-        make_stream: Callable[[], torch.cuda.Stream] | None = None,
+        make_stream: Callable[[int], torch.cuda.Stream] | None = None,
     ) -> None:
         _check(tasks, workers, in_flight)
         self._clock = clock
@@ -58,7 +61,10 @@ class Engine:
         limits = Limits(in_flight=in_flight, max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
-        self._workers = [Worker(number, self._queue, device, make_stream) for number in range(workers)]
+        self._order_streams()
+        self._workers = [
+            Worker(number, self._queue, device, self._stream_priority, make_stream) for number in range(workers)
+        ]
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -92,6 +98,7 @@ class Engine:
     ) -> None:
         """Change a DNN's settings while it runs; None keeps, 0 means no deadline or no maximum age."""
         self._dnns[dnn].update(priority, deadline_ns, max_age_ns)
+        self._order_streams()
 
     def statistics(self) -> Statistics:
         streams, disabled = {}, {}
@@ -131,6 +138,12 @@ class Engine:
         for thread in threads:  # those that only waited for what was abandoned end at once
             thread.join(0.1 if thread in self._dnns.values() else 0.0)
         return [thread.name for thread in threads if thread.is_alive()]
+
+    def _order_streams(self) -> None:
+        self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())
+
+    def _stream_priority(self, dnn_priority: int) -> int:
+        return self._stream_priorities.get(dnn_priority, 0)  # a frame may have begun before its DNN's priority changed
 
     def _serving(self, camera: str) -> list[DnnThread]:
         dnns = [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]

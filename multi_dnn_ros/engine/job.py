@@ -90,6 +90,8 @@ class Job:
         stream = torch.cuda.current_stream(device)
         if self.index == 0:
             before = now()
+            if inference.ready is not None and inference.task.in_place:
+                stream.wait_event(inference.ready)
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
         else:

@@ -60,7 +60,8 @@ class JobQueue:
         """The caller is through with the job that it got."""
         with self._filled:
             self._running -= 1
-            self._calm.notify_all()
+            if self._held:
+                self._calm.notify_all()
 
     @contextlib.contextmanager
     def held(self, timeout_s: float = HOLD_TIMEOUT_S) -> Iterator[None]:

@@ -28,6 +28,9 @@ class DnnTask:
     no deadline. max_age_ns: a frame that waited longer is dropped; None: never.
     rebuild: the same task with stages made anew, after the device failed under these; what wants the device to itself
     is done inside the context that it is given. None: a failing device counts as any other failure.
+    specialize: called once with each (height, width) of images that came through, while no job runs, to make
+    preprocessing faster for it. in_place: preprocessing writes where the stages read, so that it may begin only when
+    the frame before is through.
     """
 
     name: str
@@ -39,6 +42,8 @@ class DnnTask:
     deadline_ns: int | None = None
     max_age_ns: int | None = None
     rebuild: Callable[[AbstractContextManager[None]], DnnTask] | None = None
+    specialize: Callable[[tuple[int, int]], None] | None = None
+    in_place: bool = False
 
 
 class DropReason(str, Enum):

@@ -1,14 +1,14 @@
-"""A thread that runs jobs, on a CUDA stream of its own."""
+"""A thread that runs jobs, on CUDA streams of its own."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.stream_priority import Streams
 from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.engine.job import Inference, Job
 from multi_dnn_ros.engine.queue import JobQueue
@@ -18,9 +18,9 @@ from multi_dnn_ros.engine.task import DropReason
 class Worker(threading.Thread):
     """Takes jobs until the queue is closed. A job that raises loses its frame and nothing else.
 
-    make_stream: makes the CUDA stream in the worker's own thread; None: an ordinary one of the device.
-
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
+    stream_priority: of the CUDA stream for jobs of a DNN priority. make_stream: a stream of that priority, made in the
+    worker's own thread; None: an ordinary one of the device.
     """
 
     def __init__(
@@ -28,16 +28,20 @@ class Worker(threading.Thread):
         number: int,
         queue: JobQueue,
         device: torch.device,
-        make_stream: Callable[[], torch.cuda.Stream] | None = None,
+        stream_priority: Callable[[int], int] = lambda priority: 0,
+        make_stream: Callable[[int], torch.cuda.Stream] | None = None,
     ) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
+        self._stream_priority = stream_priority
         self._make_stream = make_stream
+        self._streams: Streams[torch.cuda.Stream] | None = None
 
     def run(self) -> None:
         # Gradient mode, device and stream are per thread in PyTorch.
-        with torch.inference_mode(), _own_stream(self._device, self._make_stream):
+        with torch.inference_mode():
+            self._streams = _own_streams(self._device, self._make_stream)
             while (job := self._queue.get()) is not None:
                 try:
                     self._run(job)
@@ -49,6 +53,8 @@ class Worker(threading.Thread):
         inference = job.inference
         if inference.lost is None:
             try:
+                if self._streams is not None:
+                    self._streams.enter(self._stream_priority(inference.priority))
                 job.run(self._device)
             except FrameError as error:
                 inference.lost = (DropReason.BAD_IMAGE, str(error))
@@ -67,11 +73,10 @@ def hand_over(job: Job, inference: Inference, queue: JobQueue) -> None:
     inference.done(inference)
 
 
-@contextlib.contextmanager
-def _own_stream(device: torch.device, make: Callable[[], torch.cuda.Stream] | None) -> Iterator[None]:
+def _own_streams(
+    device: torch.device, make: Callable[[int], torch.cuda.Stream] | None
+) -> Streams[torch.cuda.Stream] | None:
     if device.type != "cuda":
-        yield
-        return
+        return None
     torch.cuda.set_device(device)
-    with torch.cuda.stream(torch.cuda.Stream(device) if make is None else make()):
-        yield
+    return Streams(make or (lambda priority: torch.cuda.Stream(device, priority=priority)), torch.cuda.set_stream)

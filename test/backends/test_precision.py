@@ -36,6 +36,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         ("cuda", "inductor", (8, 7), "auto fp32 tf32 fp16 bf16"),
         ("cuda", "cuda_graph", (7, 2), "auto fp32 fp16"),
         ("cuda", "eager", (9, 0), "auto fp16 bf16"),
+        ("cuda", "torchscript", (7, 5), "auto fp16"),
     ],
 )
 def test_what_a_device_can_do(device: str, backend: str, capability: tuple, expected: str) -> None:

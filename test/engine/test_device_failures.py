@@ -57,7 +57,7 @@ def test_the_second_time_it_is_taken_out_and_the_others_serve_on(start, recorder
     engine = start(replace(failing(), rebuild=rebuild), task("b", jobs=1), workers=2)
     for number in (1, 2):
         engine.offer(frame())
-        recorder.wait(lambda number=number: len(recorder.failures) == number)
+        recorder.wait(lambda number=number: len(recorder.failures) == number and len(recorder.results) == number)
     engine.offer(frame())
     recorder.wait(lambda: len(recorder.drops) == 3 and len(recorder.results) == 3)
     assert len(rebuilds) == 1

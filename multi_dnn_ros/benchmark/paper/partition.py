@@ -57,12 +57,15 @@ class Partition:
                 self._context = GreenContext.create(sms, device.index or 0)
                 self._streams = itertools.cycle([self._context.Stream() for _ in range(_STREAMS)])
 
-    def make_stream(self) -> torch.cuda.Stream:
-        """A stream on the share, another one each time up to 16; CUDA only. May be called in any thread."""
+    def make_stream(self, priority: int = 0) -> torch.cuda.Stream:
+        """A stream on the share, another one each time up to 16; CUDA only. May be called in any thread.
+
+        priority: CUDA's; streams of a green context have none of their own.
+        """
         if self._context is not None:
             stream: torch.cuda.Stream = next(self._streams)
             return stream
-        return torch.cuda.Stream(self.device)
+        return torch.cuda.Stream(self.device, priority=priority)
 
     def own_stream(self) -> contextlib.AbstractContextManager[Any]:
         """Compute on a stream of the share inside the block; on a CPU nothing changes."""

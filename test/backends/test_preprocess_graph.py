@@ -1,0 +1,77 @@
+"""Captured preprocessing, with a capture that runs the function itself: the GPU's part is in test/gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from multi_dnn_ros.backends.preprocess_graph import MOST_SIZES, PreprocessGraph
+from multi_dnn_ros.models.preprocess import Preprocess
+
+
+class Captures:
+    """Counts captures and replays."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.captures = 0
+        self.replays = 0
+        self._broken = broken
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.captures += 1
+
+        def replay() -> None:
+            self.replays += 1
+            if not self._broken:
+                run()
+
+        return replay
+
+
+def image(height: int, width: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@torch.inference_mode()  # as in the workers
+@pytest.mark.parametrize("fit", ["stretch", "letterbox"])
+def test_a_captured_size_gives_the_same_input_where_the_first_job_reads(fit: str) -> None:
+    preprocess = Preprocess(32, 24, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
+    destination, captures = (torch.zeros(1, 3, 24, 32),), Captures()
+    graph = PreprocessGraph(preprocess, destination, captures)
+    (before,) = graph(image(48, 64))
+    assert before is not destination[0]
+    graph.specialize((48, 64))
+    graph.specialize((48, 64))
+    assert captures.captures == 1
+    assert captures.replays == 1
+    for seed in (1, 2):
+        (result,) = graph(image(48, 64, seed))
+        assert result is destination[0]
+        torch.testing.assert_close(result, preprocess(image(48, 64, seed))[0])
+    (other,) = graph(image(30, 40))
+    torch.testing.assert_close(other, preprocess(image(30, 40))[0])
+    assert captures.replays == 3
+
+
+def test_capturing_leaves_what_the_frame_under_way_still_reads() -> None:
+    destination = (torch.full((1, 3, 4, 4), 7.0),)
+    PreprocessGraph(Preprocess(4, 4), destination, Captures()).specialize((8, 8))
+    assert bool((destination[0] == 7.0).all())
+
+
+def test_a_graph_that_computes_otherwise_is_refused_and_not_used() -> None:
+    destination, preprocess = (torch.zeros(1, 3, 4, 4),), Preprocess(4, 4)
+    graph = PreprocessGraph(preprocess, destination, Captures(broken=True))
+    with pytest.raises(ValueError, match="result 0 is off by"):
+        graph.specialize((8, 8))
+    torch.testing.assert_close(graph(image(8, 8))[0], preprocess(image(8, 8))[0])
+
+
+def test_sizes_are_bounded() -> None:
+    graph = PreprocessGraph(Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures())
+    for number in range(MOST_SIZES):
+        graph.specialize((8, 8 + number))
+    with pytest.raises(ValueError, match="captured already"):
+        graph.specialize((9, 9))

@@ -1,0 +1,35 @@
+"""Stream priorities follow those of the DNNs; that the GPU obeys is for test/gpu."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi_dnn_ros.backends.stream_priority import Streams, stream_priorities
+
+
+@pytest.mark.parametrize(
+    ("dnns", "expected"),
+    [
+        ([0, 0, 0], {0: 0}),
+        ([1, 0, 2, 1], {0: 0, 1: -1, 2: -2}),
+        ([-5, 100], {-5: 0, 100: -1}),
+        ([1, 2, 3, 4, 5, 6], {1: 0, 2: -1, 3: -2, 4: -3, 5: -3, 6: -3}),
+    ],
+)
+def test_the_lowest_has_the_default_and_each_above_goes_before_it(dnns: list[int], expected: dict[int, int]) -> None:
+    assert stream_priorities(dnns) == expected
+
+
+def test_a_worker_makes_each_stream_once_and_changes_only_when_it_must() -> None:
+    made: list[int] = []
+    used: list[str] = []
+
+    def make(priority: int) -> str:
+        made.append(priority)
+        return f"stream {priority}"
+
+    streams = Streams(make, used.append)
+    for priority in (0, 0, -1, 0, 0, -1):
+        streams.enter(priority)
+    assert made == [0, -1]
+    assert used == ["stream 0", "stream -1", "stream 0", "stream -1"]

@@ -1,0 +1,68 @@
+"""Preprocessing that is specialized for the sizes of images that come."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+from engine_fakes import WAIT, Gate, check_accounts, task
+
+from multi_dnn_ros.engine import Frame
+
+
+def sized(height: int, width: int) -> Frame:
+    return Frame("front", 0, lambda: np.zeros((height, width, 3), np.uint8))
+
+
+def test_it_is_told_each_size_once_after_a_frame_of_it(start, recorder):
+    sizes = []
+    engine = start(replace(task("a", jobs=1), specialize=lambda size: sizes.append((size, len(recorder.results)))))
+    for number, (height, width) in enumerate([(4, 6), (4, 6), (2, 3), (4, 6)], start=1):
+        assert engine.submit(sized(height, width), WAIT)
+        recorder.wait(lambda number=number: len(recorder.results) == number)
+    assert engine.wait_idle(WAIT)
+    engine.stop(WAIT)
+    assert sizes == [((4, 6), 1), ((2, 3), 3)]
+    check_accounts(engine)
+
+
+def test_no_job_runs_meanwhile(start, recorder):
+    gate, inside, leave = Gate(), threading.Event(), threading.Event()
+    running = []
+
+    def specialize(size: tuple[int, int]) -> None:
+        inside.set()
+        assert leave.wait(WAIT)
+
+    def on_job(index: int) -> None:
+        running.append(inside.is_set() and not leave.is_set())
+        gate()
+
+    other = task("b", jobs=2, cameras=("rear",), on_job=on_job)
+    engine = start(replace(task("a", jobs=1), specialize=specialize), other, workers=2)
+    engine.offer(Frame("rear", 0, lambda: np.zeros((2, 3, 3), np.uint8)))
+    gate.wait_for_job()
+    engine.offer(sized(4, 6))
+    recorder.wait(lambda: recorder.results)
+    assert not inside.wait(0.05)
+    gate.open()
+    assert inside.wait(WAIT)
+    leave.set()
+    recorder.wait(lambda: len(recorder.results) == 2)
+    assert running == [False, False]
+
+
+def test_one_that_fails_is_told_and_the_dnn_serves_on(start, recorder, caplog):
+    def specialize(size: tuple[int, int]) -> None:
+        raise RuntimeError("cannot be captured")
+
+    engine = start(replace(task("a", jobs=1), specialize=specialize))
+    for number in (1, 2):
+        assert engine.submit(sized(4, 6), WAIT)
+        recorder.wait(lambda number=number: len(recorder.results) == number)
+    engine.stop(WAIT)
+    assert [record.getMessage() for record in caplog.records] == [
+        "DNN a: images of 6 x 4 are not specialized for: cannot be captured"
+    ]
+    assert not recorder.failures
