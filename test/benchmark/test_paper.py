@@ -22,7 +22,7 @@ from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditio
 from multi_dnn_ros.benchmark.paper.crew import Crew, CrewError, DnnReport, Report
 from multi_dnn_ros.benchmark.paper.floor import Rates, floor_of
 from multi_dnn_ros.benchmark.paper.loops import InTurn, ThroughEngine
-from multi_dnn_ros.benchmark.paper.make_ready import Work, dnn_of, make_loop
+from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_loop
 from multi_dnn_ros.benchmark.paper.measure import Plan, blocks_done, estimate_s, measure
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition, check_partition
@@ -96,12 +96,14 @@ def test_networks_are_fit_to_compute_with_and_decomposed_by_structure() -> None:
 
 def test_half_precision_and_channels_last_are_for_gpus() -> None:
     work = Work(CONDITIONS["compile_mp"], (TINY,), "cuda")
-    module, (image,) = dnn_of(TINY, work)
-    assert {parameter.dtype for parameter in module.parameters()} == {image.dtype} == {torch.float16}
-    assert image.is_contiguous(memory_format=torch.channels_last)
+    (whole,) = build(work)
+    assert {weight.dtype for weight in whole.module.parameters()} == {whole.inputs[0].dtype} == {torch.float16}
+    assert whole.inputs[0].is_contiguous(memory_format=torch.channels_last)
+    assert whole.stages == ()
     for other in (replace(work, device="cpu"), replace(work, condition=CONDITIONS["ours_fp16"])):  # its backend casts
-        module, (image,) = dnn_of(TINY, other)
-        assert {parameter.dtype for parameter in module.parameters()} == {image.dtype} == {torch.float32}
+        (built,) = build(other)
+        assert {weight.dtype for weight in built.module.parameters()} == {built.inputs[0].dtype} == {torch.float32}
+        assert len(built.stages) == (0 if other.device == "cpu" else 8)
 
 
 # -- what counts
@@ -176,7 +178,8 @@ def test_a_stage_that_raises_ends_the_run(loop_of: Any) -> None:
 @pytest.mark.parametrize("name", ["ori_mp", "dcomp_mt", "ours_dcomp", "one_thread_graph"])
 def test_every_layout_can_be_made_ready(name: str) -> None:
     networks = (TINY,) * (1 if CONDITIONS[name].layout == "processes" else 2)
-    loop = make_loop(Work(CONDITIONS[name], networks, "cpu", jobs=3))
+    work = Work(CONDITIONS[name], networks, "cpu", jobs=3)
+    loop = make_loop(work, build(work))
     tallies = loop.run(Window.ahead(0.0, 0.05))
     loop.close()
     assert len(tallies) == len(networks)
@@ -208,6 +211,7 @@ def test_what_happens_to_a_process_is_told(tmp_path: Path) -> None:
     assert not process.is_alive()
 
 
+@pytest.mark.timeout(600)
 def test_paper_through_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,14 +402,14 @@ def test_a_condition_that_fails_is_left_out_and_said(asked: list[str]) -> None:
 def test_results_are_shown_together_when_they_are_comparable(tmp_path: Path, asked: list[str]) -> None:
     origin = {"scenario": "paper", "command": "c", "machine": {"cpu": "a", "gpu": None}, "versions": {"torch": "2"}}
     files = []
-    for dnns in ("vgg16_x1", "alexnet_x6"):
+    for dnns in ("squeezenet1_0_x1", "squeezenet1_0_x6"):
         plan = replace(PLAN, sets=(SETS[dnns],), repeats=1)
         content = {**origin, **measure(plan, {}, lambda content: None, lambda text: None)}
         files.append(tmp_path / f"{dnns}.json")
         files[-1].write_text(json.dumps(content))
     output = tmp_path / "all.json"
     assert main(["benchmark", "paper-report", *map(str, files), "--output", str(output)]) == 0
-    assert list(json.loads(output.read_text())["sets"]) == ["vgg16_x1", "alexnet_x6"]
+    assert list(json.loads(output.read_text())["sets"]) == ["squeezenet1_0_x1", "squeezenet1_0_x6"]
     assert output.with_suffix(".png").exists()
     other = json.loads(files[1].read_text())
     files[1].write_text(json.dumps({**other, "settings": {**other["settings"], "sms": 16}}))

@@ -31,7 +31,10 @@ class CrewError(CommandError):
 
 @dataclass(frozen=True)
 class Order:
-    """prepare: build the DNNs. Else run them over the window, with the 1 kHz thread beside them where ticker is set."""
+    """prepare: bring the DNNs to the device and make them ready. Else run them over the window.
+
+    ticker: with the 1 kHz thread beside them.
+    """
 
     prepare: bool = False
     window: Window | None = None
@@ -64,7 +67,8 @@ class Report:
 class Crew:
     """One process for each entry of `works`; a context manager that ends them.
 
-    name: of the condition, for messages. The processes start at once and import; prepare() builds the DNNs.
+    name: of the condition, for messages. The processes start at once and do what needs no device; prepare() does the
+    rest.
     """
 
     def __init__(self, name: str, works: Sequence[Any]) -> None:
@@ -85,7 +89,7 @@ class Crew:
             raise
 
     def prepare(self, timeout_s: float, *, first_alone: bool = False) -> tuple[str, ...]:
-        """Build every process's DNNs; the warnings that this gave, each once.
+        """Make every process's DNNs ready on the device; the warnings that this gave, each once.
 
         first_alone: one process before the others, which then find in the compiler's cache what it compiled.
         """
@@ -164,27 +168,38 @@ class Crew:
 def serve(connection: Connection, work: Any) -> None:
     """The process: answers orders until the other end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who started us ends us
-    from multi_dnn_ros.benchmark.paper.make_ready import make_loop
+    from multi_dnn_ros.benchmark.paper.make_ready import build, make_loop
 
-    loop = None
+    built, loop, failure = None, None, ""
+    try:
+        built = build(work)
+    except Exception as error:
+        failure = _one_line(error)
     while True:
         try:
             order: Order = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            if order.prepare:
+            if built is None:
+                answer = Report(error=failure)
+            elif order.prepare:
                 with _Warnings() as warnings:
-                    loop = make_loop(work)
+                    loop = make_loop(work, built)
+                built = built[:0]  # the device has its own now
                 answer = Report(notes=tuple(warnings.texts))
             else:
                 assert loop is not None
                 assert order.window is not None
                 answer = _run(loop, work, order.window, order.ticker)
         except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            answer = Report(error=f"{type(error).__name__}: {lines[0]}")
+            answer = Report(error=_one_line(error))
         connection.send(answer)
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:

@@ -17,7 +17,7 @@ import torch
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import make_task
-from multi_dnn_ros.benchmark.paper.make_ready import Work, make_chains
+from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_chains
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.cli.errors import CommandError
@@ -70,7 +70,6 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
 
     cases: accounts of each run by urgency. `exact`: every frame that was sent is a result or a counted drop.
     """
-    torch.set_num_threads(max(1, cpu_count() // len(CAMERAS)) if plan.device.type == "cpu" else 1)
     bench = _Bench(plan)
     bench.grow(max(len(URGENCIES), len(plan.dnns.networks)))
     served_hz = bench.frames_per_s(len(bench.tasks)) * len(bench.tasks)
@@ -159,14 +158,21 @@ class _Bench:
         work = Work(
             self._plan.condition, tuple(networks), str(self._plan.device), jobs=self._plan.jobs, seed=self._plan.seed
         )
-        chains, inputs = make_chains(work, self._partition)
-        grouped = [network for network in dict.fromkeys(networks) for _ in range(networks.count(network))]
-        ready: dict[Network, list[Any]] = {network: [] for network in grouped}
-        for network, chain, tensors in zip(grouped, chains, inputs, strict=True):
+        built = build(work)
+        chains, inputs = make_chains(work, built, self._partition)
+        kinds = [each.network for each in built for _ in range(each.count)]
+        ready: dict[Network, list[Any]] = {network: [] for network in kinds}
+        for network, chain, tensors in zip(kinds, chains, inputs, strict=True):
             ready[network].append((chain, tensors))
         for network in networks:
             chain, tensors = ready[network].pop()
             self.tasks.append(_task(f"dnn{len(self.tasks)}", chain, tensors))
+        self._set_threads(count)
+
+    def _set_threads(self, count: int) -> None:
+        """Building sets PyTorch's threads too."""
+        device = self._plan.device
+        torch.set_num_threads(max(1, cpu_count() // default_workers(device, count)) if device.type == "cpu" else 1)
 
     def frames_per_s(self, count: int) -> float:
         """Frames that the first `count` DNNs serve, all of them each, when there is always one waiting."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,46 +46,90 @@ class Work:
     cpu_threads: int = 1
 
 
-def make_loop(work: Work) -> Loop:
-    """Build, compile, capture, warm up. Sets PyTorch's threads and TF32 for the process."""
-    torch.set_num_threads(work.cpu_threads if work.condition.layout == "processes" else cpu_count())  # to build with
+@dataclass(frozen=True)
+class Built:
+    """One network before it comes to the device. count: how many DNNs of it the process runs.
+
+    module, inputs: on the CPU; float32 where a backend will cast them, else as the condition wants them. stages: the
+    module cut into jobs; none where it runs as a whole.
+    """
+
+    network: Network
+    count: int
+    module: nn.Module
+    inputs: Tensors
+    stages: tuple[nn.Module, ...] = ()
+
+
+def build(work: Work) -> list[Built]:
+    """What can be done without the device, in one thread: many processes do it at the same time. CommandError."""
+    torch.set_num_threads(1)
+    return [_build(network, work) for network in dict.fromkeys(work.networks)]
+
+
+def make_loop(work: Work, built: Sequence[Built]) -> Loop:
+    """Bring to the device, compile, capture, warm up. Sets PyTorch's threads and TF32 for the process."""
+    torch.set_num_threads(work.cpu_threads if work.condition.layout == "processes" else cpu_count())
     if not work.tf32:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
     partition = Partition(torch.device(work.device), work.sms)
-    loop = _make[work.condition.layout](work, partition)
+    if work.condition.layout in ("processes", "in_turn"):
+        loop: Loop = _in_turn(work, built, partition)
+    else:
+        of_layout = ThroughEngine if work.condition.layout == "engine" else SharedQueue
+        loop = of_layout(*make_chains(work, built, partition), partition)
     torch.set_num_threads(work.cpu_threads)
     return loop
 
 
-def dnn_of(network: Network, work: Work) -> tuple[nn.Module, Tensors]:
-    """The module and its input on the CPU: float32 where a backend will cast them, else as the condition wants them."""
+def make_chains(
+    work: Work, built: Sequence[Built], partition: Partition
+) -> tuple[list[tuple[Stage, ...]], list[Tensors]]:
+    """The stages of each DNN, made ready serially, and its input on the device, in the order of `built`."""
+    chains: list[tuple[Stage, ...]] = []
+    inputs: list[Tensors] = []
+    with partition.own_stream():
+        for each in built:
+            for _ in range(each.count):
+                chains.append(_ready(work, each, partition.device))
+                inputs.append(tuple(tensor.to(partition.device) for tensor in each.inputs))
+        partition.synchronize()
+    return chains, inputs
+
+
+def _build(network: Network, work: Work) -> Built:
     condition = work.condition
     module = make_network(network, alignment=condition.decomposed, artifacts=work.artifacts, seed=work.seed)
     image = example_image(network, work.seed)
-    if condition.execution not in _WITHOUT_BACKEND:
-        return module, (image,)
-    dtype = PRECISIONS[precision_of(condition, torch.device(work.device))].dtype
-    layout = torch.channels_last if condition.channels_last else torch.contiguous_format
-    cast = module.to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
-    return cast, (image.to(dtype).to(memory_format=layout),)
+    as_a_whole = condition.layout in ("processes", "in_turn") and condition.execution in _WITHOUT_BACKEND
+    if as_a_whole:
+        dtype = PRECISIONS[precision_of(condition, torch.device(work.device))].dtype
+        layout = torch.channels_last if condition.channels_last else torch.contiguous_format
+        module = module.to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
+        image = image.to(dtype).to(memory_format=layout)
+    stages: tuple[nn.Module, ...] = ()
+    if not as_a_whole:
+        jobs = condition.jobs or work.jobs
+        stages = tuple(cut(module, (image,), jobs, fold_batch_norm=condition.execution != "eager"))
+    return Built(network, work.networks.count(network), module, (image,), stages)
 
 
-def _in_turn(work: Work, partition: Partition) -> Loop:
+def _ready(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
+    """One DNN with weights of its own, made ready by the condition's backend."""
+    execution = work.condition.execution
+    # fp32 is what the process is set to, with TF32 or without, as for the conditions that have no backend.
+    precision = precision_of(work.condition, device)
+    backend = choose_backend(execution, device, "auto" if precision == "fp32" or execution == "eager" else precision)
+    return backend.prepare(copy.deepcopy(built.stages), built.inputs, device)
+
+
+def _in_turn(work: Work, built: Sequence[Built], partition: Partition) -> Loop:
     """One thread: each DNN as one call, eager, compiled or made ready by a backend."""
-    device, condition = partition.device, work.condition
+    condition = work.condition
     streams = partition.main_stream()
     streams.__enter__()  # for the rest of this thread's life: it is the process's only one that computes
-    calls: list[Callable[[], object]] = []
-    for network in work.networks:
-        module, inputs = dnn_of(network, work)
-        inputs = tuple(tensor.to(device) for tensor in inputs)
-        if condition.execution == "eager":
-            calls.append(_call(module.to(device), inputs))
-        elif condition.execution == "compile" and partition.sms is None:
-            calls.append(_call(torch.compile(module.to(device), mode="reduce-overhead"), inputs))
-        else:
-            calls.append(_stage_call(_whole(module, work, inputs, device), inputs))
+    calls = [_one_call(work, each, partition) for each in built for _ in range(each.count)]
     # The graphs of reduce-overhead were measured under no_grad; ours write into tensors of inference mode.
     mode = torch.no_grad if condition.execution == "compile" and partition.sms is None else torch.inference_mode
     with mode():
@@ -96,25 +140,23 @@ def _in_turn(work: Work, partition: Partition) -> Loop:
     return InTurn(calls, partition.synchronize, mode)
 
 
-def _call(module: Callable[..., object], inputs: Tensors) -> Callable[[], object]:
-    return lambda: module(*inputs)
-
-
-def _stage_call(stage: Stage, inputs: Tensors) -> Callable[[], object]:
-    return lambda: stage(inputs)
-
-
-def _whole(module: nn.Module, work: Work, inputs: Tensors, device: torch.device) -> Stage:
-    """The DNN as one stage.
+def _one_call(work: Work, built: Built, partition: Partition) -> Callable[[], object]:
+    """One DNN as a call that issues an inference.
 
     reduce-overhead captures on streams of its own, outside of any share of the SMs; on a share the same is done by
     hand: compile, then capture on a stream of the share.
     """
-    if work.condition.execution == "compile":
-        (stage,) = choose_backend("auto", device).prepare([_Compiled(module.to(device))], inputs, device)
-        return stage
-    ((stage,),) = _instances(module, 1, work, inputs, device, jobs=1)
-    return stage
+    device, execution = partition.device, work.condition.execution
+    inputs = tuple(tensor.to(device) for tensor in built.inputs)
+    if built.stages:
+        (stage,) = _ready(work, built, device)
+        return lambda: stage(inputs)
+    module = copy.deepcopy(built.module).to(device)
+    if execution == "compile" and partition.sms is not None:
+        (stage,) = choose_backend("auto", device).prepare([_Compiled(module)], inputs, device)
+        return lambda: stage(inputs)
+    whole = torch.compile(module, mode="reduce-overhead") if execution == "compile" else module
+    return lambda: whole(*inputs)
 
 
 class _Compiled(nn.Module):
@@ -126,51 +168,3 @@ class _Compiled(nn.Module):
 
     def forward(self, carried: Tensors) -> Tensors:
         return (self.module(*carried),)
-
-
-def _shared_queue(work: Work, partition: Partition) -> Loop:
-    return SharedQueue(*make_chains(work, partition), partition)
-
-
-def _engine(work: Work, partition: Partition) -> Loop:
-    return ThroughEngine(*make_chains(work, partition), partition)
-
-
-def make_chains(work: Work, partition: Partition) -> tuple[list[tuple[Stage, ...]], list[Tensors]]:
-    """The stages of each DNN, made ready serially, and its input on the device.
-
-    A network is built and cut once; each of its instances gets weights of its own. Same networks come one after
-    another, in the order of their first.
-    """
-    device = partition.device
-    chains: list[tuple[Stage, ...]] = []
-    inputs: list[Tensors] = []
-    with partition.own_stream():
-        for network in dict.fromkeys(work.networks):
-            module, image = dnn_of(network, work)
-            count = work.networks.count(network)
-            of_network = _instances(module, count, work, image, device, jobs=work.condition.jobs or work.jobs)
-            chains.extend(of_network)
-            inputs.extend(tuple(tensor.to(device) for tensor in image) for _ in of_network)
-        partition.synchronize()
-    return chains, inputs
-
-
-def _instances(
-    module: nn.Module, count: int, work: Work, inputs: Tensors, device: torch.device, *, jobs: int
-) -> list[tuple[Stage, ...]]:
-    """The network `count` times, cut into jobs and made ready by the condition's backend."""
-    execution = work.condition.execution
-    stages = cut(module, inputs, jobs, fold_batch_norm=execution != "eager")
-    # fp32 is what the process is set to, with TF32 or without, as for the conditions that have no backend.
-    precision = precision_of(work.condition, device)
-    backend = choose_backend(execution, device, "auto" if precision == "fp32" or execution == "eager" else precision)
-    return [backend.prepare(copy.deepcopy(stages), inputs, device) for _ in range(count)]
-
-
-_make: dict[str, Callable[[Work, Partition], Loop]] = {
-    "processes": _in_turn,
-    "in_turn": _in_turn,
-    "shared_queue": _shared_queue,
-    "engine": _engine,
-}

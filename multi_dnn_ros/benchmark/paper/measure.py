@@ -28,8 +28,8 @@ from multi_dnn_ros.pipeline import cpu_count, default_workers
 
 _PREPARE_LIMIT_S = 900.0
 _WARM_UP_S = 0.3
-#: For the estimate: seconds of a core that a new process takes to import, and to build and warm up its DNNs.
-_IMPORT_S, _BUILD_S = 5.0, 6.0
+#: For the estimate: seconds of a core that a new process takes to import and build, and to bring a DNN to the device.
+_IMPORT_S, _READY_S = 15.0, 1.5
 
 #: What compiles, and how many times as long as torch.compile without freezing.
 _COMPILE_FACTORS = {"compile": 1.0, "inductor": 3.0}
@@ -110,8 +110,9 @@ def estimate_s(plan: Plan) -> float:
         total += processes * _IMPORT_S / cpu_count()
         for condition in plan.conditions:
             compiled = sum(network.compile_s for network in dnns.kinds) * _COMPILE_FACTORS.get(condition.execution, 0.0)
-            works = len(plan.works(dnns, condition))
-            total += compiled + _BUILD_S * max(1.0, works / cpu_count()) + _WARM_UP_S + plan.repeats * run_s
+            at_once = min(len(plan.works(dnns, condition)), cpu_count())
+            ready_s = _READY_S * (1 + len(dnns.networks) / at_once)
+            total += compiled + ready_s + _WARM_UP_S + plan.repeats * run_s
     return total
 
 
