@@ -10,11 +10,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from multi_dnn_ros import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Packages whose versions decide what was measured.
 PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "cyclonedds", "rosbags")
@@ -43,10 +46,23 @@ def distribution(samples: Sequence[float]) -> dict[str, float]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write beside, then rename: a reader never sees half a file."""
+    """As write_text."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside, then rename: a reader never sees half a file. Folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
-    beside.write_text(json.dumps(content, indent=2) + "\n")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """A PNG, written as write_text does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".tmp")
+    figure.savefig(beside, dpi=120, format="png")
     beside.replace(path)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from multi_dnn_ros.benchmark.load import LoadRun
+from multi_dnn_ros.reporting import write_figure
 
 _BINS = 60
 
@@ -34,9 +35,7 @@ def plot_load(run: LoadRun, path: Path) -> None:
     below.plot([s.at_s - run.begin_s for s in samples], [s.resident_bytes / 2**20 for s in samples], color="black")
     below.set(xlabel="time (s)", ylabel="resident (MiB)")
     below.set_ylim(0, 1.2 * max(s.resident_bytes for s in samples) / 2**20)
-    beside = path.with_name(path.name + ".tmp")
-    figure.savefig(beside, dpi=110, format="png")
-    beside.replace(path)
+    write_figure(path, figure)
 
 
 def _title(run: LoadRun) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from multi_dnn_ros.compression.decompose import Outcome
 from multi_dnn_ros.compression.macs import Cost
+from multi_dnn_ros.reporting import write_figure, write_text
 
 JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
 _BEFORE, _AFTER, _KEPT = "#8a97a8", "#d1603d", "#5b6470"
@@ -60,8 +61,8 @@ def summary(
 def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
     """Write JSON, Markdown and both pictures into `folder`, which is made; each beside and then renamed."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_text(folder / JSON_NAME, json.dumps(content, indent=2) + "\n")
-    _write_text(folder / MARKDOWN_NAME, markdown(content))
+    write_text(folder / JSON_NAME, json.dumps(content, indent=2) + "\n")
+    write_text(folder / MARKDOWN_NAME, markdown(content))
     _plot_summary(folder / SUMMARY_PLOT, content)
     _plot_layers(folder / LAYER_PLOT, content)
     return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT)]
@@ -136,18 +137,6 @@ def _cut(before: int, after: int) -> float:
     return 1.0 - after / before if before else 0.0
 
 
-def _write_text(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    beside = path.with_name(f".{path.name}")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
-
-
 def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
     from matplotlib.figure import Figure
 
@@ -168,7 +157,7 @@ def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
     axes.set_title(content["model"], fontsize=10)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    write_figure(path, figure)
 
 
 def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
@@ -192,4 +181,4 @@ def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
     colors = {"original": _BEFORE, "decomposed": _AFTER, "kept": _KEPT}
     axes.legend(handles=[Patch(color=color, label=name) for name, color in colors.items()], fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    write_figure(path, figure)

@@ -15,6 +15,7 @@ import numpy as np
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.features import TREE_FEATURES, tree_features
 from multi_dnn_ros.profiling.samples import Sample, known_layers
+from multi_dnn_ros.reporting import write_figure
 
 #: Fewer samples of a kind say nothing.
 _LEAST = 20
@@ -92,9 +93,7 @@ def plot_importances(path: Path, found: Sequence[Importance]) -> None:
     if names:
         axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
-    beside = path.with_name(f".{path.name}")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
+    write_figure(path, figure)
 
 
 def _total(found: Sequence[Importance], name: str) -> float:

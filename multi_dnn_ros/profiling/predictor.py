@@ -27,8 +27,8 @@ from multi_dnn_ros.profiling.features import (
 )
 from multi_dnn_ros.profiling.measure import Traced
 from multi_dnn_ros.profiling.profile import LayerShape, ProfileError, describe, node_costs
-from multi_dnn_ros.profiling.report import write_text
 from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.reporting import write_text
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.profile import JobProfile, LayerProfile, Profile
-from multi_dnn_ros.reporting import table
+from multi_dnn_ros.reporting import table, write_figure, write_text
 
 JSON_NAME, CSV_NAME, ROOFLINE_PLOT, LAYER_PLOT = "profile.json", "layers.csv", "roofline.png", "layers.png"
 _COLUMNS = (
@@ -147,7 +147,7 @@ def plot_roofline(path: Path, profile: Profile) -> None:
     legend: Any = axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for handle in legend.legend_handles:
         handle.set_sizes([40])
-    _save(figure, path)
+    write_figure(path, figure)
 
 
 def plot_layers(path: Path, profile: Profile) -> None:
@@ -181,20 +181,7 @@ def plot_layers(path: Path, profile: Profile) -> None:
     handles.append(Line2D([], [], color="#888888", linewidth=0.8, linestyle="--", label="next job"))
     axes.legend(handles=handles, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader never sees half a file."""
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    beside = path.with_name(f".{path.name}")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
+    write_figure(path, figure)
 
 
 def _share(layer: LayerProfile, profile: Profile) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.profile import Distribution, LayerShape, ProfileError
-from multi_dnn_ros.profiling.report import write_text
+from multi_dnn_ros.reporting import write_text
 
 LoadKind = Literal["none", "compute", "memory", "dnn"]
 LOAD_KINDS: tuple[LoadKind, ...] = ("none", "compute", "memory", "dnn")

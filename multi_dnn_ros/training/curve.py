@@ -24,7 +24,7 @@ from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, R
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.reporting import provenance, write_json
+from multi_dnn_ros.reporting import provenance, write_figure, write_json
 from multi_dnn_ros.training.data import Data, Wanted, open_data
 from multi_dnn_ros.training.exercise import MAIN
 from multi_dnn_ros.training.loop import Schedule
@@ -231,9 +231,7 @@ def plot(path: Path, content: dict[str, Any]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.legend(fontsize=8, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    beside = path.with_name(f".{path.name}")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
+    write_figure(path, figure)
 
 
 def _wanted(settings: Settings) -> Wanted:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.reporting import table, write_json
+from multi_dnn_ros.reporting import table, write_figure, write_json, write_text
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.exercise import MAIN
 
@@ -39,7 +39,6 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
 
 def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
     """Write JSON, Markdown and the picture into `folder`, which is made; each beside and then renamed."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JSON_NAME, content)
     header, rows = rows_of(content)
     counts = {name: scores["images"] for name, scores in content["networks"][0]["scores"].items()}
@@ -55,9 +54,7 @@ def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
         "",
         f"![networks]({PLOT})",
     ]
-    beside = folder / f"{MARKDOWN_NAME}.tmp"
-    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    beside.replace(folder / MARKDOWN_NAME)
+    write_text(folder / MARKDOWN_NAME, "\n".join(lines) + "\n")
     plot(folder / PLOT, content)
     return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, PLOT)]
 
@@ -87,9 +84,7 @@ def plot(path: Path, content: Mapping[str, Any]) -> None:
         axes.set_xlim(0, max(values) * 1.2 or 1.0)
         axes.set_title(title[-48:], fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
-    beside = path.with_name(f".{path.name}")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
+    write_figure(path, figure)
 
 
 def _score_name(name: str, score: str, sets: Sequence[str]) -> str:

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
+
+from multi_dnn_ros.reporting import write_figure
 
 #: condition -> its bar: (median, p95), ms
 Bars = Mapping[str, tuple[float, float]]
@@ -77,7 +79,7 @@ def _draw(path: Path, title: str, groups: Mapping[str, Bars], labels: Mapping[st
         axis.set_visible(False)
     axes[0, 0].invert_yaxis()  # the baseline on top; the axes share it
     figure.suptitle(f"{title}\ntime of one inference while all run: median, line to p95", fontsize=10)
-    _write(figure, path)
+    write_figure(path, figure)
 
 
 def plot_deadlines(figures: Mapping[str, Any], path: Path) -> None:
@@ -107,11 +109,4 @@ def plot_deadlines(figures: Mapping[str, Any], path: Path) -> None:
     axes[0].set_ylabel("frames offered (%)")
     axes[0].legend(fontsize=7)
     figure.suptitle("Deadlines of one, two and three frame periods, by priority", fontsize=10)
-    _write(figure, path)
-
-
-def _write(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    figure.savefig(beside, dpi=110, format="png")
-    beside.replace(path)
+    write_figure(path, figure)
