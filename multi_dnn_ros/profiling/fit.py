@@ -70,7 +70,11 @@ def check_fit(
     own = [of for of in demands if needs[of.dnn] > limit]
     late = [of for of, ms in zip(demands, times, strict=True) if of.deadline_ms is not None and ms > of.deadline_ms]
     # Rounding apart: a set that is advised to be just within the limit is within it.
-    crowd = [] if own or utilization <= limit * (1.0 + 1e-9) else [_heaviest(demands, needs)]
+    crowd = (
+        []
+        if own or utilization <= limit * (1.0 + 1e-9)
+        else [_gives_way(demands, needs, (utilization - limit) * workers)]
+    )
     breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *late)))
     ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
     text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late})
@@ -110,10 +114,12 @@ def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
     return times
 
 
-def _heaviest(demands: Sequence[Demand], needs: Mapping[str, float]) -> Demand:
-    """Of those with the least priority, the one that needs most."""
-    least = min(of.priority for of in demands)
-    return max((of for of in demands if of.priority == least), key=lambda of: needs[of.dnn])
+def _gives_way(demands: Sequence[Demand], needs: Mapping[str, float], excess: float) -> Demand:
+    """Of those without which it would fit, the one of least priority, the heaviest among equals; else the heaviest."""
+    enough = [of for of in demands if needs[of.dnn] >= excess - 1e-9]
+    if not enough:
+        return max(demands, key=lambda of: needs[of.dnn])
+    return min(enough, key=lambda of: (of.priority, -needs[of.dnn]))
 
 
 def _text(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
@@ -55,6 +55,9 @@ def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> 
     assert verdict.breaks == ("object",)
     assert verdict.most_hz["object"] == pytest.approx((2 * LIMIT - 1.4) / 0.07)
     assert "fp16" in verdict.advice[0]
+    crowd[2] = dataclasses.replace(crowd[2], cameras={"front": 0.1}, priority=-1)  # gives nothing by giving way
+    crowd.append(demand("sign", 10, 70, priority=5))
+    assert check_fit(crowd, workers=2).breaks == ("object",)
 
 
 def test_no_room_beside_the_others_is_said() -> None:
@@ -117,6 +120,7 @@ def test_bad_demands_are_named(demands, workers: int, message: str) -> None:
     ),
     st.integers(1, 4),
 )
+@example([(1.0, 1.0, 1.0, 0), (1.0, 31.0, 1.0, 1), (20.0, 46.0, 1.0, 1)], 1)
 def test_following_the_advice_on_rates_makes_it_fit(rows, workers: int) -> None:
     demands = [
         demand(f"dnn{number}", hz, ms, crowded_ms=ms * factor, priority=priority)
