@@ -18,7 +18,7 @@ lint: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations 25
 
 install: $(INSTALLED)
 
