@@ -101,7 +101,7 @@ class Wanted:
     """What a network asks of data.
 
     task: None: whatever the data is for. framing: how an image becomes its input, without mean and std. labels: its
-    classes by number; empty: those of the data. scenes: how many to generate for training; a twelfth of that, 20 at
+    classes by number; empty: those of the data. scenes: how many to generate for training; a twelfth of that, 8 at
     least, for each other part.
     """
 
@@ -232,7 +232,7 @@ class _Road:
 
     def part(self, part: Part) -> Rows:
         size = (self.wanted.framing.width, self.wanted.framing.height)
-        count = self.wanted.scenes if part == "train" else max(20, self.wanted.scenes // 12)
+        count = self.wanted.scenes if part == "train" else max(8, self.wanted.scenes // 12)
         spec = RenderSpec(count, SEEDS[part], size, size, wide=0.3 if part == "train" else 0.0)
         return road_rows(render(spec, self.folder / f"{part}_{size[0]}x{size[1]}"), self.task, self.labels)
 

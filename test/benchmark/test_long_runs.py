@@ -37,11 +37,11 @@ def figures(output: Path) -> dict:
 def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(
     tmp_path: Path, parameters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_CALIBRATION_S", 3.0)
+    monkeypatch.setattr(load, "_CALIBRATION_S", 1.5)
     output, plot = tmp_path / "load.json", tmp_path / "load.png"
     # The verdict may be 1: what a busy machine does to latencies in ten seconds says nothing.
     assert main(
-        ["benchmark", "load", "--minutes", "0.17", "--params-file", parameters, "--output", str(output),
+        ["benchmark", "load", "--minutes", "0.1", "--params-file", parameters, "--output", str(output),
          "--plot", str(plot), "--logs", str(tmp_path / "logs")]
     ) in (0, 1)  # fmt: skip
     found = figures(output)
@@ -61,10 +61,10 @@ def test_cameras_of_one_s_own_send_at_their_own_rate(
     output = tmp_path / "load.json"
     assert main(
         ["benchmark", "load", "--minutes", "0.05", "--params-file", parameters, "--output", str(output),
-         "--camera", "front=160x120@4:mono8", "--camera", "rear=160x120@2:jpeg"]
+         "--camera", "rear=160x120@4:mono8"]
     ) in (0, 1)  # fmt: skip
     found = figures(output)
-    assert {name: camera["rate_hz"] for name, camera in found["cameras"].items()} == {"front": 4.0, "rear": 2.0}
+    assert {name: camera["rate_hz"] for name, camera in found["cameras"].items()} == {"rear": 4.0}
     assert found["flood_ratio"] is None
     assert all(of["exact"] and of["published"] > 0 for of in found["accounts"].values()), found["accounts"]
     assert found["cpu_cores"]["p50"] >= 0.0
@@ -102,7 +102,7 @@ def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, para
 def test_nothing_stays_behind_when_deactivating_again_and_again(tmp_path: Path, parameters: str) -> None:
     output = tmp_path / "cycles.json"
     assert main(
-        ["benchmark", "cycles", "--repeats", "8", "--params-file", parameters, "--output", str(output)]
+        ["benchmark", "cycles", "--repeats", "5", "--params-file", parameters, "--output", str(output)]
     ) in (0, 1)  # fmt: skip
     left = figures(output)["left"]
     assert not any(count for name, count in left.items() if not name.endswith("bytes")), left
