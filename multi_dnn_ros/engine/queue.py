@@ -29,7 +29,7 @@ class JobQueue:
         self._closed = False
         self._running = 0  # jobs that were taken and have not ended
         self._held = False
-        lock = threading.Lock()
+        lock = threading.RLock()  # a condition on a plain lock asks in Python who holds it, with every call
         self._filled = threading.Condition(lock)
         self._calm = threading.Condition(lock)
 
@@ -44,9 +44,13 @@ class JobQueue:
             self._filled.notify()
         return True
 
-    def get(self) -> Job | None:
-        """Wait for the next job; None when the queue is closed. Whoever gets one says when it has `ended`."""
+    def get(self, *, ended: bool = False) -> Job | None:
+        """Wait for the next job; None when the queue is closed. ended: the caller is through with one that it got."""
         with self._filled:
+            if ended:
+                self._running -= 1
+                if self._held:
+                    self._calm.notify_all()
             while not self._heap or self._held:
                 if self._closed:
                     return None
@@ -55,13 +59,6 @@ class JobQueue:
             self._running += 1
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
-
-    def ended(self) -> None:
-        """The caller is through with the job that it got."""
-        with self._filled:
-            self._running -= 1
-            if self._held:
-                self._calm.notify_all()
 
     @contextlib.contextmanager
     def held(self, timeout_s: float = HOLD_TIMEOUT_S) -> Iterator[None]:

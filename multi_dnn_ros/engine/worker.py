@@ -45,11 +45,10 @@ class Worker(threading.Thread):
         # Gradient mode, device and stream are per thread in PyTorch.
         with torch.inference_mode():
             self._streams = _own_streams(self._device, self._make_stream)
-            while (job := self._queue.get()) is not None:
-                try:
-                    self._run(job)
-                finally:
-                    self._queue.ended()
+            ended = False
+            while (job := self._queue.get(ended=ended)) is not None:
+                self._run(job)
+                ended = True
                 del job  # its tensors must not live on while this thread waits for the next one
 
     def _run(self, job: Job) -> None:

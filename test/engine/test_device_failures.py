@@ -155,7 +155,8 @@ def test_holding_the_queue_gives_up_on_a_job_that_hangs():
     assert queue.get() is not None
     with pytest.raises(TimeoutError, match=r"a job did not end within 0.01 s"), queue.held(0.01):
         raise AssertionError
-    queue.ended()
+    queue.close()
+    assert queue.get(ended=True) is None
     with queue.held(0.01), pytest.raises(TimeoutError, match="held by another DNN"), queue.held(0.01):
         raise AssertionError
     with queue.held(0.01):
