@@ -28,7 +28,7 @@ def provenance() -> dict[str, Any]:
     return {
         "command": shlex.join(["multi-dnn", *sys.argv[1:]]),
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "system": platform.platform(),
             "gpu": _gpu(),
@@ -86,7 +86,8 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Name of this machine's processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

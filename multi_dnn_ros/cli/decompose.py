@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
-from multi_dnn_ros.cli.network_arguments import PRECISIONS, instances, read_target
+from multi_dnn_ros.cli.network_arguments import PRECISIONS, check_output, instances, origin, read_target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from multi_dnn_ros.compression.layers import Layer
     from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.models.dnn import Source
 
 _DESCRIPTION = """\
 Make a DNN cheaper: each convolution larger than 1x1 becomes 1x1 -> core -> 1x1 (Tucker-2 on the channel modes), written
@@ -98,18 +97,21 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.compression.graph_layers import with_layers
     from multi_dnn_ros.compression.layers import survey
     from multi_dnn_ros.compression.macs import cost
-    from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, save_artifact, weights_digest
-    from multi_dnn_ros.models.decoders.anchor import DetectorCore
+    from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
+    from multi_dnn_ros.models.dnn import ModelError
     from multi_dnn_ros.models.sources import load_network
 
     source = load_network(args.model, weights=args.weights, num_classes=args.num_classes)
-    origin = _origin(args.model, source)
-    suffix = ".safetensors" if is_built_from_a_name(origin.model) else ".pt2"
-    if args.output.suffix != suffix:
-        raise UsageError(f"--output is {args.output}; what is made from {args.model} is written as a {suffix} file")
-    width, height = _input_size(args, source)
-    whole = with_layers(source.module)
-    network = DetectorCore(source.detector).eval() if source.detector is not None else whole
+    if source.description is not None and source.description.plan:
+        made_from = source.description.model
+        raise UsageError(f"{args.model} is decomposed already; decompose what it was made from: {made_from}")
+    check_output(args.output, args.model, source)
+    try:
+        width, height = source.input_size(args.model, args.size, "--size")
+    except ModelError as error:
+        raise UsageError(str(error)) from None
+    whole = with_layers(source.module)  # in place
+    network = source.network
     inputs = (torch.zeros(1, 3, height, width),)
     digest = weights_digest(whole.state_dict())
     before = cost(network, inputs)
@@ -138,8 +140,8 @@ def run(args: argparse.Namespace) -> int:
     if source.description is not None:
         provenance["source"]["provenance"] = source.description.provenance
     description = Description(
-        model=origin.model,
-        num_classes=origin.num_classes or args.num_classes,
+        model=origin(args.model, source),
+        num_classes=(source.description.num_classes if source.description else 0) or args.num_classes,
         input_size=(width, height),
         labels=source.labels,
         plan=plan_of(outcomes),
@@ -149,28 +151,6 @@ def run(args: argparse.Namespace) -> int:
     return _report(
         args, outcomes, (before, cost(network, inputs)), (bytes_before, args.output.stat().st_size), provenance
     )
-
-
-def _origin(model: str, source: Source) -> Any:
-    """Description of the artifact that `model` is, or of what it will become."""
-    from multi_dnn_ros.models.artifact import Description, is_built_from_a_name
-
-    if source.description is None:
-        name = model if is_built_from_a_name(model) else Path(model).name
-        return Description(model=name, input_size=(1, 1))
-    if source.description.plan:
-        raise UsageError(f"{model} is decomposed already; decompose what it was made from: {source.description.model}")
-    return source.description
-
-
-def _input_size(args: argparse.Namespace, source: Source) -> tuple[int, int]:
-    if args.size is not None and source.fixed_size and args.size != source.size:
-        width, height = source.size or (0, 0)
-        raise UsageError(f"--size is {args.size[0]}x{args.size[1]}; {args.model} takes {width}x{height} only")
-    chosen: tuple[int, int] | None = args.size or source.size
-    if chosen is None:
-        raise UsageError(f"--size is needed: {args.model} has no input size of its own")
-    return chosen
 
 
 def _policy(

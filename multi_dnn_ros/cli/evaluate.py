@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
     from multi_dnn_ros.pipeline import choose_device
     from multi_dnn_ros.reporting import provenance, table
-    from multi_dnn_ros.training.evaluation import rows_of, write_report
+    from multi_dnn_ros.training.comparison import rows_of, write_report
 
     device = choose_device(args.device)
     networks = [read_trainee(args, model) for model in args.models]

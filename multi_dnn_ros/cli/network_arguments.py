@@ -11,6 +11,7 @@ from multi_dnn_ros.cli.errors import UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.models.dnn import Source
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainee import Trainee
 
@@ -78,29 +79,38 @@ def read_data(args: argparse.Namespace, network: Trainee) -> list[Data]:
     return [open_data(name, wanted) for name in args.data]
 
 
-def weights_suffix(network: Trainee) -> str:
-    """Of the file that holds the network once it is trained."""
+def origin(model: str, source: Source) -> str:
+    """What a network was built from, as its artifact says it: a name, or the file's name."""
     from multi_dnn_ros.models.artifact import is_built_from_a_name
 
-    return ".safetensors" if is_built_from_a_name(origin(network)) else ".pt2"
+    if source.description is not None:
+        return source.description.model
+    return model if is_built_from_a_name(model) else Path(model).name
 
 
-def origin(network: Trainee) -> str:
-    """What the network was built from, for the artifact: a name, or the file's name."""
-    from multi_dnn_ros.models.artifact import is_built_from_a_name
+def check_output(output: Path, model: str, source: Source) -> None:
+    """UsageError unless --output has the suffix that the artifact of this network needs."""
+    from multi_dnn_ros.models.artifact import suffix_of
 
-    if network.source.description is not None:
-        return network.source.description.model
-    return network.model if is_built_from_a_name(network.model) else Path(network.model).name
+    suffix = suffix_of(origin(model, source))
+    if output.suffix != suffix:
+        raise UsageError(f"--output is {output}; what is made from {model} is written as a {suffix} file")
+
+
+def check_backend(args: argparse.Namespace) -> None:
+    """UsageError unless --backend names one."""
+    from multi_dnn_ros.pipeline import BACKENDS
+
+    if args.backend != "auto" and args.backend not in BACKENDS:
+        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
 
 
 def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
     """Where networks are timed: --device, --backend and --precision."""
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import BACKENDS, backend_name, choose_backend, choose_device
+    from multi_dnn_ros.pipeline import backend_name, choose_backend, choose_device
 
-    if args.backend != "auto" and args.backend not in BACKENDS:
-        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
+    check_backend(args)
     device = choose_device(args.device)
     name = backend_name(args.backend, device)
     return Target(device, name, lambda: choose_backend(args.backend, device, args.precision), args.precision, batch)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import natural, positive
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.network_arguments import check_backend
 
 if TYPE_CHECKING:
     from multi_dnn_ros.compression.timing import Target
@@ -36,15 +36,11 @@ def open_target(args: argparse.Namespace) -> Iterator[Target]:
     import torch
 
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import BACKENDS, choose_backend, choose_device, cpu_count
+    from multi_dnn_ros.pipeline import backend_name, choose_backend, choose_device, cpu_count
 
-    if args.backend != "auto" and args.backend not in BACKENDS:
-        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
+    check_backend(args)
     device = choose_device(args.device)
-    chosen = choose_backend(args.backend, device)
-    # What was asked for is its name: a backend may be built upon another one.
-    automatic = next(name for name, kind in BACKENDS.items() if isinstance(chosen, kind))
-    name = automatic if args.backend == "auto" else args.backend
+    name = backend_name(args.backend, device)
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads or (cpu_count() if device.type == "cpu" else before))
     try:

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, positive_float
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_data,
     add_network,
+    check_output,
     origin,
     read_data,
     read_trainee,
-    weights_suffix,
 )
 
 if TYPE_CHECKING:
@@ -91,9 +90,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.training.retrain import retrain, settings
 
     pupil = read_trainee(args, args.model, smoothing=args.label_smoothing)
-    suffix = weights_suffix(pupil)
-    if args.output.suffix != suffix:
-        raise UsageError(f"--output is {args.output}; what is made from {args.model} is written as a {suffix} file")
+    check_output(args.output, args.model, pupil.source)
     teacher = read_trainee(args, args.teacher) if args.teacher else None
     sets = read_data(args, pupil)
     schedule = Schedule(
@@ -128,7 +125,7 @@ def _write(args: argparse.Namespace, pupil: Trainee, labels: tuple[str, ...], tr
         {"provenance": before.provenance} if before is not None else {}
     )}  # fmt: skip
     description = Description(
-        model=origin(pupil),
+        model=origin(args.model, pupil.source),
         num_classes=before.num_classes if before is not None else args.num_classes,
         input_size=pupil.size,
         labels=labels if pupil.task == "classes" else pupil.labels,

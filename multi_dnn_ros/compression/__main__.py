@@ -18,7 +18,6 @@ from multi_dnn_ros.compression.decompose import decompose, output_difference
 from multi_dnn_ros.compression.layers import Layer, survey
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Choice, Progress, Ratio, Rounding
-from multi_dnn_ros.models.decoders.anchor import DetectorCore
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.reporting import provenance, table, write_json
@@ -88,7 +87,7 @@ def paper_macs() -> list[dict[str, Any]]:
 def full_rank(builder: str, side: int) -> dict[str, Any]:
     """How far the decomposed network is from the original when no rank is cut."""
     source = load_network(f"torchvision:{builder}", weights="random")
-    network = DetectorCore(source.detector).eval() if source.detector is not None else source.module
+    network = source.network
     generator = torch.Generator().manual_seed(0)
     inputs = (torch.rand(1, 3, side, side, generator=generator),)
     _settle(network, inputs)

@@ -7,7 +7,6 @@ import copy
 import json
 import logging
 import os
-import platform
 import statistics
 import threading
 import time
@@ -21,6 +20,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.reporting import cpu_model
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Target:
             device = f"{properties.name}, {properties.multi_processor_count} SMs"
             versions = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
         else:
-            device = f"{_cpu_name()}, {torch.get_num_threads()} threads"
+            device = f"{cpu_model()}, {torch.get_num_threads()} threads"
             versions = f"torch {torch.__version__}"
         return f"{device}; {self.precision}; {self.backend}; {versions}"
 
@@ -207,13 +207,3 @@ def _read(path: Path, expected: str) -> dict[str, float]:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         log.warning("timings in %s are not used: %s", path, error)
         return {}
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()

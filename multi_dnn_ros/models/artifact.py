@@ -56,6 +56,11 @@ def is_built_from_a_name(model: str) -> bool:
     return model.partition(":")[0] in ("builtin", "torchvision")
 
 
+def suffix_of(model: str) -> str:
+    """Of the artifact that is made from `model`."""
+    return ".safetensors" if is_built_from_a_name(model) else ".pt2"
+
+
 def save_artifact(path: Path, module: nn.Module, description: Description) -> None:
     """Write the network; a file that is there is replaced once the new one is whole, and kept when that fails.
 
@@ -64,7 +69,7 @@ def save_artifact(path: Path, module: nn.Module, description: Description) -> No
     one image (1, 3, height, width). ModelError names the file and what is wrong: a suffix that does not go with the
     model, weights that are not finite. OSError when it cannot be written.
     """
-    expected = ".safetensors" if is_built_from_a_name(description.model) else ".pt2"
+    expected = suffix_of(description.model)
     if path.suffix != expected:
         raise ModelError(f"{path}: what is made from {description.model} is written as a {expected} file")
     for name, tensor in module.state_dict().items():

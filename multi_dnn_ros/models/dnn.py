@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from multi_dnn_ros.models.decoders.anchor import DetectorCore
 from multi_dnn_ros.models.decoders.base import Decoder
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.schema import Role
@@ -38,6 +39,23 @@ class Source:
     detector: nn.Module | None = None
     fixed_size: bool = False
     description: Description | None = None
+
+    @property
+    def network(self) -> nn.Module:
+        """The layers that run on the device: of a torchvision detector those before its own decoding."""
+        return self.module if self.detector is None else DetectorCore(self.detector).eval()
+
+    def input_size(self, model: str, asked: tuple[int, int] | None, name: str) -> tuple[int, int]:
+        """(width, height) to run at: `asked`, else its own. model, name: of network and argument, for the ModelError
+        of a size that cannot be, or that nobody gives.
+        """
+        if asked is not None and self.fixed_size and asked != self.size:
+            width, height = self.size or (0, 0)
+            raise ModelError(f"{name} is {asked[0]}x{asked[1]}; {model} takes {width}x{height} only")
+        chosen = asked or self.size
+        if chosen is None:
+            raise ModelError(f"{name} is needed: {model} has no input size of its own")
+        return chosen
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import split
 from multi_dnn_ros.pipeline import cpu_count
@@ -98,7 +99,7 @@ def check_slices(slices: Sequence[int], target: Target) -> None:
         return
     if target.device.type != "cuda":
         raise ProfileError(f"slices of {wanted} SMs are asked for, but the device is {target.device}; a GPU has them")
-    if not _green_contexts():
+    if not green_contexts.supported():
         raise ProfileError(
             f"slices of {wanted} SMs need torch.cuda.green_contexts, which torch {torch.__version__} lacks"
         )
@@ -109,14 +110,6 @@ def check_slices(slices: Sequence[int], target: Target) -> None:
     most = torch.cuda.get_device_properties(target.device).multi_processor_count
     if max(wanted) > most:
         raise ProfileError(f"a slice of {max(wanted)} SMs is asked for; {target.device} has {most}")
-
-
-def _green_contexts() -> bool:
-    try:
-        from torch.cuda import green_contexts
-    except ImportError:
-        return False
-    return bool(green_contexts.SUPPORTED)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from torch import fx, nn
 
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import NodeCost
-from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.profiling.device import Limits
 from multi_dnn_ros.profiling.measure import Progress, Times, Traced, measure, trace_for
 from multi_dnn_ros.profiling.profile import Profile, describe, node_costs, profile
@@ -36,19 +35,12 @@ def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int
     weights: "" is random for torchvision (no time depends on them), what the model brings for others. size: (width,
     height), for models without their own. Raises ModelError, which names the argument.
     """
-    from multi_dnn_ros.models.decoders.anchor import DetectorCore
     from multi_dnn_ros.models.sources import load_network
 
     weights = weights or ("random" if model.startswith("torchvision:") else "default")
     source = load_network(model, weights=weights, num_classes=num_classes)
-    if size is not None and source.fixed_size and size != source.size:
-        width, height = source.size or (0, 0)
-        raise ModelError(f"argument size is {size[0]}x{size[1]}; {model} takes {width}x{height} only")
-    chosen = size or source.size
-    if chosen is None:
-        raise ModelError(f"argument size is needed: {model} has no input size of its own")
-    module = DetectorCore(source.detector).eval() if source.detector is not None else source.module
-    return Network(model, module, (1, 3, chosen[1], chosen[0]))
+    width, height = source.input_size(model, size, "argument size")
+    return Network(model, source.network, (1, 3, height, width))
 
 
 def profile_network(

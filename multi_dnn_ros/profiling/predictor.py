@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import NodeCost, split
@@ -26,13 +25,12 @@ from multi_dnn_ros.profiling.features import (
     tree_features,
 )
 from multi_dnn_ros.profiling.measure import Traced
-from multi_dnn_ros.profiling.profile import LayerShape, ProfileError, describe, node_costs
+from multi_dnn_ros.profiling.profile import LayerShape, describe, node_costs, read_checked
 from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
 from multi_dnn_ros.reporting import write_text
 
 log = logging.getLogger(__name__)
 
-_MOST_BYTES = 64 << 20
 #: How far outside of the sizes that were seen a layer may lie: a factor.
 _SLACK = 1.5
 #: Times below the clock's resolution are no base for anything.
@@ -260,26 +258,9 @@ def seen_in(samples: Sequence[Sample]) -> dict[str, Seen]:
 
 def write_predictor(path: Path, predictor: Predictor) -> None:
     """Write beside, then rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, predictor.model_dump_json(indent=None) + "\n")
 
 
 def read_predictor(path: Path) -> Predictor:
-    """Numbers alone are read; nothing in the file can run. ProfileError names the file and what is wrong."""
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a predictor")
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, Mapping) or content.get("format") != "multi_dnn_ros predictor 1":
-            raise ProfileError(f"{path}: is no predictor of multi-dnn profile learn")
-        return Predictor.model_validate(content)
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProfileError(f"{path}: is no predictor of multi-dnn profile learn: {where}: {first['msg']}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ProfileError):
-            raise
-        raise ProfileError(f"{path}: is no predictor of multi-dnn profile learn: {error}") from None
+    """A file of `multi-dnn profile learn`. ProfileError names the file and what is wrong."""
+    return read_checked(path, Predictor, "predictor", "multi-dnn profile learn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +20,8 @@ from multi_dnn_ros.profiling.measure import Times, Traced
 Milliseconds = Annotated[float, Field(ge=0.0)]
 Shapes = tuple[tuple[int, ...], ...]
 _MOST_BYTES = 64 << 20
+
+Content = TypeVar("Content", bound=BaseModel)
 
 
 class ProfileError(ValueError):
@@ -241,20 +243,28 @@ def profile(
 
 def read_profile(path: Path) -> Profile:
     """A profile that report.write_profile wrote. ProfileError names the file and what is wrong."""
+    return read_checked(path, Profile, "profile", "multi-dnn profile")
+
+
+def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Content:
+    """A file of JSON as `kind`: numbers and names alone are read, nothing in it can run.
+
+    what, maker: what it should be and of which command, for the ProfileError of any other file.
+    """
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a profile")
-        return Profile.model_validate(json.loads(path.read_text(encoding="utf-8")))
+            raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a {what}")
+        return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ProfileError(f"{path}: is no profile of multi-dnn profile: {where}: {first['msg']}") from None
+        raise ProfileError(f"{path}: is no {what} of {maker}: {where}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, ProfileError):
             raise
-        raise ProfileError(f"{path}: is no profile of multi-dnn profile: {error}") from None
+        raise ProfileError(f"{path}: is no {what} of {maker}: {error}") from None
 
 
 def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerShape:

@@ -48,13 +48,11 @@ class Inputs:
 class _Batches:
     """Order, share of this process, variation: everything but where the rows come from."""
 
-    def __init__(
-        self, rows: Tensor, batch_size: int, seed: int, vary: Vary | None, inputs: Callable[[int], Inputs] | None
-    ) -> None:
+    def __init__(self, rows: Tensor, batch_size: int, seed: int, vary: Vary | None, inputs: Inputs | None) -> None:
         self.rows = rows
         self.seed = seed
         self.vary = vary
-        self.inputs = inputs
+        self.inputs = inputs or Inputs()
         self.batch_size = min(batch_size, len(rows))
         if self.batch_size < distributed.world():
             raise ValueError(
@@ -75,7 +73,6 @@ class _Batches:
             for k in range(len(self))
         ]
         dice: torch.Generator | None = None
-        inputs = self.inputs(number) if self.inputs is not None else Inputs()
         for batch in self._read(chosen):
             image = batch["image"].float() / 255.0
             if dice is None:
@@ -83,7 +80,7 @@ class _Batches:
             batch = {**batch, "image": image}
             if self.vary is not None:
                 batch = self.vary(batch, dice)
-            yield {**batch, "image": inputs(batch["image"])}
+            yield {**batch, "image": self.inputs(batch["image"])}
 
     def _read(self, chosen: Sequence[Tensor]) -> Iterator[Batch]:
         raise NotImplementedError
@@ -93,7 +90,7 @@ class ArrayBatches(_Batches):
     """Batches of whole arrays that lie in memory; any epoch can be made again from its number.
 
     arrays: all (N, ...); "image" is (N, 3, h, w) uint8. vary: changes a batch there, its image then 0..1. repeats:
-    (N,) how often an epoch shows each row; None: once. inputs: epoch number -> what is done to the image at last.
+    (N,) how often an epoch shows each row; None: once. inputs: what is done to the image at last.
     """
 
     def __init__(
@@ -103,7 +100,7 @@ class ArrayBatches(_Batches):
         seed: int,
         vary: Vary | None = None,
         repeats: Tensor | None = None,
-        inputs: Callable[[int], Inputs] | None = None,
+        inputs: Inputs | None = None,
     ) -> None:
         lengths = {len(array) for array in arrays.values()}
         if len(lengths) != 1 or lengths == {0}:
@@ -133,7 +130,7 @@ class FileBatches(_Batches):
         seed: int,
         device: torch.device,
         vary: Vary | None = None,
-        inputs: Callable[[int], Inputs] | None = None,
+        inputs: Inputs | None = None,
     ) -> None:
         self.read = read
         self.device = device

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
+from multi_dnn_ros.reporting import write_json
 from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import RoadFrame, road_frames
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
@@ -147,9 +148,6 @@ def run(args: argparse.Namespace) -> int:
     result["unseen_drive"] = {"count": args.drive, "hz": 10.0, **frames}
     if args.road is not None:
         result["real_road"] = {part: judge.road(road_frames(args.road, part)) for part in ("video", "photos", "apart")}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    beside = args.out.with_name(args.out.name + ".part")
-    beside.write_text(json.dumps(result, indent=1) + "\n")
-    beside.replace(args.out)
+    write_json(args.out, result)
     print(json.dumps(result, indent=1))
     return 0

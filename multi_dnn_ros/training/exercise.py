@@ -59,9 +59,9 @@ def make_batches(
     times = [max(1, round(least_share / (1 - least_share) * largest / count)) for count in counts]
     repeats = torch.cat([torch.full((count,), time) for count, time in zip(counts, times, strict=True)])
     if all(isinstance(rows, ArrayRows) for rows in sets):
-        names = [rows.arrays for rows in sets if isinstance(rows, ArrayRows)]
-        arrays = {name: torch.cat([part[name] for part in names]).to(device) for name in names[0]}
-        return ArrayBatches(arrays, batch_size, seed, _VARY[task], repeats, lambda epoch: inputs)
+        parts = [rows.arrays for rows in sets if isinstance(rows, ArrayRows)]
+        arrays = {name: torch.cat([part[name] for part in parts]).to(device) for name in parts[0]}
+        return ArrayBatches(arrays, batch_size, seed, _VARY[task], repeats, inputs)
     order = torch.arange(sum(counts)).repeat_interleave(repeats).tolist()
     places: list[tuple[Rows, int]] = [(rows, k) for rows in sets for k in range(len(rows))]
 
@@ -70,7 +70,7 @@ def make_batches(
         row: Batch = part.read(k)
         return row
 
-    return FileBatches(read, len(order), batch_size, seed, device, _VARY[task], lambda epoch: inputs)
+    return FileBatches(read, len(order), batch_size, seed, device, _VARY[task], inputs)
 
 
 @torch.no_grad()

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.data import Data
+from multi_dnn_ros.training.data import Data, Rows
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.exercise import MAIN, make_batches, score_rows
 from multi_dnn_ros.training.loop import Loss, Outcome, Schedule, train
@@ -77,7 +78,8 @@ def retrain(
         # The mean over the sets: none may be given up for another.
         return {**each[0], main: sum(scores[main] for scores in each) / len(each)}
 
-    before = _test(pupil, network, first)
+    test_rows = first.part("test") if distributed.rank() == 0 else None
+    before = _test(pupil, network, test_rows)
     say(f"before: {describe(before)}")
     begin = time.monotonic()
     identity = f"{pupil.model} {[data.name for data in sets]} {batch_size} {teacher.model if teacher else None} " + (
@@ -87,7 +89,7 @@ def retrain(
         network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity, progress=progress
     )
     seconds = time.monotonic() - begin
-    after = _test(pupil, network, first)
+    after = _test(pupil, network, test_rows)
     say(f"after {seconds:.0f} s: {describe(after)}")
     network.cpu()
     return Result(outcome, before, after, seconds)
@@ -142,8 +144,6 @@ def _loss(pupil: Trainee, teacher: Trainee | None, weight: float, device: torch.
 
 
 def _check_same_outputs(pupil: Trainee, teacher: Trainee) -> None:
-    from torch.utils import _pytree as pytree
-
     width, height = pupil.size
     shapes = []
     with torch.no_grad():
@@ -154,11 +154,10 @@ def _check_same_outputs(pupil: Trainee, teacher: Trainee) -> None:
         raise TrainingError(f"{pupil.model} returns {shapes[0]} for an image, the teacher {teacher.model} {shapes[1]}")
 
 
-def _test(pupil: Trainee, network: nn.Module, data: Data) -> dict[str, float]:
-    """Scores on the test part, by the first process, on all."""
+def _test(pupil: Trainee, network: nn.Module, rows: Rows | None) -> dict[str, float]:
+    """Scores on the test part, by the first process, which alone has the rows, on all."""
     scores: dict[str, float] = {}
-    if distributed.rank() == 0:
-        rows = data.part("test")
+    if rows is not None:
         scores = score_rows(network, pupil.task, rows, pupil.inputs, pupil.decoder, pupil.labels)
     result: dict[str, float] = distributed.from_first(scores)
     return result

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.models.decoders.anchor import AnchorDecoder, DetectorCore
+from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.models.decoders.base import Decoder
 from multi_dnn_ros.models.decoders.lane import LaneDecoder
 from multi_dnn_ros.models.decoders.yolo import YoloDecoder
@@ -70,8 +70,8 @@ def trainee(
     size: (width, height). decoder: one of DECODERS. labels, keep: as the parameters of that name. smoothing: of class
     labels. ModelError names what is missing or does not fit.
     """
-    source = replace(source, size=_size(source, model, size))
-    assert source.size is not None
+    size = source.input_size(model, size, "a size")
+    source = replace(source, size=size)
     chosen = source.decoder if decoder == "auto" else decoder
     if not chosen:
         raise ModelError(f"{model} does not say what its outputs mean; allowed decoders: {', '.join(DECODERS[1:])}")
@@ -79,18 +79,17 @@ def trainee(
     module = source.module.requires_grad_(True)
     if chosen == CLASSIFICATION:
         own = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
-        inputs = Inputs(source.size, **own)
+        inputs = Inputs(size, **own)
         return Trainee(
-            model, source, _in_batches(module, source.size), "classes", source.size, labels,
-            Preprocess(*source.size), inputs, None, ClassificationLoss(smoothing),
+            model, source, _in_batches(module, size), "classes", size, labels,
+            Preprocess(*size), inputs, None, ClassificationLoss(smoothing),
         )  # fmt: skip
     task = _TASKS.get(chosen, "boxes")
     if source.detector is not None:
         # The decoder takes its detector apart; this one is still to be written to a file.
-        core: nn.Module = DetectorCore(source.detector)
         taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
     else:
-        core, taken = module, source
+        taken = source
     config = DnnConfig(
         role="lane" if task == "lanes" else "object", model=model, decoder=chosen, labels=labels, keep=tuple(keep)
     )
@@ -101,19 +100,9 @@ def trainee(
     else:
         dnn.decoder.score_threshold = 0.5
     return Trainee(
-        model, source, _in_batches(core, source.size), task, source.size, dnn.labels,
+        model, source, _in_batches(source.network, size), task, size, dnn.labels,
         _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(dnn, source),
     )  # fmt: skip
-
-
-def _size(source: Source, model: str, size: tuple[int, int] | None) -> tuple[int, int]:
-    if size is not None and source.fixed_size and size != source.size:
-        width, height = source.size or (0, 0)
-        raise ModelError(f"size is {size[0]}x{size[1]}; {model} takes {width}x{height} only")
-    chosen = size or source.size
-    if chosen is None:
-        raise ModelError(f"a size is needed: {model} has no input size of its own")
-    return chosen
 
 
 def _framing(preprocess: Preprocess) -> Preprocess:

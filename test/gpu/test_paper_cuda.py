@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 from multi_dnn_ros.benchmark.paper.floor import measure_rates
-from multi_dnn_ros.benchmark.paper.partition import check_partition, green_contexts_supported
+from multi_dnn_ros.benchmark.paper.partition import check_partition
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-partitioned = pytest.mark.skipif(not green_contexts_supported(), reason="needs a PyTorch with green contexts")
+partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 FAST = [name for name, condition in CONDITIONS.items() if condition.execution not in ("compile", "inductor")]
 
 

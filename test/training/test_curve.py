@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 
@@ -16,24 +14,12 @@ from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training.__main__ import main
 from multi_dnn_ros.training.curve import largest_cut, policy_for
 
-
-@pytest.fixture
-def colours(tmp_path: Path) -> Path:
-    dice = np.random.default_rng(0)
-    for part, count in (("train", 16), ("val", 4)):
-        for name, channel in (("green", 1), ("red", 2)):
-            (tmp_path / part / name).mkdir(parents=True)
-            for k in range(count):
-                image = dice.integers(0, 90, (16, 16, 3), dtype=np.uint8)
-                image[..., channel] += 120
-                cv2.imwrite(str(tmp_path / part / name / f"{k}.png"), image)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_points_are_added_and_never_made_twice(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.set_num_threads(1)
     out = tmp_path / "curve.json"
     command = ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2",
                "--size", "32", "--macs-size", "64", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",

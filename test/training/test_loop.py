@@ -23,12 +23,7 @@ from multi_dnn_ros.training.scenes import SceneGenerator
 Batch = dict[str, Tensor]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def classifier() -> nn.Module:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -35,29 +34,7 @@ from multi_dnn_ros.training.losses import TorchvisionLoss
 from multi_dnn_ros.training.retrain import retrain
 from multi_dnn_ros.training.trainee import trainee
 
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of two colours, somewhat noisy; which one is the class."""
-    root = tmp_path_factory.mktemp("colours")
-    dice = np.random.default_rng(0)
-    for part, count in (("train", 16), ("val", 6)):
-        for name, channel in (("green", 1), ("red", 2)):
-            (root / part / name).mkdir(parents=True)
-            for k in range(count):
-                image = dice.integers(0, 90, (16, 16, 3), dtype=np.uint8)
-                image[..., channel] += 120
-                cv2.imwrite(str(root / part / name / f"{k}.png"), image)
-    return root
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small_classifier(path: Path, classes: int = 2) -> Path:

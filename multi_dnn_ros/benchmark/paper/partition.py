@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.cli.errors import UsageError
 
 #: Streams of a share, handed out in turn: they are never given back, and a GPU has few hardware queues.
@@ -20,7 +21,7 @@ def check_partition(device: torch.device, sms: int | None) -> None:
         return
     if device.type != "cuda":
         raise UsageError(f"--sms {sms}: only an NVIDIA GPU can be partitioned; the device is {device}")
-    if not green_contexts_supported():
+    if not green_contexts.supported():
         raise UsageError(
             f"--sms {sms}: this PyTorch ({torch.__version__}) has no CUDA green contexts; it takes one from 2.11 on, "
             "built for CUDA 12.8 or newer"
@@ -28,14 +29,6 @@ def check_partition(device: torch.device, sms: int | None) -> None:
     most = torch.cuda.get_device_properties(device).multi_processor_count
     if sms > most:
         raise UsageError(f"--sms is {sms}; allowed: 1 to {most}, what {device} has")
-
-
-def green_contexts_supported() -> bool:
-    try:
-        from torch.cuda import green_contexts
-    except ImportError:
-        return False
-    return bool(getattr(green_contexts, "SUPPORTED", False))
 
 
 class Partition:

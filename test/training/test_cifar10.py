@@ -1,0 +1,182 @@
+"""CIFAR-10 in every form that it comes in, and what is said of one that is damaged."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.training import cifar10
+from multi_dnn_ros.training.data import Part, Wanted, open_data
+from multi_dnn_ros.training.datasets import DatasetError
+
+
+def picture(path: Path, size: tuple[int, int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), np.full((size[1], size[0], 3), 9, np.uint8))
+
+
+def cifar_rows(count: int, seed: int) -> tuple[np.ndarray, list[int]]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 3072), dtype=np.uint8)
+    return pixels, [(k + seed) % 10 for k in range(count)]
+
+
+def write_python(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        pixels, labels = cifar_rows(20, number)
+        (folder / name).write_bytes(as_python_2(pixels, labels))
+
+
+def as_python_2(pixels: np.ndarray, labels: list[int]) -> bytes:
+    """A batch as the archive of 2009 has it: its strings are bytes, and numpy's insides had another address."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    def number(value: int) -> bytes:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
+    )
+    kind = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
+    kind += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
+    content = pixels.tobytes()
+    shape = b"".join(map(number, pixels.shape)) + b"\x86"
+    array += b"(" + number(1) + shape + kind + b"\x89" + b"T" + len(content).to_bytes(4, "little") + content + b"tb"
+    return (
+        b"\x80\x02}(" + text(b"data") + array + text(b"labels") + b"](" + b"".join(map(number, labels)) + b"e" + b"u."
+    )  # fmt: skip
+
+
+def write_binary(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
+        pixels, labels = cifar_rows(20, number)
+        (folder / f"{name}.bin").write_bytes(np.concatenate([np.array(labels, np.uint8)[:, None], pixels], 1).tobytes())
+
+
+def write_pictures(folder: Path) -> None:
+    for number, part in enumerate(["train"] * 5 + ["test"]):
+        pixels, labels = cifar_rows(20, number)
+        for k, (row, label) in enumerate(zip(pixels, labels, strict=True)):
+            path = folder / part / cifar10.LABELS[label] / f"{number}_{k:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            cv2.imwrite(str(path), row.reshape(3, 32, 32).transpose(1, 2, 0)[..., ::-1])
+
+
+def archived(folder: Path, path: Path, mode: str) -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        archive.add(folder, folder.name)
+    return path
+
+
+@pytest.mark.parametrize("write", [write_python, write_binary, write_pictures])
+@pytest.mark.parametrize("packed", [False, True])
+def test_cifar10_in_every_form(tmp_path: Path, write: Callable[[Path], None], packed: bool) -> None:
+    folder = tmp_path / "cifar-10"
+    write(folder)
+    path = archived(folder, tmp_path / "cifar.tar.gz", "w:gz") if packed else folder
+    found = cifar10.load(path)
+    for part, numbers in (("train", range(5)), ("test", [5])):
+        images, labels = found[part]
+        expected = {
+            (label, row.tobytes())
+            for number in numbers
+            for row, label in zip(*cifar_rows(20, number), strict=True)
+        }  # fmt: skip
+        assert images.shape[1:] == (3, 32, 32)
+        assert images.dtype == torch.uint8
+        assert {(int(label), image.numpy().tobytes()) for image, label in zip(images, labels, strict=True)} == expected
+
+
+def test_cifar10_parts_share_no_image_and_stay_the_same(tmp_path: Path) -> None:
+    write_binary(tmp_path / "c")
+
+    def images(part: Part) -> set[bytes]:
+        rows = open_data(f"cifar10:{tmp_path / 'c'}", Wanted(None, Preprocess(32, 32))).part(part)
+        return {rows.read(k)["image"].numpy().tobytes() for k in range(len(rows))}
+
+    train, choice, test = images("train"), images("choice"), images("test")
+    assert [len(train), len(choice), len(test)] == [95, 5, 20]
+    assert not train & choice
+    assert not (train | choice) & test
+    assert images("choice") == choice
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch ran",)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_python(tmp_path / "c")
+    (tmp_path / "c" / "data_batch_2").write_bytes(pickle.dumps({b"data": Runs(), b"labels": [0]}, protocol=3))
+    with pytest.raises(DatasetError, match=r"data_batch_2: refused: it names .*system"):
+        cifar10.load(tmp_path / "c")
+    assert not (tmp_path / "ran").exists()
+
+
+def damage(name: str, content: bytes | None) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        write_binary(folder)
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: None, "no such file or folder"),
+        (lambda folder: folder.mkdir(), "no CIFAR-10 in it"),
+        (damage("data_batch_3.bin", None), "data_batch_3.bin is missing"),
+        (damage("data_batch_3.bin", b"x" * 100), "data_batch_3.bin: 100 bytes; expected a multiple of 3073"),
+        (damage("test_batch.bin", b""), "test_batch.bin: 0 bytes"),
+        (damage("test_batch.bin", b"\x0a" + bytes(3072)), "labels do not fit"),
+        (damage("test_batch.bin", b"\x02" + bytes(3072)), "images of one class only, bird"),
+        (lambda folder: folder.write_bytes(b"\x1f\x8b not gzip"), "cannot be read"),
+        (lambda folder: picture(folder / "train" / "zebra" / "a.png", (32, 32)), "class zebra; expected airplane"),
+        (lambda folder: picture(folder / "train" / "cat" / "a.png", (31, 32)), "a.png: is 31x32"),
+    ],
+)
+def test_a_wrong_cifar10_is_named(tmp_path: Path, make: Callable[[Path], None], message: str) -> None:
+    make(tmp_path / "c")
+    with pytest.raises(DatasetError, match=message) as error:
+        cifar10.load(tmp_path / "c")
+    assert str(tmp_path / "c") in str(error.value)
+
+
+def test_a_corrupt_jpeg_in_an_archive_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "c.tar", "w") as archive:
+        entry = tarfile.TarInfo("train/cat/a.jpg")
+        entry.size = 4
+        archive.addfile(entry, io.BytesIO(b"\xff\xd8\xff\x00"))
+    with pytest.raises(DatasetError, match=r"c\.tar: train/cat/a\.jpg: cannot be decoded"):
+        cifar10.load(tmp_path / "c.tar")
+
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+
+
+@pytest.mark.skipif(not (SHARED / "cifar10").exists(), reason="needs ../shared")
+def test_the_shared_archive_is_found_by_its_folder() -> None:
+    """Its names only: decoding 60,000 pictures takes half a minute."""
+    with tarfile.open(next((SHARED / "cifar10").glob("*.tar.xz"))) as archive:
+        names = [archive.next().name for _ in range(5)]  # type: ignore[union-attr]
+    assert any(part in name for name in names for part in ("train", "test"))
