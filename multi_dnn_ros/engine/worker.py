@@ -9,8 +9,7 @@ import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.stream_priority import Streams
-from multi_dnn_ros.engine.frame import FrameError
-from multi_dnn_ros.engine.job import Inference, Job
+from multi_dnn_ros.engine.job import Inference, Job, loss_by
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.task import DropReason
 
@@ -58,10 +57,8 @@ class Worker(threading.Thread):
                 if self._streams is not None:
                     self._streams.enter(self._stream_priority(inference.priority))
                 job.run(self._device)
-            except FrameError as error:
-                inference.lost = (DropReason.BAD_IMAGE, str(error))
             except BaseException as error:  # whatever a DNN raises, this thread serves the others
-                inference.lost = (DropReason.DNN_ERROR, f"job {job.index}: {type(error).__name__}: {error}")
+                inference.lost = loss_by(error, job.index)
                 inference.device_failed = is_device_failure(error)
         hand_over(job, inference, self._queue)
 
