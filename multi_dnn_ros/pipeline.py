@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
@@ -25,6 +26,7 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.trace import TraceError
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
 BACKENDS: Mapping[str, type[Backend]] = {
@@ -108,13 +110,22 @@ def make_task(
     device: torch.device,
     stream_priority: int = 0,
 ) -> DnnTask:
-    """Cut one DNN into its jobs and make them ready. stream_priority: of the CUDA stream for capturing."""
+    """Cut one DNN into its jobs and make them ready, for as many images at once as its parameters and cameras allow.
+
+    stream_priority: of the CUDA stream for capturing. ConfigError.
+    """
+    if settings.max_batch > 1 and settings.capture_preprocess:
+        raise ConfigError(
+            f"parameter dnn.{dnn.name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
+            "image where the first job reads; allowed with max_batch above 1: false"
+        )
 
     def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
-        inputs = dnn.example_inputs()
-        stages = cut(module, inputs, settings.jobs, fold_batch_norm=True)
+        sizes = batch_sizes(min(settings.max_batch, len(cameras)), device)
+        chains = {size: _cut(dnn, module, settings, size) for size in sizes}
         with alone, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            ready = backend.prepare(stages, inputs, device)
+            batches = _ready(dnn, settings, chains, backend, device)
+            ready = batches.pop(1)
             graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
         return DnnTask(
             name=dnn.name,
@@ -128,6 +139,8 @@ def make_task(
             rebuild=rebuild,
             specialize=graph.specialize if graph else None,
             in_place=graph is not None,
+            batches=batches,
+            batch_delay_ns=milliseconds(settings.batch_delay_ms),
         )
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
@@ -137,6 +150,40 @@ def make_task(
         return task
 
     return made(dnn.module, contextlib.nullcontext())
+
+
+def _cut(dnn: Dnn, module: torch.nn.Module, settings: DnnConfig, images: int) -> list[torch.nn.Module]:
+    """Its jobs for so many images at once."""
+    try:
+        return [*cut(module, stacked(dnn.example_inputs(), images), settings.jobs, fold_batch_norm=True)]
+    except TraceError as error:
+        if images == 1:
+            raise
+        raise _no_batches(dnn, settings, f"with {images} of them, {error}") from None
+
+
+def _ready(
+    dnn: Dnn,
+    settings: DnnConfig,
+    chains: Mapping[int, list[torch.nn.Module]],
+    backend: Backend,
+    device: torch.device,
+) -> dict[int, tuple[Stage, ...]]:
+    """The jobs for each number of images, made ready."""
+    inputs = dnn.example_inputs()
+    if len(chains) == 1:
+        return {1: backend.prepare(chains[1], inputs, device)}
+    try:
+        return prepare_batches(backend, chains, inputs, device, PRECISIONS[settings.precision].tolerance(device))
+    except BatchError as error:
+        raise _no_batches(dnn, settings, str(error)) from None
+
+
+def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
+    return ConfigError(
+        f"parameter dnn.{dnn.name}.max_batch is {settings.max_batch}, but {settings.model} takes one image at a time: "
+        f"{reason}; allowed: 1"
+    )
 
 
 def _preprocess_graph(

@@ -97,6 +97,20 @@ class DnnConfig(_Section):
         description="With captured jobs, on a GPU: preprocessing is captured too, for each size of images after the "
         "first frame of it. No effect elsewhere.",
     )
+    max_batch: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="Most frames in one inference, at most one of each camera: those of several cameras that wait "
+        "together share it. 1: every frame by itself. Not with capture_preprocess.",
+    )
+    batch_delay_ms: float = Field(
+        0.0,
+        ge=0.0,
+        le=1000.0,
+        description="With max_batch: how long a DNN that could begin waits for frames of its other cameras; 0: it "
+        "takes what is there.",
+    )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(
         0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME

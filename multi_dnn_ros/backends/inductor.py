@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
@@ -48,7 +48,13 @@ class Inductor:
         self._progress = progress
         self._tolerance = tolerance
 
-    def prepare(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self,
+        stages: Sequence[nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
         """Move to `device`, compile, compare. Without a compiler: one warning, and the eager stages."""
         eager = Eager().prepare(stages, inputs, device)
         missing = missing_compiler(device)
