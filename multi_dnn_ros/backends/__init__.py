@@ -17,11 +17,13 @@ Stage = Callable[[Tensors], Tensors]
 class Shared:
     """What the stages of one DNN for several numbers of images have in common; they must never run at the same time.
 
-    converted: copies of weights, by type and by id of the float32 tensor, which must live on. pool: of CUDA graphs.
+    converted: copies of weights, by type and by id of the float32 tensor, which must live on. pool, stream: where CUDA
+    graphs have their memory, and on which they are captured.
     """
 
     converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
     pool: Any = None
+    stream: Any = None
 
 
 class Backend(Protocol):

@@ -63,9 +63,9 @@ class CudaGraph:
         uncaptured = self._kernels.prepare(stages, inputs, device, shared)
         if shared.pool is None:
             shared.pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.current_stream(device)
-        if stream == torch.cuda.default_stream(device):
-            stream = torch.cuda.Stream(device, priority=self._stream_priority)
+            shared.stream = torch.cuda.current_stream(device)
+            if shared.stream == torch.cuda.default_stream(device):
+                shared.stream = torch.cuda.Stream(device, priority=self._stream_priority)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)
@@ -73,7 +73,7 @@ class CudaGraph:
                 try:
                     # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
                     before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
-                    ready.append(Captured(stage, carried, before, shared.pool, stream, self._tolerance))
+                    ready.append(Captured(stage, carried, before, shared.pool, shared.stream, self._tolerance))
                 except Exception as error:  # whatever else capturing raises, eager runs it
                     if is_out_of_memory(error):
                         raise

@@ -63,12 +63,13 @@ class Inductor:
             return eager
         _choose_cache()
         ready: list[Stage] = []
+        images = f" for {len(inputs[0])} images" if inputs[0].ndim == 4 and len(inputs[0]) > 1 else ""
         forecast = _Forecast([_operations(stage) for stage in stages])
         carried = tuple(tensor.to(device) for tensor in probe(inputs))
         for index, stage in enumerate(eager):
             with torch.inference_mode():
                 expected = stage(carried)
-            place = f"job {index + 1} of {len(stages)} of {self._dnn}"
+            place = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
             self._progress(f"compiling {place} for {device}{forecast.of(index)}")
             begin = time.perf_counter()
             try:
