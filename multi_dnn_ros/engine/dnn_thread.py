@@ -149,10 +149,10 @@ class DnnThread(threading.Thread):
     def run(self) -> None:
         while True:
             with self._wake:
-                while not (self._finished or self._can_start() or self._may_end()):
+                while not (starts := self._can_start()) and not self._finished and not self._may_end():
                     self._wake.wait(self._gathering.left_s())
                 finished = self._finished.popleft() if self._finished else None
-                inference, late = self._begin() if self._can_start() else (None, [])
+                inference, late = self._begin() if starts else (None, [])
                 if finished is None and inference is None and not late:
                     return
             # The next frames start first, so that the device works while the results of these are decoded.
@@ -223,25 +223,23 @@ class DnnThread(threading.Thread):
         begin = self._clock()
         await_outputs(inference)
         row = 0
-        together: list[Item] = []
         for item in inference.items:
             if item.lost is not None:
                 self._account_loss(inference, [item], item.lost)
-            elif inference.lost is not None:
-                together.append(item)
-            else:
+            elif inference.lost is None:
+                if row:
+                    begin = self._clock()
                 self._publish(inference, item, row, begin)
                 row += 1
-                begin = self._clock()
         inference.carried = ()
         if inference.lost is not None:
-            self._account_loss(inference, together, inference.lost)
+            rest = [item for item in inference.items if item.lost is None]
+            self._account_loss(inference, rest, inference.lost)
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
         result = result_of(inference, item, row, begin_ns, self._clock)
-        with self._wake:
-            if item not in self._open:
-                return
+        if item not in self._open:  # given up meanwhile; its accounts look again, with the lock
+            return
         if result is not None:
             try:
                 self._callbacks.on_result(result)

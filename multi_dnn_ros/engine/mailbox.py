@@ -16,11 +16,13 @@ class Mailboxes:
     def __init__(self, cameras: Iterable[str]) -> None:
         # In the order in which the cameras are to be served: the one served last stands at the end.
         self._slots: dict[str, Frame | None] = dict.fromkeys(cameras)
+        self._waiting = 0
 
     def put(self, frame: Frame) -> Frame | None:
         """Store the newest frame of its camera; returns the one that it overwrites."""
         old = self._slots[frame.camera]
         self._slots[frame.camera] = frame
+        self._waiting += old is None
         return old
 
     def take(self) -> Frame | None:
@@ -29,6 +31,7 @@ class Mailboxes:
             if frame is not None:
                 del self._slots[camera]
                 self._slots[camera] = None
+                self._waiting -= 1
                 return frame
         return None
 
@@ -39,7 +42,8 @@ class Mailboxes:
         """Take out everything."""
         frames = [frame for frame in self._slots.values() if frame is not None]
         self._slots = dict.fromkeys(self._slots)
+        self._waiting = 0
         return frames
 
     def __len__(self) -> int:
-        return sum(frame is not None for frame in self._slots.values())
+        return self._waiting
