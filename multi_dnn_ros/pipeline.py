@@ -90,7 +90,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             break
         progress(
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
-            f"{len(tasks[-1].stages)} jobs after {time.perf_counter() - begin:.1f} s"
+            f"{len(tasks[-1].stages)} jobs{_at_once(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
         )
     end_compiler_processes()
     if shortage:  # told from here, where the error, and the memory that its frames hold, is gone
@@ -177,6 +177,10 @@ def _ready(
         return prepare_batches(backend, chains, inputs, device, PRECISIONS[settings.precision].tolerance(device))
     except BatchError as error:
         raise _no_batches(dnn, settings, str(error)) from None
+
+
+def _at_once(task: DnnTask) -> str:
+    return f", for up to {task.max_batch} images at once," if task.batches else ""
 
 
 def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:

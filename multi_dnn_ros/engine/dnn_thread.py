@@ -199,9 +199,10 @@ class DnnThread(threading.Thread):
         No inference when there is no frame but those.
         """
         now, task = self._clock(), self.task
+        most = task.max_batch
         items: list[Item] = []
         late: list[Frame] = []
-        while len(items) < task.max_batch and (frame := self._mail.take()) is not None:
+        while len(items) < most and (frame := self._mail.take()) is not None:
             if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
                 self._recorders[frame.camera].dropped[DropReason.TOO_OLD] += 1
                 late.append(frame)
@@ -213,10 +214,8 @@ class DnnThread(threading.Thread):
             return None, late
         self._open.update(items)
         self._running += 1
-        return (
-            Inference(task, tuple(items), task.priority, task.deadline_ns, now, self.done, ready=self._ready),
-            late,
-        )
+        inference = Inference(task, tuple(items), task.priority, task.deadline_ns, now, self.done, ready=self._ready)
+        return inference, late
 
     def _settle(self, inference: Inference) -> None:
         """Outputs to results, results to their receiver; or the losses to the accounts."""
