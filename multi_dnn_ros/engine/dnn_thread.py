@@ -159,7 +159,8 @@ class DnnThread(threading.Thread):
             if inference is not None and not self._queue.put(Job(inference, 0)):
                 inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
                 self.done(inference)
-            self._tell_late(late)
+            if late:
+                self._tell_late(late)
             if finished is not None:
                 self._settle(finished)
                 self._specialize(finished)
