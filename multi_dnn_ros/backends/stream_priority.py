@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 #: CUDA has more on some GPUs; PyTorch keeps streams of four.
 LEVELS = 4
 
+KeyT = TypeVar("KeyT")
 StreamT = TypeVar("StreamT")
 
 
@@ -19,23 +20,23 @@ def stream_priorities(dnn_priorities: Iterable[int]) -> dict[int, int]:
     return {priority: -min(rank, LEVELS - 1) for rank, priority in enumerate(sorted(set(dnn_priorities)))}
 
 
-class Streams(Generic[StreamT]):
-    """One worker's streams: one for each stream priority, made when it is first asked for.
+class Streams(Generic[KeyT, StreamT]):
+    """The stream that each key computes on, as one thread enters them.
 
-    make: a stream of that priority. use: makes it the calling thread's current one.
+    get: the stream of a key, asked for once a key. use: makes a stream the calling thread's current one.
     """
 
-    def __init__(self, make: Callable[[int], StreamT], use: Callable[[StreamT], None]) -> None:
-        self._make = make
+    def __init__(self, get: Callable[[KeyT], StreamT], use: Callable[[StreamT], None]) -> None:
+        self._get = get
         self._use = use
-        self._streams: dict[int, StreamT] = {}
-        self._current: int | None = None
+        self._streams: dict[KeyT, StreamT] = {}
+        self._current: KeyT | None = None
 
-    def enter(self, priority: int) -> None:
-        """From here on the thread works on its stream of this priority."""
-        if priority == self._current:
+    def enter(self, key: KeyT) -> None:
+        """From here on the thread works on the stream of this key."""
+        if key == self._current:
             return
-        if priority not in self._streams:
-            self._streams[priority] = self._make(priority)
-        self._use(self._streams[priority])
-        self._current = priority
+        if key not in self._streams:
+            self._streams[key] = self._get(key)
+        self._use(self._streams[key])
+        self._current = key

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,10 @@ from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
-from multi_dnn_ros.engine.worker import MakeStream, Worker
+from multi_dnn_ros.engine.worker import Worker
+
+#: Makes a CUDA stream of a stream priority.
+MakeStream = Callable[[int], torch.cuda.Stream]
 
 
 def _ignore(_: object) -> None:
@@ -25,14 +29,15 @@ class Engine:
     """Runs the tasks on every frame it is offered.
 
     Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
-    Kim 2022, section 3.2). Where the priorities of DNNs differ, a worker has a stream for each, and the GPU itself lets
-    the more important one go first.
+    Kim 2022, section 3.2). On a GPU the streams belong to the DNNs, not to the workers: jobs of a frame follow one
+    another on one stream whichever worker launches them, and few workers keep many DNNs going at once. The streams have
+    the DNNs' priorities, and the GPU itself lets the more important one go first.
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row after which a DNN is taken out. in_flight: frames of a DNN under way at once.
-    clock: nanoseconds, monotonic. make_stream: CUDA stream priority -> a stream for a worker, such as one on a share
-    of the SMs; None: an ordinary one.
+    clock: nanoseconds, monotonic. make_stream: CUDA stream priority -> a stream for a DNN, such as one on a share of
+    the SMs; None: an ordinary one.
 
     An engine starts once and stops once.
     """
@@ -62,9 +67,10 @@ class Engine:
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
         self._order_streams()
-        self._workers = [
-            Worker(number, self._queue, device, self._stream_priority, make_stream) for number in range(workers)
-        ]
+        self._make_stream = make_stream or (lambda priority: torch.cuda.Stream(device, priority=priority))
+        self._streams: dict[tuple[str, int], torch.cuda.Stream] = {}
+        self._streams_lock = threading.Lock()
+        self._workers = [Worker(number, self._queue, device, self._stream_of) for number in range(workers)]
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -142,8 +148,14 @@ class Engine:
     def _order_streams(self) -> None:
         self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())
 
-    def _stream_priority(self, dnn_priority: int) -> int:
-        return self._stream_priorities.get(dnn_priority, 0)  # a frame may have begun before its DNN's priority changed
+    def _stream_of(self, dnn: tuple[str, int]) -> torch.cuda.Stream:
+        """Of a DNN's name and priority; made by the worker that needs it first."""
+        name, priority = dnn
+        level = self._stream_priorities.get(priority, 0)  # a frame may have begun before its DNN's priority changed
+        with self._streams_lock:
+            if (name, level) not in self._streams:
+                self._streams[name, level] = self._make_stream(level)
+            return self._streams[name, level]
 
     def _serving(self, camera: str) -> list[DnnThread]:
         dnns = [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]

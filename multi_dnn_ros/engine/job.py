@@ -19,7 +19,8 @@ class Inference:
     carried: what the last job left for the next one, in the end the raw outputs on the CPU.
     ready: CUDA event after which `carried` is valid, at first that of the DNN's frame before: stages may use the same
     memory for every frame. None on the CPU.
-    spans: CUDA events around each job, read once the frame is through.
+    stream: CUDA stream of the job that was launched last. spans: CUDA events around each job, read once the frame is
+    through.
     lost: why there will be no result; set by whoever notices first. device_failed: because the GPU failed.
     """
 
@@ -31,6 +32,7 @@ class Inference:
     done: Callable[[Inference], None]
     carried: Tensors = ()
     ready: torch.cuda.Event | None = None
+    stream: torch.cuda.Stream | None = None
     spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     pre_ns: int = 0
     queue_ns: int = 0
@@ -57,11 +59,15 @@ class Inference:
 
 @dataclass(eq=False)
 class Job:
-    """A run of consecutive hidden layers of one frame: what workers take from the shared queue."""
+    """A run of consecutive hidden layers of one frame: what workers take from the shared queue.
+
+    direct: it is run right behind the job before it of the same frame, by the same worker.
+    """
 
     inference: Inference
     index: int
     queued_ns: int = 0
+    direct: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -94,24 +100,32 @@ class Job:
                 stream.wait_event(inference.ready)
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
-        else:
-            for tensor in inference.carried:  # made on another stream: its memory must not be reused too early
-                tensor.record_stream(stream)
-        if inference.ready is not None:
-            stream.wait_event(inference.ready)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(stream)
+        if inference.stream != stream:  # else the stream's order is enough
+            if inference.ready is not None:
+                stream.wait_event(inference.ready)
+            if self.index:
+                for tensor in inference.carried:  # made on the other stream: its memory must not be reused too early
+                    tensor.record_stream(stream)
+            inference.stream = stream
+        # Launched right behind the job before, it begins when that one ends.
+        begin = inference.spans[-1][1] if self.direct and inference.spans else _recorded(stream)
         inference.carried = inference.task.stages[self.index](inference.carried)
-        end.record(stream)
-        inference.spans.append((begin, end))
-        inference.ready = end
         if self.is_last:
+            end = _recorded(stream)
             inference.carried = tuple(_to_pinned(tensor) for tensor in inference.carried)
-            inference.ready = torch.cuda.Event()
-            inference.ready.record(stream)
+            inference.ready = _recorded(stream)
+        else:
+            end = inference.ready = _recorded(stream)
+        inference.spans.append((begin, end))
 
     def _inputs(self, device: torch.device) -> Tensors:
         return self.inference.task.preprocess(self.inference.frame.tensor(device))
+
+
+def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ def test_the_lowest_has_the_default_and_each_above_goes_before_it(dnns: list[int
     assert stream_priorities(dnns) == expected
 
 
-def test_a_worker_makes_each_stream_once_and_changes_only_when_it_must() -> None:
+def test_a_thread_asks_for_each_stream_once_and_changes_only_when_it_must() -> None:
     made: list[int] = []
     used: list[str] = []
 
