@@ -60,26 +60,26 @@ class JobQueue:
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
 
-    def exchange(self, job: Job) -> Job | None:
+    def exchange(self, job: Job, *, ahead: bool = False) -> Job | None:
         """After a job whose frame goes on: queue `job`, its successor, and take the job whose turn it is.
 
         As `put` and `get(ended=True)`, but in one step that wakes nobody: as many jobs wait as before. Often it is
-        `job` itself. None when the queue is closed: then `job` stays with the caller.
+        `job` itself. ahead: it is, unless another has a smaller key: of equals, the frame that began goes on. None when
+        the queue is closed: then `job` stays with the caller.
         """
         job.queued_ns = self._clock()
-        entry = (self._policy.key(job), next(self._arrivals), job)
+        key = self._policy.key(job)
         with self._filled:
             if self._closed:
                 return None
-            if not self._held:
-                chosen = heapq.heappushpop(self._heap, entry)[2]
-            else:
-                heapq.heappush(self._heap, entry)
+            if self._held:
+                heapq.heappush(self._heap, (key, next(self._arrivals), job))
                 return self.get(ended=True)
-        if chosen is job:
-            job.direct = True
-        else:
-            chosen.inference.queue_ns += self._clock() - chosen.queued_ns
+            if not self._heap or (self._heap[0][0] > key or (ahead and self._heap[0][0] == key)):
+                job.direct = True
+                return job
+            chosen = heapq.heapreplace(self._heap, (key, next(self._arrivals), job))[2]
+        chosen.inference.queue_ns += self._clock() - chosen.queued_ns
         return chosen
 
     @contextlib.contextmanager

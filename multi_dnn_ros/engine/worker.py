@@ -34,6 +34,8 @@ class Worker(threading.Thread):
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
+        # On a GPU a job is only launched: to take turns with equals between launches would cost and gain nothing.
+        self._ahead = device.type == "cuda"
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
 
     def run(self) -> None:
@@ -66,7 +68,7 @@ class Worker(threading.Thread):
         return None
 
     def _next(self, successor: Job) -> Job | None:
-        job = self._queue.exchange(successor)
+        job = self._queue.exchange(successor, ahead=self._ahead)
         if job is None:
             inference = successor.inference
             inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")
