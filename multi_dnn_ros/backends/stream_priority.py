@@ -32,11 +32,12 @@ class Streams(Generic[KeyT, StreamT]):
         self._streams: dict[KeyT, StreamT] = {}
         self._current: KeyT | None = None
 
-    def enter(self, key: KeyT) -> None:
+    def enter(self, key: KeyT) -> StreamT:
         """From here on the thread works on the stream of this key."""
-        if key == self._current:
-            return
         if key not in self._streams:
             self._streams[key] = self._get(key)
-        self._use(self._streams[key])
-        self._current = key
+        stream = self._streams[key]
+        if key != self._current:
+            self._use(stream)
+            self._current = key
+        return stream

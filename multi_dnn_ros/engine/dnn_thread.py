@@ -1,26 +1,27 @@
-"""The thread of one DNN: starts its frames, turns their outputs into results, keeps its accounts."""
+"""The thread of one DNN: starts its inferences, turns their outputs into results, keeps its accounts."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 
-from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.engine.events import Events
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.job import Inference, Job
+from multi_dnn_ros.engine.gathering import Gathering
+from multi_dnn_ros.engine.job import Inference, Item, Job, Loss
 from multi_dnn_ros.engine.mailbox import Mailboxes
+from multi_dnn_ros.engine.outcome import await_outputs, result_of
 from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
-from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 
 log = logging.getLogger(__name__)
-Report = TypeVar("Report")
 
 #: Drops that are the DNN's own doing; so many of them in a row take it out.
 FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
@@ -30,31 +31,8 @@ _MOST_SIZES = 16
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A DNN lost a frame by its own fault. disabled: it was the last straw, the DNN takes no more frames.
-
-    rebuilt: the device had failed, and the DNN's stages were made anew.
-    """
-
-    dnn: str
-    message: str
-    consecutive: int
-    disabled: bool
-    rebuilt: bool = False
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Who hears of results, drops and failures; called in the DNN's thread (drops also in the thread that offers)."""
-
-    on_result: Callable[[Result], None]
-    on_drop: Callable[[Drop], None]
-    on_failure: Callable[[Failure], None]
-
-
-@dataclass(frozen=True)
 class Limits:
-    """in_flight: frames of one DNN that may be under way at once. max_failures: in a row, before it is taken out.
+    """in_flight: inferences of one DNN that may be under way at once. max_failures: in a row, before it is taken out.
 
     window_ns: how far back its statistics look.
     """
@@ -82,11 +60,13 @@ class DnnThread(threading.Thread):
         self._clock = clock
         self._wake = threading.Condition()
         self._mail = Mailboxes(task.cameras)
+        self._gathering = Gathering(task.max_batch, task.batch_delay_ns, clock)
         self._recorders = {camera: StreamRecorder(limits.window_ns) for camera in task.cameras}
         self._running = 0  # inferences in the hands of queue and workers
         self._finished: deque[Inference] = deque()
-        self._open: set[Inference] = set()  # started, and neither published nor dropped yet
-        self._ready: torch.cuda.Event | None = None  # of the frame that was through last
+        self._open: set[Item] = set()  # started, and neither published nor dropped yet
+        self._events = Events()
+        self._ready: torch.cuda.Event | None = None  # of the inference that was through last
         self._failures = 0
         self._rebuilt = False
         self._sizes: set[tuple[int, int]] = set()  # that preprocessing was specialized for
@@ -125,11 +105,11 @@ class DnnThread(threading.Thread):
                 self.task = replace(self.task, max_age_ns=max_age_ns or None)
 
     def done(self, inference: Inference) -> None:
-        """A worker has finished with the frame (or the queue has given it up)."""
+        """A worker has finished with the inference (or the queue has given it up)."""
         with self._wake:
             self._running -= 1
             self._ready = inference.ready
-            if inference in self._open:  # else the engine gave up waiting for it
+            if inference.items[0] in self._open:  # all of its items are; else the engine gave up waiting for it
                 self._finished.append(inference)
             self._wake.notify_all()
 
@@ -154,11 +134,11 @@ class DnnThread(threading.Thread):
         with self._wake:
             given_up, self._open = self._open, set()
             self._finished.clear()
-            for inference in given_up:
-                self._recorders[inference.frame.camera].dropped[DropReason.SHUTDOWN] += 1
+            for item in given_up:
+                self._recorders[item.frame.camera].dropped[DropReason.SHUTDOWN] += 1
             self._wake.notify_all()
-        for inference in given_up:
-            self._tell_drop(inference.frame, DropReason.SHUTDOWN, "still running when the engine's stop timed out")
+        for item in given_up:
+            self._tell_drop(item.frame, DropReason.SHUTDOWN, "still running when the engine's stop timed out")
 
     def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
         """Per camera, and the failure that disabled the DNN."""
@@ -169,32 +149,31 @@ class DnnThread(threading.Thread):
     # -- the thread
 
     def run(self) -> None:
-        inference: Inference | None = None
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._finished or self._can_start() or self._may_end())
+                while not (self._finished or self._can_start() or self._may_end()):
+                    self._wake.wait(self._gathering.left_s())
                 finished = self._finished.popleft() if self._finished else None
-                frame = self._mail.take() if self._can_start() else None
-                if finished is None and frame is None:
+                inference, late = self._begin() if self._can_start() else (None, [])
+                if finished is None and inference is None and not late:
                     return
-                if frame is not None:
-                    self._wake.notify_all()  # submit() may be waiting for the slot
-                    inference = self._begin(frame)
-            if frame is not None:
-                # The next frame starts first, so that the device works while the results of this one are decoded.
-                if inference is None:
-                    self._tell_drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age")
-                elif not self._queue.put(Job(inference, 0)):
-                    inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
-                    self.done(inference)
+            # The next frames start first, so that the device works while the results of these are decoded.
+            if inference is not None and not self._queue.put(Job(inference, 0)):
+                inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
+                self.done(inference)
+            self._tell_late(late)
             if finished is not None:
                 self._settle(finished)
                 self._specialize(finished)
             # Nothing of a frame may live on while this thread waits.
-            finished = frame = inference = None
+            finished = inference = None
+            late = []
 
     def _can_start(self) -> bool:
-        return len(self._mail) > 0 and self._running < self._limits.in_flight
+        if not len(self._mail) or self._running >= self._limits.in_flight:
+            self._gathering.reset()
+            return False
+        return self._closed or self._gathering.is_over(len(self._mail))
 
     def _may_end(self) -> bool:
         return self._closed and not self._open and not len(self._mail)
@@ -216,90 +195,111 @@ class DnnThread(threading.Thread):
         recorder.dropped[reason] += 1
         return lost, reason, message
 
-    def _begin(self, frame: Frame) -> Inference | None:
-        """Account for a frame that leaves its mailbox; None when it waited too long."""
+    def _begin(self) -> tuple[Inference | None, list[Frame]]:
+        """Take the frames of the next inference out of their mailboxes; also those that had waited too long, counted.
+
+        No inference when there is no frame but those.
+        """
         now, task = self._clock(), self.task
-        if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
-            self._recorders[frame.camera].dropped[DropReason.TOO_OLD] += 1
-            return None
-        inference = Inference(task, frame, task.priority, task.deadline_ns, now, self.done, ready=self._ready)
-        self._open.add(inference)
+        items: list[Item] = []
+        late: list[Frame] = []
+        while len(items) < task.max_batch and (frame := self._mail.take()) is not None:
+            if task.max_age_ns is not None and now - frame.received_ns > task.max_age_ns:
+                self._recorders[frame.camera].dropped[DropReason.TOO_OLD] += 1
+                late.append(frame)
+            else:
+                items.append(Item(frame))
+        self._gathering.reset()
+        self._wake.notify_all()  # submit() may be waiting for a slot
+        if not items:
+            return None, late
+        self._open.update(items)
         self._running += 1
-        return inference
+        return (
+            Inference(
+                task,
+                tuple(items),
+                task.priority,
+                task.deadline_ns,
+                now,
+                self.done,
+                ready=self._ready,
+                events=self._events,
+            ),
+            late,
+        )
 
     def _settle(self, inference: Inference) -> None:
-        """Outputs to a result, result to its receiver; or the loss to the accounts."""
-        result = self._result(inference)
+        """Outputs to results, results to their receiver; or the losses to the accounts."""
+        begin = self._clock()
+        await_outputs(inference)
+        row = 0
+        together: list[Item] = []
+        for item in inference.items:
+            if item.lost is not None:
+                self._account_loss(inference, [item], item.lost)
+            elif inference.lost is not None:
+                together.append(item)
+            else:
+                self._publish(inference, item, row, begin)
+                row += 1
+                begin = self._clock()
+        inference.carried = ()
+        if inference.lost is not None:
+            self._account_loss(inference, together, inference.lost)
+
+    def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
+        result = result_of(inference, item, row, begin_ns, self._clock)
         with self._wake:
-            if inference not in self._open:
+            if item not in self._open:
                 return
         if result is not None:
             try:
                 self._callbacks.on_result(result)
             except Exception as error:
-                inference.lost = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
-        self._account(inference, result)
+                item.lost = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
+        if result is None or item.lost is not None:
+            assert item.lost is not None
+            self._account_loss(inference, [item], item.lost)
+        else:
+            self._account_result(inference, item, result)
 
-    def _result(self, inference: Inference) -> Result | None:
-        begin = self._clock()
-        if inference.lost is None:
-            try:
-                inference.to_host()
-            except Exception as error:  # a kernel's failure shows here
-                inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
-                inference.device_failed = is_device_failure(error)
-        if inference.lost is None:
-            try:
-                height, width = inference.frame.image().shape[:2]
-                output = inference.task.decode(inference.carried, (height, width))
-            except Exception as error:
-                inference.lost = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
-        inference.carried = ()
-        if inference.lost is not None:
-            return None
-        end = self._clock()
-        timing = Timing(
-            received_ns=inference.frame.received_ns,
-            started_ns=inference.started_ns,
-            finished_ns=end,
-            pre_ns=inference.pre_ns,
-            queue_ns=inference.queue_ns,
-            compute_ns=inference.compute_ns(),
-            post_ns=end - begin,
-        )
-        return Result(self.task.name, inference.frame, output, timing)
+    def _account_result(self, inference: Inference, item: Item, result: Result) -> None:
+        with self._wake:
+            if item not in self._open:
+                return
+            self._open.discard(item)
+            self._recorders[item.frame.camera].publish(result.timing, self._clock(), inference.deadline_ns)
+            self._failures = 0
+            self._wake.notify_all()
 
-    def _account(self, inference: Inference, result: Result | None) -> None:
-        camera = inference.frame.camera
+    def _account_loss(self, inference: Inference, items: Sequence[Item], loss: Loss) -> None:
+        """Items that were lost together; if by the DNN's own fault, it is one failure."""
+        reason, message = loss
         failure: Failure | None = None
         waiting: list[Frame] = []
         rebuild = False
         with self._wake:
-            if inference not in self._open:
+            items = [item for item in items if item in self._open]
+            if not items:
                 return
-            self._open.discard(inference)
-            recorder = self._recorders[camera]
-            if inference.lost is None:
-                assert result is not None
-                recorder.publish(result.timing, self._clock(), inference.deadline_ns)
-                self._failures = 0
-            else:
-                reason, message = inference.lost
-                recorder.dropped[reason] += 1
-                if reason in FAILURES and inference.task.stages is self.task.stages:  # else by stages replaced since
-                    rebuild = inference.device_failed and self.task.rebuild is not None
-                    rebuild = rebuild and not self._closed and self._disabled is None
-                    if not rebuild:
-                        failure, waiting = self._fail(message)
+            for item in items:
+                self._open.discard(item)
+                self._recorders[item.frame.camera].dropped[reason] += 1
+            if reason in FAILURES and inference.task.stages is self.task.stages:  # else by stages replaced since
+                rebuild = inference.device_failed and self.task.rebuild is not None
+                rebuild = rebuild and not self._closed and self._disabled is None
+                if not rebuild:
+                    failure, waiting = self._fail(message)
             self._wake.notify_all()
-        if inference.lost is not None:
-            self._tell_drop(inference.frame, *inference.lost)
-            if rebuild:
-                failure, waiting = self._rebuild(inference.lost[1])
+        for item in items:
+            self._tell_drop(item.frame, reason, message)
+        if rebuild:
+            failure, waiting = self._rebuild(message)
         for frame in waiting:
             self._tell_drop(frame, DropReason.DISABLED, failure.message if failure else "")
         if failure is not None:
-            _guarded(self._callbacks.on_failure, failure)
+            guarded(self._callbacks.on_failure, failure)
 
     def _fail(self, message: str) -> tuple[Failure, list[Frame]]:
         """Count a failure; at the limit the DNN is taken out, and its waiting frames with it."""
@@ -312,17 +312,22 @@ class DnnThread(threading.Thread):
     def _specialize(self, inference: Inference) -> None:
         """Once for each size of images, after a frame of it came through; what fails then is only told."""
         specialize = self.task.specialize
-        if specialize is None or inference.lost is not None or self._closed or len(self._sizes) == _MOST_SIZES:
+        if specialize is None or inference.lost is not None or self._closed:
             return
-        height, width = inference.frame.image().shape[:2]
-        if (height, width) in self._sizes:
-            return
-        self._sizes.add((height, width))
-        try:
-            with self._queue.held():
-                specialize((height, width))
-        except Exception as error:
-            log.warning("DNN %s: images of %d x %d are not specialized for: %s", self.task.name, width, height, error)
+        for item in inference.items:
+            if item.lost is not None or len(self._sizes) == _MOST_SIZES:
+                continue
+            height, width = item.frame.image().shape[:2]
+            if (height, width) in self._sizes:
+                continue
+            self._sizes.add((height, width))
+            try:
+                with self._queue.held():
+                    specialize((height, width))
+            except Exception as error:
+                log.warning(
+                    "DNN %s: images of %d x %d are not specialized for: %s", self.task.name, width, height, error
+                )
 
     def _take_out(self, why: str) -> list[Frame]:
         """Returns the frames that wait in vain now, counted already."""
@@ -353,6 +358,7 @@ class DnnThread(threading.Thread):
                 self.task,
                 preprocess=fresh.preprocess,
                 stages=fresh.stages,
+                batches=fresh.batches,
                 specialize=fresh.specialize,
                 in_place=fresh.in_place,
             )
@@ -360,12 +366,9 @@ class DnnThread(threading.Thread):
             self._sizes.clear()
         return Failure(self.task.name, message, self._failures, disabled=False, rebuilt=True), []
 
+    def _tell_late(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            self._tell_drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age")
+
     def _tell_drop(self, frame: Frame, reason: DropReason, message: str) -> None:
-        _guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))
-
-
-def _guarded(callback: Callable[[Report], None], report: Report) -> None:
-    try:
-        callback(report)
-    except Exception:  # whoever listens badly must not take the DNN with it
-        log.exception("the receiver of %s raised", report)
+        guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from multi_dnn_ros.backends.stream_priority import stream_priorities
-from multi_dnn_ros.engine.dnn_thread import Callbacks, DnnThread, Failure, Limits
+from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.engine.worker import Worker
@@ -35,7 +36,7 @@ class Engine:
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
-    max_failures: failures in a row after which a DNN is taken out. in_flight: frames of a DNN under way at once.
+    max_failures: failures in a row after which a DNN is taken out. in_flight: inferences of a DNN under way at once.
     clock: nanoseconds, monotonic. make_stream: CUDA stream priority -> a stream for a DNN, such as one on a share of
     the SMs; None: an ordinary one.
 
@@ -173,5 +174,7 @@ def _check(tasks: Sequence[DnnTask], workers: int, in_flight: int) -> None:
             raise ValueError(
                 f"DNN '{task.name}' has {len(task.stages)} stages and cameras {task.cameras}; neither may be empty"
             )
+        if task.in_place and task.batches:
+            raise ValueError(f"DNN '{task.name}' preprocesses in place; a batch has no such place")
     if workers < 1 or in_flight < 1:
         raise ValueError(f"workers is {workers} and in_flight is {in_flight}; both must be at least 1")

@@ -1,4 +1,4 @@
-"""One frame on its way through one DNN, and the jobs it is made of."""
+"""One inference of a DNN, the frames that it is made of, and the jobs that it is cut into."""
 
 from __future__ import annotations
 
@@ -8,24 +8,38 @@ from dataclasses import dataclass, field
 
 import torch
 
-from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.task import DnnTask, DropReason, Tensors
+from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.engine.events import Events
+from multi_dnn_ros.engine.frame import Frame, FrameError
+from multi_dnn_ros.engine.task import DnnTask, DropReason, Stage, Tensors
+
+Loss = tuple[DropReason, str]
+
+
+@dataclass(eq=False)
+class Item:
+    """One frame of an inference. lost: why this one, and not the others of the batch, will have no result."""
+
+    frame: Frame
+    lost: Loss | None = None
 
 
 @dataclass(eq=False)
 class Inference:
-    """The state that travels with a frame from job to job; exactly one thread holds it at a time.
+    """The state that travels from job to job; exactly one thread holds it at a time.
 
-    carried: what the last job left for the next one, in the end the raw outputs on the CPU.
-    ready: CUDA event after which `carried` is valid, at first that of the DNN's frame before: stages may use the same
-    memory for every frame. None on the CPU.
-    stream: CUDA stream of the job that was launched last. spans: CUDA events around each job, read once the frame is
-    through.
-    lost: why there will be no result; set by whoever notices first. device_failed: because the GPU failed.
+    items: a frame, or one each of several cameras. stages: of the first job on, those for as many images as there are;
+    batch: how many these take. carried: what the last job left for the next one, in the end the raw outputs on the CPU.
+    ready: CUDA event after which `carried` is valid, at first that of the DNN's inference before: stages may use the
+    same memory for every one. None on the CPU.
+    stream: CUDA stream of the job that was launched last. events: where CUDA events come from; spans: those around each
+    job. compute_ns: time that the layers ran, on the GPU where they ran on one (known once the outputs have arrived),
+    else on the host.
+    lost: why there will be no result of any item; set by whoever notices first. device_failed: because the GPU failed.
     """
 
     task: DnnTask
-    frame: Frame
+    items: tuple[Item, ...]
     priority: int
     deadline_ns: int | None
     started_ns: int
@@ -33,35 +47,54 @@ class Inference:
     carried: Tensors = ()
     ready: torch.cuda.Event | None = None
     stream: torch.cuda.Stream | None = None
+    events: Events = field(default_factory=Events)
     spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     pre_ns: int = 0
     queue_ns: int = 0
-    host_ns: int = 0
-    lost: tuple[DropReason, str] | None = None
+    compute_ns: int = 0
+    lost: Loss | None = None
     device_failed: bool = False
+    batch: int = 1
+    stages: tuple[Stage, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stages = self.task.stages
+
+    @property
+    def received_ns(self) -> int:
+        """When its oldest frame arrived, on the engine's clock."""
+        return min(item.frame.received_ns for item in self.items)
 
     @property
     def due_ns(self) -> int | None:
-        """When its result is due on the engine's clock."""
-        return None if self.deadline_ns is None else self.frame.received_ns + self.deadline_ns
-
-    def compute_ns(self) -> int:
-        """Time its layers ran: GPU time where they ran on one (the outputs must have arrived), else host time."""
-        if not self.spans:
-            return self.host_ns
-        return int(sum(begin.elapsed_time(end) for begin, end in self.spans) * 1e6)
+        """When its first result is due on the engine's clock."""
+        return None if self.deadline_ns is None else self.received_ns + self.deadline_ns
 
     def to_host(self) -> None:
         """Wait until the outputs are on the CPU; other threads run on meanwhile."""
         if self.ready is not None:
             self.ready.synchronize()
+            self.compute_ns = int(sum(begin.elapsed_time(end) for begin, end in self.spans) * 1e6)
+            self.events.give_back({event for span in self.spans for event in span if event is not self.ready})
+            self.spans.clear()
+
+    def outputs(self, row: int) -> Tensors:
+        """The raw outputs of the item that is number `row` of those that were not lost."""
+        return self.carried if self.batch == 1 else tuple(tensor[row : row + 1] for tensor in self.carried)
+
+
+def loss_by(error: BaseException, job: int) -> Loss:
+    """What the frames are lost by when a job raises."""
+    if isinstance(error, FrameError):
+        return DropReason.BAD_IMAGE, str(error)
+    return DropReason.DNN_ERROR, f"job {job}: {type(error).__name__}: {error}"
 
 
 @dataclass(eq=False)
 class Job:
-    """A run of consecutive hidden layers of one frame: what workers take from the shared queue.
+    """A run of consecutive hidden layers of one inference: what workers take from the shared queue.
 
-    direct: it is run right behind the job before it of the same frame, by the same worker.
+    direct: it is run right behind the job before it of the same inference, by the same worker.
     """
 
     inference: Inference
@@ -71,36 +104,41 @@ class Job:
 
     @property
     def is_last(self) -> bool:
-        return self.index == len(self.inference.task.stages) - 1
+        return self.index == len(self.inference.stages) - 1
 
-    def run(self, device: torch.device, now: Callable[[], int] = time.perf_counter_ns) -> None:
-        """Run on the calling thread's current stream; leaves the carried tensors in the inference.
+    def run(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None = None,
+        now: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Run; leaves the carried tensors in the inference.
 
-        On CUDA this only launches: the predecessor's event is waited for on the GPU, and the event of this job is left
-        for the successor.
+        On CUDA this only launches, on `stream`, which is the calling thread's current one: what came before is waited
+        for on the GPU, and an event is left for what comes after.
         """
         inference = self.inference
-        if device.type == "cuda":
-            self._launch(device, now)
+        if stream is not None:
+            self._launch(device, stream, now)
             return
         begin = now()
         if self.index == 0:
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - begin
             begin = now()
-        inference.carried = inference.task.stages[self.index](inference.carried)
-        inference.host_ns += now() - begin
+        inference.carried = inference.stages[self.index](inference.carried)
+        inference.compute_ns += now() - begin
 
-    def _launch(self, device: torch.device, now: Callable[[], int]) -> None:
+    def _launch(self, device: torch.device, stream: torch.cuda.Stream, now: Callable[[], int]) -> None:
         inference = self.inference
-        stream = torch.cuda.current_stream(device)
+        recorded = inference.events.recorded
         if self.index == 0:
             before = now()
             if inference.ready is not None and inference.task.in_place:
                 stream.wait_event(inference.ready)
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
-        if inference.stream != stream:  # else the stream's order is enough
+        if inference.stream is not stream:  # else the stream's order is enough
             if inference.ready is not None:
                 stream.wait_event(inference.ready)
             if self.index:
@@ -108,24 +146,43 @@ class Job:
                     tensor.record_stream(stream)
             inference.stream = stream
         # Launched right behind the job before, it begins when that one ends.
-        begin = inference.spans[-1][1] if self.direct and inference.spans else _recorded(stream)
-        inference.carried = inference.task.stages[self.index](inference.carried)
+        begin = inference.spans[-1][1] if self.direct and inference.spans else recorded(stream)
+        inference.carried = inference.stages[self.index](inference.carried)
         if self.is_last:
-            end = _recorded(stream)
+            end = recorded(stream)
+            if inference.batch > 1:  # not what it was filled up with
+                rows = sum(item.lost is None for item in inference.items)
+                inference.carried = tuple(tensor[:rows] for tensor in inference.carried)
             inference.carried = tuple(_to_pinned(tensor) for tensor in inference.carried)
-            inference.ready = _recorded(stream)
+            inference.ready = recorded(stream)
         else:
-            end = inference.ready = _recorded(stream)
+            end = inference.ready = recorded(stream)
         inference.spans.append((begin, end))
 
     def _inputs(self, device: torch.device) -> Tensors:
-        return self.inference.task.preprocess(self.inference.frame.tensor(device))
+        preprocess, items = self.inference.task.preprocess, self.inference.items
+        if len(items) == 1:
+            return preprocess(items[0].frame.tensor(device))
+        images: list[Tensors] = []
+        for item in items:
+            try:
+                images.append(preprocess(item.frame.tensor(device)))
+            except Exception as error:
+                if is_device_failure(error):
+                    raise
+                item.lost = loss_by(error, self.index)
+        if not images:
+            raise FrameError("every image of the batch is lost")
+        return self._together(images)
 
-
-def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(stream)
-    return event
+    def _together(self, images: list[Tensors]) -> Tensors:
+        """One input of all, filled up to a size that there are stages for."""
+        inference = self.inference
+        inference.batch, inference.stages = inference.task.stages_for(len(images))
+        if inference.batch == 1:
+            return images[0]
+        images += [images[-1]] * (inference.batch - len(images))
+        return tuple(torch.cat(tensors) for tensors in zip(*images, strict=True))
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

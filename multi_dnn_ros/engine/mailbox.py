@@ -24,7 +24,7 @@ class Mailboxes:
         return old
 
     def take(self) -> Frame | None:
-        """The waiting frame of the camera whose turn it is."""
+        """The waiting frame of the camera whose turn it is; several calls give frames of several cameras."""
         for camera, frame in self._slots.items():
             if frame is not None:
                 del self._slots[camera]

@@ -54,7 +54,7 @@ class EarliestDeadlineFirst:
 
     def key(self, job: Job) -> int:
         due_ns = job.inference.due_ns
-        return job.inference.frame.received_ns + self.default_ns if due_ns is None else due_ns
+        return job.inference.received_ns + self.default_ns if due_ns is None else due_ns
 
 
 def make_policy(name: str, aging_ns: int) -> Policy:

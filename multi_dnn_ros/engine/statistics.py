@@ -38,7 +38,7 @@ class StreamStatistics:
 
     stages: end_to_end is from arrival to published; mailbox waiting for the DNN; pre image decoding, upload and
     preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result; publish the receiver.
-    rate_hz: results a second over the window.
+    rate_hz: results a second over the window. batch: frames that one inference took, the mean over the window.
     """
 
     offered: int = 0
@@ -47,6 +47,7 @@ class StreamStatistics:
     pending: int = 0
     deadline_misses: int = 0
     rate_hz: float = 0.0
+    batch: float = 0.0
     stages: dict[str, Percentiles] = field(default_factory=dict)
 
 
@@ -102,6 +103,7 @@ class StreamRecorder:
             pending=self.pending,
             deadline_misses=self.deadline_misses,
             rate_hz=_rate(at for at, _ in recent),
+            batch=sum(t.batch for _, t in recent) / len(recent) if recent else 0.0,
             stages={stage: Percentiles.of(columns[stage]) for stage in STAGES},
         )
 

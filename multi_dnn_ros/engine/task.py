@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -31,6 +31,9 @@ class DnnTask:
     specialize: called once with each (height, width) of images that came through, while no job runs, to make
     preprocessing faster for it. in_place: preprocessing writes where the stages read, so that it may begin only when
     the frame before is through.
+    batches: stages that take so many images at once, one behind the other in the first dimension of every input and
+    output, by their number (2 or more); with them, frames of several cameras that wait together are one inference.
+    batch_delay_ns: how long a DNN that could begin waits for those of the other cameras.
     """
 
     name: str
@@ -44,6 +47,20 @@ class DnnTask:
     rebuild: Callable[[AbstractContextManager[None]], DnnTask] | None = None
     specialize: Callable[[tuple[int, int]], None] | None = None
     in_place: bool = False
+    batches: Mapping[int, tuple[Stage, ...]] = field(default_factory=dict, hash=False)
+    batch_delay_ns: int = 0
+
+    @property
+    def max_batch(self) -> int:
+        """Most frames of one inference: no two of them are of the same camera."""
+        return min(max(self.batches, default=1), len(self.cameras))
+
+    def stages_for(self, images: int) -> tuple[int, tuple[Stage, ...]]:
+        """The smallest batch that so many images fit into, and its stages."""
+        if images == 1:
+            return 1, self.stages
+        size = min(size for size in self.batches if size >= images)
+        return size, self.batches[size]
 
 
 class DropReason(str, Enum):
@@ -61,7 +78,10 @@ class DropReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Where the time of one frame went, nanoseconds on the engine's clock."""
+    """Where the time of one frame went, nanoseconds on the engine's clock.
+
+    Frames of several cameras in one inference share pre_ns, queue_ns and compute_ns; batch: how many they were.
+    """
 
     received_ns: int
     started_ns: int  # taken from the mailbox
@@ -70,6 +90,7 @@ class Timing:
     queue_ns: int  # sum over the jobs: waiting in the shared queue
     compute_ns: int  # sum over the jobs: running (GPU time on CUDA)
     post_ns: int  # outputs to the host and decoding
+    batch: int = 1
 
     @property
     def mailbox_ns(self) -> int:

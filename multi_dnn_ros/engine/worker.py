@@ -9,8 +9,7 @@ import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.stream_priority import Streams
-from multi_dnn_ros.engine.frame import FrameError
-from multi_dnn_ros.engine.job import Job
+from multi_dnn_ros.engine.job import Job, loss_by
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.task import DropReason
 
@@ -54,13 +53,10 @@ class Worker(threading.Thread):
         inference = job.inference
         if inference.lost is None:
             try:
-                if self._streams is not None:
-                    self._streams.enter((inference.task.name, inference.priority))
-                job.run(self._device)
-            except FrameError as error:
-                inference.lost = (DropReason.BAD_IMAGE, str(error))
+                dnn = inference.task.name, inference.priority
+                job.run(self._device, None if self._streams is None else self._streams.enter(dnn))
             except BaseException as error:  # whatever a DNN raises, this thread serves the others
-                inference.lost = (DropReason.DNN_ERROR, f"job {job.index}: {type(error).__name__}: {error}")
+                inference.lost = loss_by(error, job.index)
                 inference.device_failed = is_device_failure(error)
         if inference.lost is None and not job.is_last:
             return Job(inference, job.index + 1)

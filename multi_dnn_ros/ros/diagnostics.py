@@ -187,6 +187,7 @@ def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, obje
         "published": stream.published,
         "pending": stream.pending,
         "deadline misses": stream.deadline_misses,
+        "frames an inference": f"{stream.batch:.2f}",
     }
     values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
     for stage, percentiles in {**stream.stages, "header stamp to publish": age}.items():

@@ -11,8 +11,8 @@ from typing import Any
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.lifecycle import LifecycleNode
 
-from multi_dnn_ros.engine.dnn_thread import Failure
 from multi_dnn_ros.engine.engine import Engine
+from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
 from multi_dnn_ros.ros.inputs import CameraInput

@@ -24,6 +24,14 @@ class FakeClock:
         return self.now
 
 
+class PassingClock(FakeClock):
+    """Some time passes between any two looks at it, so that whoever waits for a moment gets there."""
+
+    def __call__(self) -> int:
+        self.now += 1_000
+        return self.now
+
+
 class Recorder:
     """Everything an engine reports, and a way to wait for it."""
 
@@ -90,12 +98,17 @@ def task(
     cameras: tuple[str, ...] = ("front",),
     on_job: Callable[[int], None] = lambda index: None,
     decode: Callable[[Tensors, tuple[int, int]], object] | None = None,
+    batches: tuple[int, ...] = (),
     **kwargs: object,
 ) -> DnnTask:
-    """A DNN that adds 1 to the image's value in each job; its result is (value, (height, width))."""
+    """A DNN that adds 1 to the image's value in each job; its result is (value, (height, width)).
 
-    def stage(index: int) -> Callable[[Tensors], Tensors]:
+    batches: numbers of images that it also takes at once.
+    """
+
+    def stage(index: int, images: int = 1) -> Callable[[Tensors], Tensors]:
         def run(carried: Tensors) -> Tensors:
+            assert carried[0].shape == (images,)
             on_job(index)
             return (carried[0] + 1,)
 
@@ -107,6 +120,7 @@ def task(
         preprocess=lambda image: (image.to(torch.float32).mean().reshape(1),),
         stages=tuple(stage(index) for index in range(jobs)),
         decode=decode or (lambda outputs, size: (float(outputs[0]), size)),
+        batches={images: tuple(stage(index, images) for index in range(jobs)) for images in batches},
         **kwargs,
     )
 

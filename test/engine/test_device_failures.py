@@ -12,7 +12,7 @@ from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
 
 from multi_dnn_ros.backends.device_errors import is_device_failure, is_out_of_memory, memory_shortage
 from multi_dnn_ros.engine import DnnTask, DropReason
-from multi_dnn_ros.engine.job import Inference, Job
+from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import Fifo
 from multi_dnn_ros.engine.queue import JobQueue
 
@@ -151,7 +151,7 @@ def test_no_job_runs_while_jobs_are_made_anew(start, recorder):
 
 def test_holding_the_queue_gives_up_on_a_job_that_hangs():
     queue = JobQueue(Fifo(), FakeClock())
-    queue.put(Job(Inference(task(), frame(), 0, None, 0, lambda inference: None), 0))
+    queue.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
     assert queue.get() is not None
     with pytest.raises(TimeoutError, match=r"a job did not end within 0.01 s"), queue.held(0.01):
         raise AssertionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from engine_fakes import WAIT, FakeClock, Recorder, check_accounts, frame, task
+from engine_fakes import WAIT, PassingClock, Recorder, check_accounts, frame, task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +22,8 @@ dnns = st.lists(
         priority=st.integers(-3, 3),
         deadline_ns=st.none() | st.integers(1, 10**9),
         max_age_ns=st.none() | st.integers(1, 10**9),
+        batches=st.sampled_from([(), (2,), (2, 3), (3,)]),
+        batch_delay_ns=st.sampled_from([0, 50_000]),
     ),
     min_size=1,
     max_size=4,
@@ -48,7 +50,7 @@ def decode(outputs: tuple, size: tuple[int, int]) -> float:
 def test_every_frame_ends_once(
     dnns: list[dict], offers: list, policy: str, workers: int, max_failures: int, drain: bool, idle_every: int
 ) -> None:
-    recorder, clock = Recorder(), FakeClock()
+    recorder, clock = Recorder(), PassingClock()
     tasks = [task(f"dnn{number}", decode=decode, **settings) for number, settings in enumerate(dnns)]
     engine = Engine(
         tasks, workers=workers, policy=policy, max_failures=max_failures, clock=clock, **recorder.callbacks()

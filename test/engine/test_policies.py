@@ -9,7 +9,7 @@ from engine_fakes import WAIT, FakeClock, Gate, frame, task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine.job import Inference, Job
+from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import Policy, Priority, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 
@@ -25,8 +25,9 @@ def queue_jobs(policy: Policy, arrivals: list[tuple[int, int, int | None]]) -> l
         waiting = frame(value=number % 256)
         waiting.received_ns = at
         waiting.context = number
-        queue.put(Job(Inference(task(), waiting, priority, deadline, at, done=lambda inference: None), 0))
-    order = [queue.get().inference.frame.context for _ in arrivals]
+        items = (Item(waiting),)
+        queue.put(Job(Inference(task(), items, priority, deadline, at, done=lambda inference: None), 0))
+    order = [queue.get().inference.items[0].frame.context for _ in arrivals]
     assert len(queue) == 0
     return order
 
@@ -65,7 +66,7 @@ def test_low_priority_is_served_under_a_flood_of_high_priority():
     queue = JobQueue(Priority(AGING), clock)
 
     def put(priority: int) -> None:
-        queue.put(Job(Inference(task(), frame(), priority, None, 0, done=lambda inference: None), 0))
+        queue.put(Job(Inference(task(), (Item(frame()),), priority, None, 0, done=lambda inference: None), 0))
 
     put(0)
     begin = clock.now

@@ -1,0 +1,46 @@
+"""From the raw outputs of an inference to the result of each of its frames, or to what it is lost by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.engine.job import Inference, Item
+from multi_dnn_ros.engine.task import DropReason, Result, Timing
+
+
+def await_outputs(inference: Inference) -> None:
+    """Wait until the outputs are on the CPU; an inference whose kernels failed is lost."""
+    if inference.lost is not None:
+        return
+    try:
+        inference.to_host()
+    except Exception as error:  # a kernel's failure shows here
+        inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
+        inference.device_failed = is_device_failure(error)
+
+
+def result_of(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
+    """The result of an item whose outputs are there; None when they cannot be decoded: it is lost then.
+
+    row: of its outputs in those of the batch. begin_ns: when the thread turned to it.
+    """
+    frame, task = item.frame, inference.task
+    try:
+        height, width = frame.image().shape[:2]
+        output = task.decode(inference.outputs(row), (height, width))
+    except Exception as error:
+        item.lost = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
+        return None
+    end = clock()
+    timing = Timing(
+        received_ns=frame.received_ns,
+        started_ns=inference.started_ns,
+        finished_ns=end,
+        pre_ns=inference.pre_ns,
+        queue_ns=inference.queue_ns,
+        compute_ns=inference.compute_ns,
+        post_ns=end - begin_ns,
+        batch=len(inference.items),
+    )
+    return Result(task.name, frame, output, timing)

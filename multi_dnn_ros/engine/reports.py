@@ -1,0 +1,44 @@
+"""What a DNN's thread tells, and to whom."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from multi_dnn_ros.engine.task import Drop, Result
+
+log = logging.getLogger(__name__)
+Report = TypeVar("Report")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A DNN lost a frame, or those of a batch, by its own fault. disabled: it was the last straw, it takes no more.
+
+    rebuilt: the device had failed, and the DNN's stages were made anew.
+    """
+
+    dnn: str
+    message: str
+    consecutive: int
+    disabled: bool
+    rebuilt: bool = False
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Who hears of results, drops and failures; called in the DNN's thread (drops also in the thread that offers)."""
+
+    on_result: Callable[[Result], None]
+    on_drop: Callable[[Drop], None]
+    on_failure: Callable[[Failure], None]
+
+
+def guarded(callback: Callable[[Report], None], report: Report) -> None:
+    """Tell it, whatever the receiver does: who listens badly must not take the DNN with it."""
+    try:
+        callback(report)
+    except Exception:
+        log.exception("the receiver of %s raised", report)

@@ -1,0 +1,308 @@
+"""Frames of several cameras as one inference: who is taken, how long is waited, and what each frame gets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engine_fakes import WAIT, FakeClock, Gate, PassingClock, check_accounts, frame, task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.engine import DropReason, Engine, Frame
+from multi_dnn_ros.engine.gathering import Gathering
+from multi_dnn_ros.engine.mailbox import Mailboxes
+
+CAMERAS = ("front", "left", "rear", "right")
+
+
+def held(engine: Engine, gate: Gate, *cameras: str, first: str = "front") -> None:
+    """An inference of `first` under way, and a frame each of `cameras` that wait behind it."""
+    engine.offer(frame(first, 0))
+    gate.wait_for_job()
+    for value, camera in enumerate(cameras, start=1):
+        engine.offer(frame(camera, value))
+
+
+def batched(gate: Gate, **kwargs: object) -> object:
+    return task(jobs=2, cameras=CAMERAS, on_job=lambda index: gate() if index == 0 else None, **kwargs)
+
+
+def test_what_waits_together_is_one_inference_and_each_frame_gets_its_own_result(start, recorder):
+    gate = Gate()
+    engine = start(batched(gate, batches=(2, 4)), workers=2)
+    held(engine, gate, "left", "rear", "right")
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 4)
+    assert [(r.frame.camera, r.output[0], r.timing.batch) for r in recorder.results] == [
+        ("front", 2.0, 1), ("left", 3.0, 3), ("rear", 4.0, 3), ("right", 5.0, 3),
+    ]  # fmt: skip
+    assert engine.wait_idle(WAIT)
+    streams = engine.statistics().streams
+    assert {camera: streams["a", camera].batch for camera in CAMERAS} == {"front": 1, "left": 3, "rear": 3, "right": 3}
+    check_accounts(engine)
+
+
+def test_no_more_than_there_are_stages_for_and_cameras_take_turns(start, recorder):
+    gate = Gate()
+    engine = start(batched(gate, batches=(2,)), workers=1)
+    held(engine, gate, "front", "left", "rear", "front")  # the second frame of front replaces the first that waits
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 4)
+    assert [r.frame.camera for r in recorder.results] == ["front", "left", "rear", "front"]
+    assert [r.timing.batch for r in recorder.results] == [1, 2, 2, 1]
+    assert [(d.frame.stamp_ns, d.reason) for d in recorder.drops] == [(1, DropReason.OVERWRITTEN)]
+
+
+def test_a_bad_image_costs_itself_only(start, recorder):
+    def broken() -> np.ndarray:
+        raise ValueError("half a JPEG")
+
+    gate = Gate()
+    engine = start(batched(gate, batches=(2, 3)), workers=1)
+    held(engine, gate)
+    for bad, camera in ((False, "left"), (True, "rear"), (False, "right")):
+        engine.offer(Frame(camera, 1, broken) if bad else frame(camera, 1))
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 3)
+    assert engine.wait_idle(WAIT)
+    assert [(r.frame.camera, r.output[0]) for r in recorder.results] == [("front", 2.0), ("left", 3.0), ("right", 3.0)]
+    assert [(d.frame.camera, d.reason) for d in recorder.drops] == [("rear", DropReason.BAD_IMAGE)]
+    assert not recorder.failures
+    for camera in ("left", "rear"):  # none left at all
+        engine.offer(Frame(camera, 2, broken))
+    recorder.wait(lambda: len(recorder.drops) == 3)
+    assert {d.reason for d in recorder.drops} == {DropReason.BAD_IMAGE}
+    assert not recorder.failures
+    check_accounts(engine)
+
+
+def test_preprocessing_that_raises_costs_that_frame_only(start, recorder):
+    def preprocess(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if int(image[0, 0, 0]) == 2:
+            raise ValueError("no such image")
+        return (image.float().mean().reshape(1),)
+
+    gate = Gate()
+    engine = start(replace(batched(gate, batches=(3,)), preprocess=preprocess), workers=1)
+    held(engine, gate, "left", "rear", "right")
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 3 and recorder.failures)
+    assert [(d.frame.camera, d.reason) for d in recorder.drops] == [("rear", DropReason.DNN_ERROR)]
+    assert "job 0: ValueError: no such image" in recorder.failures[0].message
+    check_accounts(engine)
+
+
+def test_a_job_that_raises_costs_all_of_the_batch_and_is_one_failure(start, recorder):
+    gate, broken = Gate(), []
+
+    def on_job(index: int) -> None:
+        if index == 0:
+            gate()
+        elif broken:
+            raise RuntimeError("layer broke")
+
+    engine = start(task(jobs=2, cameras=CAMERAS, on_job=on_job, batches=(3,)), workers=1, max_failures=2)
+    held(engine, gate, "left", "rear", "right")
+    gate.let()
+    recorder.wait(lambda: recorder.results)
+    broken.append(True)
+    gate.open()
+    recorder.wait(lambda: recorder.failures)
+    assert [(f.consecutive, f.disabled) for f in recorder.failures] == [(1, False)]
+    assert {(d.frame.camera, d.reason) for d in recorder.drops} == {(c, DropReason.DNN_ERROR) for c in CAMERAS[1:]}
+    check_accounts(engine)
+
+
+def test_a_device_that_fails_under_a_batch_loses_all_of_it_and_is_made_anew_once(start, recorder):
+    def on_job(index: int) -> None:
+        gate()
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    gate = Gate()
+    bad = task(jobs=1, cameras=CAMERAS, on_job=on_job, batches=(4,), batch_delay_ns=10**12)
+    good = task(jobs=1, cameras=CAMERAS, batches=(4,))
+    engine = start(replace(bad, rebuild=lambda alone: good), workers=1, max_failures=1)
+    for number in (1, 2):
+        for camera in CAMERAS:
+            engine.offer(frame(camera, number))
+        gate.open()
+        recorder.wait(lambda number=number: len(recorder.drops) + len(recorder.results) == 4 * number)
+    assert [(f.rebuilt, f.disabled) for f in recorder.failures] == [(True, False)]
+    assert [d.reason for d in recorder.drops] == [DropReason.DNN_ERROR] * 4
+    assert [r.timing.batch for r in recorder.results] == [4] * 4
+    check_accounts(engine)
+
+
+def test_outputs_that_cannot_be_decoded_and_receivers_that_raise_cost_that_frame_only(start, recorder):
+    def decode(outputs: tuple, size: tuple[int, int]) -> float:
+        if float(outputs[0]) == 4.0:
+            raise ValueError("no such number")
+        return float(outputs[0])
+
+    def on_result(result) -> None:
+        if result.frame.camera == "left":
+            raise OSError("publisher gone")
+        recorder.callbacks()["on_result"](result)
+
+    gate = Gate()
+    engine = start(batched(gate, batches=(3,), decode=decode), workers=1, on_result=on_result)
+    held(engine, gate, "left", "rear", "right")
+    gate.open()
+    assert engine.wait_idle(WAIT)
+    assert [r.frame.camera for r in recorder.results] == ["front", "right"]
+    assert {(d.frame.camera, d.reason) for d in recorder.drops} == {
+        ("left", DropReason.PUBLISH_ERROR), ("rear", DropReason.BAD_OUTPUT),
+    }  # fmt: skip
+    check_accounts(engine)
+
+
+def test_frames_that_waited_too_long_leave_their_places_to_others(start, recorder):
+    clock, gate = FakeClock(), Gate()
+    engine = start(batched(gate, batches=(2,), max_age_ns=100), workers=1, clock=clock)
+    held(engine, gate, "left")
+    clock.now += 101
+    for camera in ("rear", "right"):
+        engine.offer(frame(camera, 5))
+    gate.open()
+    recorder.wait(lambda: len(recorder.results) == 3)
+    assert [(d.frame.camera, d.reason) for d in recorder.drops] == [("left", DropReason.TOO_OLD)]
+    assert [r.timing.batch for r in recorder.results] == [1, 2, 2]
+    check_accounts(engine)
+
+
+def test_a_dnn_that_waits_for_more_begins_when_all_cameras_have_one(start, recorder):
+    """On a clock that stands still no delay is ever over."""
+    engine = start(task(cameras=CAMERAS[:3], batches=(4,), batch_delay_ns=10**12), workers=1, clock=FakeClock())
+    for value, camera in enumerate(("front", "front", "left", "rear")):
+        engine.offer(frame(camera, value))
+    recorder.wait(lambda: len(recorder.results) == 3)
+    assert [(r.frame.stamp_ns, r.timing.batch) for r in recorder.results] == [(1, 3), (2, 3), (3, 3)]  # the newest
+    check_accounts(engine)
+
+
+def test_a_dnn_begins_with_fewer_when_the_delay_is_over(start, recorder):
+    engine = start(task(cameras=CAMERAS, batches=(4,), batch_delay_ns=50_000), workers=1, clock=PassingClock())
+    engine.offer(frame("front", 1))
+    recorder.wait(lambda: len(recorder.results) == 1)
+    for value, camera in enumerate(CAMERAS[1:], start=2):
+        engine.offer(frame(camera, value))
+    recorder.wait(lambda: len(recorder.results) == 4)
+    assert recorder.results[0].timing.mailbox_ns >= 50_000
+    assert recorder.results[0].timing.batch == 1
+    check_accounts(engine)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_stopping_does_not_wait_for_more(start, recorder, drain):
+    engine = start(task(cameras=CAMERAS, batches=(4,), batch_delay_ns=10**12), workers=1, clock=FakeClock())
+    for camera in CAMERAS[:2]:
+        engine.offer(frame(camera, 1))
+    assert engine.stop(WAIT, drain=drain) == []
+    assert len(recorder.results) == (2 if drain else 0)
+    assert [d.reason for d in recorder.drops] == ([] if drain else [DropReason.SHUTDOWN] * 2)
+    check_accounts(engine)
+
+
+def test_what_hangs_in_a_batch_is_given_up_with_all_its_frames(start, recorder):
+    gate = Gate()
+    engine = start(batched(gate, batches=(4,), batch_delay_ns=10**12), workers=1)
+    for camera in CAMERAS:
+        engine.offer(frame(camera, 1))
+    gate.wait_for_job()
+    assert engine.stop(0.1, drain=True) == ["worker-0"]
+    gate.open()
+    assert [d.reason for d in recorder.drops] == [DropReason.SHUTDOWN] * 4
+    check_accounts(engine)
+
+
+def test_preprocessing_in_place_and_batches_exclude_one_another():
+    with pytest.raises(ValueError, match="'a' preprocesses in place; a batch has no such place"):
+        Engine([task(batches=(2,), in_place=True)], on_result=print)
+
+
+class Scene:
+    """A DNN's thread without the thread: the same calls on mailboxes and gathering, on a clock of the test's."""
+
+    def __init__(self, cameras: tuple[str, ...], most: int, delay_ns: int) -> None:
+        self.clock = FakeClock()
+        self.mail = Mailboxes(cameras)
+        self.most = most
+        self.gathering = Gathering(most, delay_ns, self.clock)
+        self.busy_until = self.clock.now
+
+    def next_ns(self) -> int | None:
+        """When the thread would wake by itself."""
+        if self.clock.now < self.busy_until:
+            return self.busy_until
+        left_s = self.gathering.left_s()
+        return None if left_s is None else self.clock.now + max(1, round(left_s * 1e9))
+
+    def look(self, begin: Callable[[list[Frame]], int]) -> None:
+        """Begin what can begin; `begin` says how long that takes."""
+        while len(self.mail) and self.clock.now >= self.busy_until and self.gathering.is_over(len(self.mail)):
+            taken: list[Frame] = []
+            while len(taken) < self.most and (one := self.mail.take()) is not None:
+                taken.append(one)
+            self.gathering.reset()
+            self.busy_until = self.clock.now + begin(taken)
+
+
+@given(
+    cameras=st.integers(1, 4).map(lambda count: CAMERAS[:count]),
+    most=st.integers(1, 4),
+    delay_ns=st.integers(0, 50),
+    arrivals=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=40),
+    busy=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+)
+def test_no_frame_is_lost_none_waits_longer_than_stated_and_no_camera_is_taken_twice(
+    cameras: tuple[str, ...], most: int, delay_ns: int, arrivals: list[tuple[int, int]], busy: list[int]
+) -> None:
+    most = min(most, len(cameras))
+    scene = Scene(cameras, most, delay_ns)
+    begun: list[list[Frame]] = []
+    waiting_since: int | None = None  # a frame waits and the DNN is free
+    overwritten: list[Frame] = []
+    skipped: Counter[str] = Counter()  # inferences that began without a camera whose frame waited
+
+    def begin(taken: list[Frame]) -> int:
+        nonlocal waiting_since
+        assert waiting_since is not None
+        waited = scene.clock.now - waiting_since
+        assert waited <= delay_ns
+        assert len(taken) == most or waited == delay_ns
+        names = [one.camera for one in taken]
+        assert 1 <= len(names) == len(set(names)) <= most
+        for camera in cameras:
+            skipped[camera] = 0 if camera in names or scene.mail.is_free(camera) else skipped[camera] + 1
+            assert skipped[camera] < len(cameras)
+        begun.append(taken)
+        waiting_since = None
+        return busy[len(begun) % len(busy)]
+
+    def look() -> None:
+        nonlocal waiting_since
+        if len(scene.mail) and scene.clock.now >= scene.busy_until and waiting_since is None:
+            waiting_since = scene.clock.now
+        scene.look(begin)
+
+    at, offered = scene.clock.now, []
+    for pause, number in [*arrivals, (10_000, 0)]:
+        at += pause
+        while (wakes := scene.next_ns()) is not None and wakes <= at:
+            scene.clock.now = wakes
+            look()
+        scene.clock.now = at
+        one = frame(cameras[number % len(cameras)], len(offered) % 256)
+        offered.append(one)
+        old = scene.mail.put(one)
+        overwritten += [] if old is None else [old]
+        look()
+    taken = [one for batch in begun for one in batch]
+    left = scene.mail.clear()
+    assert Counter(map(id, offered)) == Counter(map(id, [*taken, *overwritten, *left]))
+    assert len(left) <= 1  # the one that came last
