@@ -97,6 +97,13 @@ class DnnConfig(_Section):
         description="With captured jobs, on a GPU: preprocessing is captured too, for each size of images after the "
         "first frame of it. No effect elsewhere.",
     )
+    sms: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="SMs of the GPU that its jobs may use, by a CUDA green context (PyTorch 2.11 and newer); DNNs with "
+        "the same number share them. 0: all.",
+    )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(
         0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME

@@ -14,7 +14,7 @@ from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
-from multi_dnn_ros.engine.worker import MakeStream, Worker
+from multi_dnn_ros.engine.worker import Worker
 
 
 def _ignore(_: object) -> None:
@@ -26,13 +26,12 @@ class Engine:
 
     Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
     Kim 2022, section 3.2). Where the priorities of DNNs differ, a worker has a stream for each, and the GPU itself lets
-    the more important one go first.
+    the more important one go first; so it has for each share of the SMs.
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row after which a DNN is taken out. in_flight: frames of a DNN under way at once.
-    clock: nanoseconds, monotonic. make_stream: CUDA stream priority -> a stream for a worker, such as one on a share
-    of the SMs; None: an ordinary one.
+    clock: nanoseconds, monotonic.
 
     An engine starts once and stops once.
     """
@@ -52,7 +51,6 @@ class Engine:
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
-        make_stream: MakeStream | None = None,
     ) -> None:
         _check(tasks, workers, in_flight)
         self._clock = clock
@@ -62,9 +60,7 @@ class Engine:
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
         self._order_streams()
-        self._workers = [
-            Worker(number, self._queue, device, self._stream_priority, make_stream) for number in range(workers)
-        ]
+        self._workers = [Worker(number, self._queue, device, self._stream_priority) for number in range(workers)]
 
     @property
     def cameras(self) -> tuple[str, ...]:

@@ -8,22 +8,19 @@ from collections.abc import Callable
 import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import Streams
 from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.engine.job import Inference, Job
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.task import DropReason
 
-#: Makes a CUDA stream of a stream priority.
-MakeStream = Callable[[int], torch.cuda.Stream]
-
 
 class Worker(threading.Thread):
     """Takes jobs until the queue is closed. A job that raises loses its frame and nothing else.
 
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
-    stream_priority: of the CUDA stream for jobs of a DNN priority. make_stream: makes one of a CUDA stream priority, in
-    the worker's own thread; None: an ordinary one of the device.
+    stream_priority: of the CUDA stream for jobs of a DNN priority.
     """
 
     def __init__(
@@ -32,19 +29,17 @@ class Worker(threading.Thread):
         queue: JobQueue,
         device: torch.device,
         stream_priority: Callable[[int], int] = lambda priority: 0,
-        make_stream: MakeStream | None = None,
     ) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
         self._stream_priority = stream_priority
-        self._make_stream = make_stream
-        self._streams: Streams[torch.cuda.Stream] | None = None
+        self._streams: Streams[tuple[int, int], torch.cuda.Stream] | None = None
 
     def run(self) -> None:
         # Gradient mode, device and stream are per thread in PyTorch.
         with torch.inference_mode():
-            self._streams = _own_streams(self._device, self._make_stream)
+            self._streams = _own_streams(self._device)
             ended = False
             while (job := self._queue.get(ended=ended)) is not None:
                 self._run(job)
@@ -56,7 +51,8 @@ class Worker(threading.Thread):
         if inference.lost is None:
             try:
                 if self._streams is not None:
-                    self._streams.enter(self._stream_priority(inference.priority))
+                    sms = inference.task.sms  # streams on a share have no priority
+                    self._streams.enter((sms, 0 if sms else self._stream_priority(inference.priority)))
                 job.run(self._device)
             except FrameError as error:
                 inference.lost = (DropReason.BAD_IMAGE, str(error))
@@ -75,8 +71,9 @@ def hand_over(job: Job, inference: Inference, queue: JobQueue) -> None:
     inference.done(inference)
 
 
-def _own_streams(device: torch.device, make: MakeStream | None) -> Streams[torch.cuda.Stream] | None:
+def _own_streams(device: torch.device) -> Streams[tuple[int, int], torch.cuda.Stream] | None:
+    """By SMs and priority."""
     if device.type != "cuda":
         return None
     torch.cuda.set_device(device)
-    return Streams(make or (lambda priority: torch.cuda.Stream(device, priority=priority)), torch.cuda.set_stream)
+    return Streams(lambda kind: make_stream(device, *kind), torch.cuda.set_stream)
