@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Stage
+from multi_dnn_ros.backends import Backend, Stage, green_contexts
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.green_contexts import computing_on
 from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
@@ -55,6 +56,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     Sets PyTorch's number of CPU threads, for the whole process. Raises ConfigError or models.load.ModelError.
     """
     device = choose_device(config.device)
+    _check_shares(config, device)
     workers = config.workers or default_workers(device, len(config.dnns))
     # On a GPU what is left for the CPU is small, and each DNN's thread would get a team of threads of its own for it.
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
@@ -113,7 +115,7 @@ def make_task(
     def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
         inputs = dnn.example_inputs()
         stages = cut(module, inputs, settings.jobs, fold_batch_norm=True)
-        with alone, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with alone, computing_on(device, settings.sms):
             ready = backend.prepare(stages, inputs, device)
             graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
         return DnnTask(
@@ -123,6 +125,7 @@ def make_task(
             stages=ready,
             decode=dnn.decoder,
             priority=settings.priority,
+            sms=settings.sms,
             deadline_ns=milliseconds(settings.deadline_ms) or None,
             max_age_ns=milliseconds(settings.max_age_ms) or None,
             rebuild=rebuild,
@@ -233,6 +236,21 @@ def default_workers(device: torch.device, dnns: int) -> int:
 def cpu_count() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_shares(config: NodeConfig, device: torch.device) -> None:
+    """Before minutes are spent on the first DNN."""
+    for name, settings in config.dnns.items():
+        if not settings.sms:
+            continue
+        problem = green_contexts.unmet(device, settings.sms)
+        if not problem:
+            try:
+                green_contexts.make_stream(device, settings.sms)
+            except RuntimeError as error:
+                problem = f"CUDA refuses: {reason_of(error)}"
+        if problem:
+            raise ConfigError(f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device")
 
 
 def _cameras_of(name: str, settings: DnnConfig, config: NodeConfig) -> tuple[str, ...]:

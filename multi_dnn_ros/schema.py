@@ -54,8 +54,8 @@ class DnnConfig(_Section):
     role: Role = Field(description="What its results are: lane, object or pedestrian.")
     model: str = Field(
         min_length=1,
-        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2, .onnx "
-        "or (of `multi-dnn decompose`) .safetensors file.",
+        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, each also with `_small` (decomposed), "
+        "`torchvision:<builder>`, or a .pt2, .onnx or (of `multi-dnn decompose`) .safetensors file.",
     )
     weights: str = Field(
         "default",
@@ -96,6 +96,13 @@ class DnnConfig(_Section):
         False,
         description="With captured jobs, on a GPU: preprocessing is captured too, for each size of images after the "
         "first frame of it. No effect elsewhere.",
+    )
+    sms: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="SMs of the GPU that its jobs may use, by a CUDA green context (PyTorch 2.11 and newer); DNNs with "
+        "the same number share them. 0: all.",
     )
     jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
     score_threshold: float = Field(

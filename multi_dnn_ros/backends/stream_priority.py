@@ -1,14 +1,16 @@
-"""Priorities of CUDA streams that follow the priorities of DNNs."""
+"""Priorities of CUDA streams that follow the priorities of DNNs, and the streams of a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
+
+import torch
 
 #: CUDA has more on some GPUs; PyTorch keeps streams of four.
 LEVELS = 4
 
-KeyT = TypeVar("KeyT")
+KindT = TypeVar("KindT", bound=Hashable)
 StreamT = TypeVar("StreamT")
 
 
@@ -20,19 +22,32 @@ def stream_priorities(dnn_priorities: Iterable[int]) -> dict[int, int]:
     return {priority: -min(rank, LEVELS - 1) for rank, priority in enumerate(sorted(set(dnn_priorities)))}
 
 
-class Streams(Generic[KeyT, StreamT]):
+def capture_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    """What the calling thread captures on: its current stream, or a new one of `priority` where that is the default
+    stream, which cannot capture.
+
+    The kernels of a graph keep the priority, and the share of the SMs, of the stream that they were captured on,
+    wherever it is launched (priority: PyTorch 2.10 and newer; before, that of the launching stream counts).
+    """
+    stream = torch.cuda.current_stream(device)
+    if stream == torch.cuda.default_stream(device):
+        return torch.cuda.Stream(device, priority=priority)
+    return stream
+
+
+class Streams(Generic[KindT, StreamT]):
     """The stream that each key computes on, as one thread enters them.
 
     get: the stream of a key, asked for once a key. use: makes a stream the calling thread's current one.
     """
 
-    def __init__(self, get: Callable[[KeyT], StreamT], use: Callable[[StreamT], None]) -> None:
+    def __init__(self, get: Callable[[KindT], StreamT], use: Callable[[StreamT], None]) -> None:
         self._get = get
         self._use = use
-        self._streams: dict[KeyT, StreamT] = {}
-        self._current: KeyT | None = None
+        self._streams: dict[KindT, StreamT] = {}
+        self._current: KindT | None = None
 
-    def enter(self, key: KeyT) -> StreamT:
+    def enter(self, key: KindT) -> StreamT:
         """From here on the thread works on the stream of this key."""
         if key not in self._streams:
             self._streams[key] = self._get(key)

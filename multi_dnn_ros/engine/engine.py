@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.frame import Frame
@@ -17,9 +18,6 @@ from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.engine.worker import Worker
-
-#: Makes a CUDA stream of a stream priority.
-MakeStream = Callable[[int], torch.cuda.Stream]
 
 
 def _ignore(_: object) -> None:
@@ -32,13 +30,12 @@ class Engine:
     Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
     Kim 2022, section 3.2). On a GPU the streams belong to the DNNs, not to the workers: jobs of a frame follow one
     another on one stream whichever worker launches them, and few workers keep many DNNs going at once. The streams have
-    the DNNs' priorities, and the GPU itself lets the more important one go first.
+    the DNNs' priorities, and the GPU itself lets the more important one go first; or lie on their share of the SMs.
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row after which a DNN is taken out. in_flight: inferences of a DNN under way at once.
-    clock: nanoseconds, monotonic. make_stream: CUDA stream priority -> a stream for a DNN, such as one on a share of
-    the SMs; None: an ordinary one.
+    clock: nanoseconds, monotonic.
 
     An engine starts once and stops once.
     """
@@ -58,7 +55,6 @@ class Engine:
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
-        make_stream: MakeStream | None = None,
     ) -> None:
         _check(tasks, workers, in_flight)
         self._clock = clock
@@ -68,8 +64,8 @@ class Engine:
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
         self._order_streams()
-        self._make_stream = make_stream or (lambda priority: torch.cuda.Stream(device, priority=priority))
-        self._streams: dict[tuple[str, int], torch.cuda.Stream] = {}
+        self._device = device
+        self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
         self._workers = [Worker(number, self._queue, device, self._stream_of) for number in range(workers)]
 
@@ -149,14 +145,15 @@ class Engine:
     def _order_streams(self) -> None:
         self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())
 
-    def _stream_of(self, dnn: tuple[str, int]) -> torch.cuda.Stream:
-        """Of a DNN's name and priority; made by the worker that needs it first."""
-        name, priority = dnn
-        level = self._stream_priorities.get(priority, 0)  # a frame may have begun before its DNN's priority changed
+    def _stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
+        """Of a DNN's name, share of the SMs and priority; made by the worker that needs it first."""
+        name, sms, priority = dnn
+        # A frame may have begun before its DNN's priority changed; streams on a share have none.
+        level = 0 if sms else self._stream_priorities.get(priority, 0)
         with self._streams_lock:
-            if (name, level) not in self._streams:
-                self._streams[name, level] = self._make_stream(level)
-            return self._streams[name, level]
+            if (name, sms, level) not in self._streams:
+                self._streams[name, sms, level] = make_stream(self._device, sms, level)
+            return self._streams[name, sms, level]
 
     def _serving(self, camera: str) -> list[DnnThread]:
         dnns = [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]

@@ -26,6 +26,7 @@ class DnnTask:
     cameras: whose frames it takes, one mailbox each.
     priority: higher goes first under the priority policy. deadline_ns: from arrival, for EDF and the statistics; None:
     no deadline. max_age_ns: a frame that waited longer is dropped; None: never.
+    sms: of a GPU, that its jobs run on; the stages were made ready for that share. 0: all.
     rebuild: the same task with stages made anew, after the device failed under these; what wants the device to itself
     is done inside the context that it is given. None: a failing device counts as any other failure.
     specialize: called once with each (height, width) of images that came through, while no job runs, to make
@@ -44,6 +45,7 @@ class DnnTask:
     priority: int = 0
     deadline_ns: int | None = None
     max_age_ns: int | None = None
+    sms: int = 0
     rebuild: Callable[[AbstractContextManager[None]], DnnTask] | None = None
     specialize: Callable[[tuple[int, int]], None] | None = None
     in_place: bool = False

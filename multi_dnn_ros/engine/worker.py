@@ -13,14 +13,15 @@ from multi_dnn_ros.engine.job import Job, loss_by
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.task import DropReason
 
-StreamOf = Callable[[tuple[str, int]], torch.cuda.Stream]
+#: The CUDA stream of a DNN: name, SMs that it runs on, priority.
+StreamOf = Callable[[tuple[str, int, int]], torch.cuda.Stream]
 
 
 class Worker(threading.Thread):
     """Takes jobs until the queue is closed. A job that raises loses its frame and nothing else.
 
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
-    stream_of: the CUDA stream of a DNN (name, priority), the same for all workers; not asked on a CPU.
+    stream_of: the same for all workers; not asked on a CPU.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Worker(threading.Thread):
         inference = job.inference
         if inference.lost is None:
             try:
-                dnn = inference.task.name, inference.priority
+                dnn = inference.task.name, inference.task.sms, inference.priority
                 job.run(self._device, None if self._streams is None else self._streams.enter(dnn))
             except BaseException as error:  # whatever a DNN raises, this thread serves the others
                 inference.lost = loss_by(error, job.index)

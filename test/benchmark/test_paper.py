@@ -75,7 +75,7 @@ def test_conditions_fit_the_device() -> None:
 
 def test_a_share_of_sms_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     check_partition(CPU, None)
-    with pytest.raises(UsageError, match="--sms 16: only an NVIDIA GPU"):
+    with pytest.raises(UsageError, match="--sms is 16; only an NVIDIA GPU"):
         check_partition(CPU, 16)
     monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
     with pytest.raises(UsageError, match="no CUDA green contexts"):
@@ -247,7 +247,7 @@ def test_paper_through_the_command(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--sms", "16"], "--sms 16: only an NVIDIA GPU"),
+        (["--sms", "16"], "--sms is 16; only an NVIDIA GPU"),
         (["--resume"], "--resume needs --output"),
         (["--set", "vgg"], "--set is 'vgg'"),
         (["--conditions", "ours_fp16"], "needs a GPU"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
 
+from multi_dnn_ros.backends.stream_priority import Streams
 from multi_dnn_ros.engine import DropReason, Engine, Frame
 
 
@@ -215,3 +216,14 @@ def test_wrong_use_is_an_error_that_names_it(recorder):
         Engine([task("a")], on_result=print, policy="lifo")
     with pytest.raises(ValueError, match="'rear'; served are front"):
         Engine([task("a")], on_result=print).offer(frame("rear"))
+
+
+def test_jobs_run_on_the_stream_of_their_dnns_share_and_priority(start, monkeypatch):
+    used = []
+    monkeypatch.setattr(
+        "multi_dnn_ros.engine.worker._own_streams", lambda device: Streams(lambda kind: kind, used.append)
+    )
+    engine = start(task("a"), task("b", priority=3), task("c", priority=3, sms=16), workers=1)
+    assert engine.submit(frame())
+    assert engine.wait_idle(WAIT)
+    assert set(used) == {(0, 0), (0, -1), (16, 0)}

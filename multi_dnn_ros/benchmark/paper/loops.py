@@ -86,7 +86,7 @@ class ThroughEngine:
     def __init__(self, chains: Sequence[tuple[Stage, ...]], inputs: Sequence[Tensors], partition: Partition) -> None:
         self._partition = partition
         self._tasks = [
-            make_task(f"dnn{number}", chain, tensors)
+            make_task(f"dnn{number}", chain, tensors, partition)
             for number, (chain, tensors) in enumerate(zip(chains, inputs, strict=True))
         ]
 
@@ -113,7 +113,6 @@ class ThroughEngine:
             device=device,
             on_result=on_result,
             on_failure=failures.append,
-            make_stream=self._partition.make_stream if device.type == "cuda" else None,
         )
         engine.start()
         try:
@@ -136,9 +135,9 @@ class ThroughEngine:
         pass
 
 
-def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors) -> DnnTask:
+def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: Partition) -> DnnTask:
     """A DNN whose input lies on the device already, as for all other conditions, with a camera of its own name."""
-    return DnnTask(name, (name,), lambda image: inputs, chain, lambda outputs, size: None)
+    return DnnTask(name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0)
 
 
 def _image() -> npt.NDArray[np.uint8]:
