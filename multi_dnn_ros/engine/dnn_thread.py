@@ -355,6 +355,7 @@ class DnnThread(threading.Thread):
                 stages=fresh.stages,
                 specialize=fresh.specialize,
                 in_place=fresh.in_place,
+                remaining_ns=fresh.remaining_ns,
             )
             self._ready = None
             self._sizes.clear()

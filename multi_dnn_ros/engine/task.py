@@ -31,6 +31,8 @@ class DnnTask:
     specialize: called once with each (height, width) of images that came through, while no job runs, to make
     preprocessing faster for it. in_place: preprocessing writes where the stages read, so that it may begin only when
     the frame before is through.
+    remaining_ns: by job, what a frame takes from its start to the end of the last job, for the slack of EDF; None: not
+    known.
     """
 
     name: str
@@ -44,6 +46,7 @@ class DnnTask:
     rebuild: Callable[[AbstractContextManager[None]], DnnTask] | None = None
     specialize: Callable[[tuple[int, int]], None] | None = None
     in_place: bool = False
+    remaining_ns: tuple[int, ...] | None = None
 
 
 class DropReason(str, Enum):
