@@ -244,7 +244,7 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> tuple
     """
     serves = backend_name(settings.backend, device, name)
     times = serves if serves != "inductor" else backend_name("auto", device)
-    make_backend = partial(choose_backend, times, device, settings.precision, dnn=name)
+    make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
     return Target(device, times, make_backend, settings.precision, rounds=ROUNDS), serves
 
 

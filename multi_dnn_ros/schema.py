@@ -153,8 +153,8 @@ class NodeConfig(_Section):
     )
     predictor: str = Field(
         "",
-        description="The predictor.json that `multi-dnn profile` learnt: DNNs are cut into jobs of even predicted time, "
-        "and configuring predicts whether they fit the device. What it was not taught is measured. Empty: none.",
+        description="The predictor.json that `multi-dnn profile` learnt: DNNs are cut into jobs of even predicted "
+        "time, and configuring predicts whether they fit the device. What it was not taught is measured. Empty: none.",
     )
     blocking_ms: float = Field(
         0.0,
