@@ -114,6 +114,9 @@ class JobPlanner:
                 dnn.name, dnn.name, reason_of(error),
             )  # fmt: skip
             return JobPlan(jobs)
+        finally:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # of what was captured to be timed alone
 
     def _plan(self, dnn: Dnn, jobs: int, target: Target, backend: str) -> JobPlan:
         noise = torch.Generator().manual_seed(0)

@@ -58,7 +58,7 @@ def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **de
 
 
 def measured(*ms: float):
-    """A measurement of Small that finds so many milliseconds in each layer."""
+    """A measurement that finds so many milliseconds in each layer."""
 
     def timed(traced, target, *, jobs: int) -> Times:
         stages = split(traced.graph_module, jobs)
@@ -123,8 +123,8 @@ def test_what_cannot_be_met_is_one_line_and_says_what_is_kept(caplog: pytest.Log
 
 
 def test_what_a_predictor_does_not_know_is_told_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
-    own = planner(taught(device="Orin, 16 SMs; auto"))
-    plans = [own.plan(dnn(name=name), 2, target(), "eager") for name in ("lane", "object")]
+    own = planner(taught(device="Orin, 16 SMs; auto"), ms=(1.0,))
+    plans = [own.plan(dnn(nn.ReLU(), name), 2, target(), "eager") for name in ("lane", "object")]
     assert [plan.known for plan in plans] == ["measured", "measured"]
     (record,) = told(caplog)
     assert "dnn.lane: layers are measured, as the predictor p.json does not know them: " in record.getMessage()
@@ -140,7 +140,7 @@ def test_what_cannot_be_timed_is_cut_by_estimates(caplog: pytest.LogCaptureFixtu
     def fails(*args: object, **kwargs: object) -> Times:
         raise RuntimeError("sofa")
 
-    plan = JobPlanner(None, "", 1.0, timed=fails).plan(dnn(), 3, target())
+    plan = JobPlanner(None, "", 1.0, timed=fails).plan(dnn(nn.ReLU()), 3, target())
     assert (plan.jobs, plan.costs) == (3, None)
     assert "cut into dnn.object.jobs jobs by estimates: sofa" in caplog.text
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_timed_is_cut_by_estimates(caplog: pytest.LogCaptureFixtu
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        JobPlanner(None, "", 1.0, timed=full).plan(dnn(), 3, target())
+        JobPlanner(None, "", 1.0, timed=full).plan(dnn(nn.ReLU()), 3, target())
 
 
 def test_half_precision_moves_half_the_bytes() -> None:
