@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -22,10 +23,15 @@ from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_pr
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.backends.torchscript import TorchScript
+from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.profiling.job_plan import ROUNDS, JobPlan, JobPlanner
+from multi_dnn_ros.profiling.predictor import Predictor, read_predictor
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.reporting import cpu_count as cpu_count
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
 BACKENDS: Mapping[str, type[Backend]] = {
@@ -42,12 +48,16 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Everything that is made when configuring. dnns: by name, for labels and thresholds."""
+    """Everything that is made when configuring. dnns: by name, for labels and thresholds.
+
+    predictor: of layer times, that of parameter `predictor`; None: none.
+    """
 
     device: torch.device
     workers: int
     tasks: tuple[DnnTask, ...]
     dnns: Mapping[str, Dnn]
+    predictor: Predictor | None = None
 
 
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
@@ -62,6 +72,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
     dnns: dict[str, Dnn] = {}
     tasks: list[DnnTask] = []
+    predictor = _predictor(config.predictor)
+    planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
     levels = stream_priorities(settings.priority for settings in config.dnns.values())
     shortage = ""
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
@@ -78,7 +90,11 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 stream_priority=stream_priority,
             )
-            tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority))
+            target, served_by = timing_target(name, settings, device)
+            plan = planner.plan(dnns[name], settings.jobs, target, served_by)
+            tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority, plan))
+            if tasks[-1].remaining_ns is not None:
+                progress(plan.words(name, tasks[-1].remaining_ns))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -99,7 +115,18 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         gc.collect()
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
-    return Pipeline(device, workers, tuple(tasks), dnns)
+    return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+
+
+def _predictor(path: str) -> Predictor | None:
+    if not path:
+        return None
+    try:
+        return read_predictor(Path(path))
+    except ProfileError as error:
+        raise ConfigError(
+            f"parameter predictor is '{path}'; expected a file of `multi-dnn profile learn`: {error}"
+        ) from None
 
 
 def make_task(
@@ -109,12 +136,17 @@ def make_task(
     backend: Backend,
     device: torch.device,
     stream_priority: int = 0,
+    plan: JobPlan | None = None,
 ) -> DnnTask:
-    """Cut one DNN into its jobs and make them ready. stream_priority: of the CUDA stream for capturing."""
+    """Cut one DNN into its jobs and make them ready. stream_priority: of the CUDA stream for capturing.
+
+    plan: how it is cut; None: into as many jobs as settings say, by estimates.
+    """
+    plan = plan or JobPlan(settings.jobs)
 
     def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
         inputs = dnn.example_inputs()
-        stages = cut(module, inputs, settings.jobs, fold_batch_norm=True)
+        stages = cut(module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
         with alone, computing_on(device, settings.sms):
             ready = backend.prepare(stages, inputs, device)
             graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
@@ -131,6 +163,7 @@ def make_task(
             rebuild=rebuild,
             specialize=graph.specialize if graph else None,
             in_place=graph is not None,
+            remaining_ns=plan.remaining_ns(stages),
         )
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
@@ -206,6 +239,18 @@ def choose_backend(
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 
+def timing_target(name: str, settings: DnnConfig, device: torch.device) -> tuple[Target, str]:
+    """Where and how the layers of DNN `name` are timed, and the backend that serves it.
+
+    Both are the same but for inductor, which would compile each layer by itself, for minutes: what it compiles is
+    timed as it runs without it.
+    """
+    serves = backend_name(settings.backend, device, name)
+    times = serves if serves != "inductor" else backend_name("auto", device)
+    make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
+    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS), serves
+
+
 def milliseconds(value: float) -> int:
     """To nanoseconds."""
     return round(value * 1e6)
@@ -231,11 +276,6 @@ def choose_device(name: str) -> torch.device:
 def default_workers(device: torch.device, dnns: int) -> int:
     """A worker a core on a CPU, a worker a DNN on a GPU (8 hardware queues), never more than there are DNNs."""
     return max(1, min(dnns, 8 if device.type == "cuda" else cpu_count()))
-
-
-def cpu_count() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_shares(config: NodeConfig, device: torch.device) -> None:

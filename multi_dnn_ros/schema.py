@@ -104,7 +104,12 @@ class DnnConfig(_Section):
         description="SMs of the GPU that its jobs may use, by a CUDA green context (PyTorch 2.11 and newer); DNNs with "
         "the same number share them. 0: all.",
     )
-    jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
+    jobs: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="Jobs (runs of consecutive hidden layers) the DNN is cut into; see also `blocking_ms`.",
+    )
     score_threshold: float = Field(
         0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME
     )
@@ -152,6 +157,18 @@ class NodeConfig(_Section):
     policy: Literal["fifo", "priority", "edf"] = Field("fifo", description="Which queued job goes next.")
     aging_ms: float = Field(
         50.0, gt=0.0, le=60_000.0, description="Waiting time that outweighs one step of priority (no starvation)."
+    )
+    predictor: str = Field(
+        "",
+        description="The predictor.json that `multi-dnn profile` learnt: DNNs are cut into jobs of even predicted "
+        "time, and configuring predicts whether they fit the device. What it was not taught is measured. Empty: none.",
+    )
+    blocking_ms: float = Field(
+        0.0,
+        ge=0.0,
+        le=60_000.0,
+        description="Longest time that a job may take, alone on the device: each DNN is cut into the fewest jobs that "
+        "keep to it, by its layers' predicted or measured times. 0: `dnn.<dnn>.jobs` counts.",
     )
     max_failures: int = Field(5, ge=1, le=1000, description="Failures in a row after which a DNN is taken out.")
     stop_timeout_s: float = Field(

@@ -361,6 +361,7 @@ class DnnThread(threading.Thread):
                 batches=fresh.batches,
                 specialize=fresh.specialize,
                 in_place=fresh.in_place,
+                remaining_ns=fresh.remaining_ns,
             )
             self._ready = None
             self._sizes.clear()

@@ -173,5 +173,9 @@ def _check(tasks: Sequence[DnnTask], workers: int, in_flight: int) -> None:
             )
         if task.in_place and task.batches:
             raise ValueError(f"DNN '{task.name}' preprocesses in place; a batch has no such place")
+        if task.remaining_ns is not None and len(task.remaining_ns) != len(task.stages):
+            raise ValueError(
+                f"DNN '{task.name}' has remaining_ns of {len(task.remaining_ns)} jobs, but {len(task.stages)} stages"
+            )
     if workers < 1 or in_flight < 1:
         raise ValueError(f"workers is {workers} and in_flight is {in_flight}; both must be at least 1")

@@ -13,7 +13,6 @@ import torch
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import split
-from multi_dnn_ros.pipeline import cpu_count
 from multi_dnn_ros.profiling.clock import clock_for
 from multi_dnn_ros.profiling.device import Limits
 from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwork
@@ -22,6 +21,7 @@ from multi_dnn_ros.profiling.measure import trace_for
 from multi_dnn_ros.profiling.network import Network
 from multi_dnn_ros.profiling.profile import Distribution, ProfileError, describe
 from multi_dnn_ros.profiling.samples import Load, LoadKind, Sample, Setting
+from multi_dnn_ros.reporting import cpu_count
 
 LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2

@@ -99,7 +99,7 @@ def test_rooms_import_one_way():
         "standalone": {"standalone"},
         "compression": {"compression", "models", "backends", "reporting"},
         "training": {"training", "models", "schema", "engine", "compression", "reporting"},
-        "profiling": {"profiling", "models", "backends", "compression", "reporting", "engine", "pipeline", "schema"},
+        "profiling": {"profiling", "models", "backends", "compression", "reporting", "engine"},
     }
     for room, rooms in allowed.items():
         for source in (ROOT / "multi_dnn_ros" / room).rglob("*.py"):
