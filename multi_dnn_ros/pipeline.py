@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage, green_contexts
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
 from multi_dnn_ros.backends.eager import Eager
@@ -28,6 +29,7 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.trace import TraceError
 from multi_dnn_ros.profiling.job_plan import ROUNDS, JobPlan, JobPlanner
 from multi_dnn_ros.profiling.predictor import Predictor, read_predictor
 from multi_dnn_ros.profiling.profile import ProfileError
@@ -138,17 +140,27 @@ def make_task(
     stream_priority: int = 0,
     plan: JobPlan | None = None,
 ) -> DnnTask:
-    """Cut one DNN into its jobs and make them ready. stream_priority: of the CUDA stream for capturing.
+    """Cut one DNN into its jobs and make them ready, for as many images at once as its parameters and cameras allow.
 
-    plan: how it is cut; None: into as many jobs as settings say, by estimates.
+    stream_priority: of the CUDA stream for capturing. plan: how it is cut; None: into as many jobs as settings say, by
+    estimates. ConfigError.
     """
     plan = plan or JobPlan(settings.jobs)
+    if settings.max_batch > 1 and settings.capture_preprocess:
+        raise ConfigError(
+            f"parameter dnn.{dnn.name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
+            "image where the first job reads; allowed with max_batch above 1: false"
+        )
 
     def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
         inputs = dnn.example_inputs()
         stages = cut(module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
+        chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
+        for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
+            chains[size] = _cut(dnn, module, settings, size, len(stages))
         with alone, computing_on(device, settings.sms):
-            ready = backend.prepare(stages, inputs, device)
+            batches = _ready(dnn, settings, chains, backend, device)
+            ready = batches.pop(1)
             graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
         return DnnTask(
             name=dnn.name,
@@ -164,6 +176,8 @@ def make_task(
             specialize=graph.specialize if graph else None,
             in_place=graph is not None,
             remaining_ns=plan.remaining_ns(stages),
+            batches=batches,
+            batch_delay_ns=milliseconds(settings.batch_delay_ms),
         )
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
@@ -173,6 +187,38 @@ def make_task(
         return task
 
     return made(dnn.module, contextlib.nullcontext())
+
+
+def _cut(dnn: Dnn, module: torch.nn.Module, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
+    """Its jobs for several images at once: as many as for one, of even estimated times."""
+    try:
+        return cut(module, stacked(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
+    except TraceError as error:
+        raise _no_batches(dnn, settings, f"with {images} of them, {error}") from None
+
+
+def _ready(
+    dnn: Dnn,
+    settings: DnnConfig,
+    chains: Mapping[int, Sequence[torch.nn.Module]],
+    backend: Backend,
+    device: torch.device,
+) -> dict[int, tuple[Stage, ...]]:
+    """The jobs for each number of images, made ready."""
+    inputs = dnn.example_inputs()
+    if len(chains) == 1:
+        return {1: backend.prepare(chains[1], inputs, device)}
+    try:
+        return prepare_batches(backend, chains, inputs, device, PRECISIONS[settings.precision].tolerance(device))
+    except BatchError as error:
+        raise _no_batches(dnn, settings, str(error)) from None
+
+
+def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
+    return ConfigError(
+        f"parameter dnn.{dnn.name}.max_batch is {settings.max_batch}, but {settings.model} takes one image at a time: "
+        f"{reason}; allowed: 1"
+    )
 
 
 def _preprocess_graph(

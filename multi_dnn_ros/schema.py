@@ -104,6 +104,20 @@ class DnnConfig(_Section):
         description="SMs of the GPU that its jobs may use, by a CUDA green context (PyTorch 2.11 and newer); DNNs with "
         "the same number share them. 0: all.",
     )
+    max_batch: int = Field(
+        1,
+        ge=1,
+        le=16,
+        description="Most frames in one inference, at most one of each camera: those of several cameras that wait "
+        "together share it. 1: every frame by itself. Not with capture_preprocess.",
+    )
+    batch_delay_ms: float = Field(
+        0.0,
+        ge=0.0,
+        le=1000.0,
+        description="With max_batch: how long a DNN that could begin waits for frames of its other cameras; 0: it "
+        "takes what is there.",
+    )
     jobs: int = Field(
         4,
         ge=1,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -11,11 +13,32 @@ Tensors = tuple[torch.Tensor, ...]
 Stage = Callable[[Tensors], Tensors]
 
 
+@dataclass
+class Shared:
+    """What the stages of one DNN for several numbers of images have in common; they must never run at the same time.
+
+    converted: copies of weights, by type and by id of the float32 tensor, which must live on. pool, stream: where CUDA
+    graphs have their memory, and on which they are captured.
+    """
+
+    converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
+    pool: Any = None
+    stream: Any = None
+
+
 class Backend(Protocol):
     """Makes the stages of a DNN ready for a device, once, before the first frame."""
 
-    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self,
+        stages: Sequence[torch.nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
         """Move, compile and warm up. `inputs`: example inputs of the first stage, any device.
+
+        shared: of the same DNN's stages for other numbers of images.
 
         The returned stages compute on the calling thread's current stream.
         """

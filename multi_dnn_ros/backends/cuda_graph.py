@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
@@ -29,7 +29,8 @@ class CudaGraph:
 
     The captured stages of a DNN read and write the same memory for every frame: a frame may enter the first one only
     when the one before has left the last one, which the engine sees to. Capturing is serial and wants the GPU for
-    itself, so all of it happens while configuring.
+    itself, so all of it happens while configuring. The same holds for its stages for other numbers of images, which
+    compute in the same pool of memory.
 
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
     kernels: the backend whose stages are captured; None: eager. stream_priority: of the stream they are captured on
@@ -44,7 +45,13 @@ class CudaGraph:
         self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
 
-    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self,
+        stages: Sequence[torch.nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
         """Move to `device`, warm up, capture, compare with results before capturing on `inputs`.
 
         Captures on the calling thread's current stream, which binds the graphs to that stream's share of the SMs; see
@@ -52,9 +59,11 @@ class CudaGraph:
         """
         if device.type != "cuda":
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
-        uncaptured = self._kernels.prepare(stages, inputs, device)
-        pool = torch.cuda.graph_pool_handle()
-        stream = capture_stream(device, self._stream_priority)
+        shared = shared or Shared()
+        uncaptured = self._kernels.prepare(stages, inputs, device, shared)
+        if shared.pool is None:
+            shared.pool = torch.cuda.graph_pool_handle()
+            shared.stream = capture_stream(device, self._stream_priority)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)
@@ -62,7 +71,7 @@ class CudaGraph:
                 try:
                     # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
                     before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
-                    ready.append(Captured(stage, carried, before, pool, stream, self._tolerance))
+                    ready.append(Captured(stage, carried, before, shared.pool, shared.stream, self._tolerance))
                 except Exception as error:  # whatever else capturing raises, eager runs it
                     if is_out_of_memory(error):
                         raise

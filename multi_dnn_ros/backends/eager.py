@@ -6,13 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors
 
 
 class Eager:
     """Runs each stage as the module that it is."""
 
-    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self,
+        stages: Sequence[torch.nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
         """Move to `device` and run twice, so that no frame waits for the first calls to choose algorithms."""
         ready = tuple(stage.to(device).eval() for stage in stages)
         with torch.inference_mode():

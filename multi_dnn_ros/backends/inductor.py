@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
@@ -48,7 +48,13 @@ class Inductor:
         self._progress = progress
         self._tolerance = tolerance
 
-    def prepare(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self,
+        stages: Sequence[nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
         """Move to `device`, compile, compare. Without a compiler: one warning, and the eager stages."""
         eager = Eager().prepare(stages, inputs, device)
         missing = missing_compiler(device)
@@ -57,12 +63,13 @@ class Inductor:
             return eager
         _choose_cache()
         ready: list[Stage] = []
+        images = f" for {len(inputs[0])} images" if inputs[0].ndim == 4 and len(inputs[0]) > 1 else ""
         forecast = _Forecast([_operations(stage) for stage in stages])
         carried = tuple(tensor.to(device) for tensor in probe(inputs))
         for index, stage in enumerate(eager):
             with torch.inference_mode():
                 expected = stage(carried)
-            place = f"job {index + 1} of {len(stages)} of {self._dnn}"
+            place = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
             self._progress(f"compiling {place} for {device}{forecast.of(index)}")
             begin = time.perf_counter()
             try:

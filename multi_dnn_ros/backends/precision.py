@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 
@@ -90,24 +90,32 @@ class InPrecision:
         self.backend = backend
         self._dnn = dnn or "the DNN"
 
-    def prepare(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self,
+        stages: Sequence[nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
         """Cast the stages, compare each with float32 on the CPU, and have the other backend prepare them."""
         if self.precision.dtype is torch.float32:
             with float32_products(self.precision.tf32 if device.type == "cuda" else None):
-                return self.backend.prepare(stages, inputs, device)
+                return self.backend.prepare(stages, inputs, device, shared)
         inputs = probe(inputs)
-        return self.backend.prepare(self._cast(stages, inputs, device), inputs, device)
+        return self.backend.prepare(self._cast(stages, inputs, device, shared), inputs, device, shared)
 
-    def _cast(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
+    def _cast(
+        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None
+    ) -> list[nn.Module]:
         tolerance = self.precision.tolerance(device)
         cast: list[nn.Module] = []
-        converted: dict[int, torch.Tensor] = {}  # a weight that two stages share is still one afterwards
+        copies = (shared or Shared()).converted  # a weight that two stages share is still one afterwards
         carried = tuple(tensor.cpu() for tensor in inputs)
         with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
             for index, stage in enumerate(stages):
                 expected = stage(carried)
                 try:
-                    own: nn.Module = self._one(stage, converted, device)
+                    own: nn.Module = self._one(stage, copies[self.precision.dtype], device)
                     results = own.to(device)(tuple(tensor.to(device) for tensor in carried))
                     as_expected = tuple(r.to(e.dtype) for r, e in zip(results, expected, strict=True))
                     check_agreement(as_expected, expected, tolerance)
@@ -118,7 +126,10 @@ class InPrecision:
                         "job %d of %s stays float32, as in %s: %s",
                         index, self._dnn, self.precision.name, reason_of(error),
                     )  # fmt: skip
-                    own = _Cast(stage, torch.float32)
+                    if shared is None:
+                        own = _Cast(stage, torch.float32)
+                    else:  # the weights themselves stay on the CPU, where the next stages are compared
+                        own = cast_stage(stage, torch.float32, converted=copies[torch.float32])
                 cast.append(own)
                 carried = expected
         last = cast[-1]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.device_errors import reason_of
 from multi_dnn_ros.backends.eager import Eager
@@ -34,7 +34,13 @@ class TorchScript:
         self._tolerance = tolerance
         self._dnn = dnn or "the DNN"
 
-    def prepare(self, stages: Sequence[torch.nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self,
+        stages: Sequence[torch.nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
         """Move to `device`, script, compare with eager results on `inputs`, warm up."""
         eager = Eager().prepare(stages, inputs, device)
         ready: list[Stage] = []

@@ -99,7 +99,7 @@ def add_deadlines(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument("--set", default="small", help="networks, taken in turn, as in scenario paper (default: small)")
     _add_device(parser)
-    engine = [name for name, condition in CONDITIONS.items() if condition.layout == "engine"]
+    engine = [name for name, condition in CONDITIONS.items() if condition.layout == "engine" and not condition.batched]
     parser.add_argument(
         "--condition", choices=engine, default="ours", help="how the engine runs them, as in scenario paper"
     )

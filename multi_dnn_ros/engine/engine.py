@@ -67,7 +67,7 @@ class Engine:
         self._device = device
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
-        self._workers = [Worker(number, self._queue, device, self._stream_of) for number in range(workers)]
+        self._workers = [Worker(number, self._queue, device, self.stream_of) for number in range(workers)]
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ class Engine:
     def _order_streams(self) -> None:
         self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())
 
-    def _stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
+    def stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
         """Of a DNN's name, share of the SMs and priority; made by the worker that needs it first."""
         name, sms, priority = dnn
         # A frame may have begun before its DNN's priority changed; streams on a share have none.

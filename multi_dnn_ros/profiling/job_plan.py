@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import NodeCost
@@ -191,9 +191,11 @@ class _OnCopies:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def prepare(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> tuple[Stage, ...]:
+    def prepare(
+        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
+    ) -> tuple[Stage, ...]:
         own: Any = copy.deepcopy(list(stages))
-        return self._backend.prepare(own, inputs, device)
+        return self._backend.prepare(own, inputs, device, shared)
 
 
 def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:

@@ -21,7 +21,7 @@ from multi_dnn_ros.benchmark.paper import measure as measuring
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditions
 from multi_dnn_ros.benchmark.paper.crew import Crew, CrewError, DnnReport, Report
 from multi_dnn_ros.benchmark.paper.floor import Rates, floor_of
-from multi_dnn_ros.benchmark.paper.loops import InTurn, ThroughEngine
+from multi_dnn_ros.benchmark.paper.loops import InTurn, ThroughEngine, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_loop
 from multi_dnn_ros.benchmark.paper.measure import Plan, blocks_done, estimate_s, measure
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
@@ -153,7 +153,12 @@ class _Adds(torch.nn.Module):
         return (carried[0] + 1,)
 
 
-@pytest.mark.parametrize("loop_of", [SharedQueue, ThroughEngine])
+def through_engine(chains: Sequence[Any], inputs: Sequence[Any], partition: Partition) -> ThroughEngine:
+    names = [f"dnn{number}" for number in range(len(chains))]
+    return ThroughEngine([make_task(*each) for each in zip(names, chains, inputs, strict=True)], partition)
+
+
+@pytest.mark.parametrize("loop_of", [SharedQueue, through_engine])
 def test_threads_run_all_jobs_of_all_dnns(loop_of: Any) -> None:
     inputs = [(torch.zeros(1),), (torch.zeros(1),)]
     loop = loop_of([(_Adds(),) * 3, (_Adds(),)], inputs, Partition(CPU))
@@ -167,7 +172,7 @@ def test_threads_run_all_jobs_of_all_dnns(loop_of: Any) -> None:
     assert float(inputs[0][0]) == 0.0
 
 
-@pytest.mark.parametrize("loop_of", [SharedQueue, ThroughEngine])
+@pytest.mark.parametrize("loop_of", [SharedQueue, through_engine])
 def test_a_stage_that_raises_ends_the_run(loop_of: Any) -> None:
     loop = loop_of([(_Adds(),), (_Adds(), _Adds(fails=True))], [(torch.zeros(1),)] * 2, Partition(CPU))
     with pytest.raises(RuntimeError, match="no such kernel"):
@@ -175,7 +180,7 @@ def test_a_stage_that_raises_ends_the_run(loop_of: Any) -> None:
     loop.close()
 
 
-@pytest.mark.parametrize("name", ["ori_mp", "dcomp_mt", "ours_dcomp", "one_thread_graph"])
+@pytest.mark.parametrize("name", ["ori_mp", "dcomp_mt", "ours_dcomp", "ours_batched_fp16", "one_thread_graph"])
 def test_every_layout_can_be_made_ready(name: str) -> None:
     networks = (TINY,) * (1 if CONDITIONS[name].layout == "processes" else 2)
     work = Work(CONDITIONS[name], networks, "cpu", jobs=3)
@@ -184,6 +189,24 @@ def test_every_layout_can_be_made_ready(name: str) -> None:
     loop.close()
     assert len(tallies) == len(networks)
     assert all(tally.latencies_ns for tally in tallies)
+
+
+def test_cameras_of_one_network_share_its_inferences() -> None:
+    sizes: list[int] = []
+
+    class Counts(_Adds):
+        def forward(self, carried: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            sizes.append(len(carried[0]))
+            return super().forward(carried)
+
+    cameras, chain = ["dnn0", "dnn1", "dnn2"], (Counts(), Counts())
+    task = make_batched_task("squeezenet", cameras, {1: chain, 3: chain}, (torch.zeros(1, 2),))
+    tallies = ThroughEngine([task], Partition(CPU)).run(Window.ahead(0.02, 0.05))
+    assert len(tallies) == 3
+    assert all(tally.latencies_ns for tally in tallies)
+    assert 3 in sizes
+    assert set(sizes) <= {1, 3}
+    assert sum(tally.jobs for tally in tallies) == pytest.approx(len(sizes))
 
 
 def test_ticker_says_how_late_it_came() -> None:
@@ -425,5 +448,7 @@ def test_the_floor_is_the_larger_of_traffic_and_arithmetic() -> None:
     floor = floor_of(dnns, CONDITIONS["ours_fp16"], costs, rates, CUDA)
     assert floor["ms"] == pytest.approx(1.5)
     assert floor["weight_bytes"] == 1_500_000  # half of fp32's
+    batched = floor_of(dnns, CONDITIONS["ours_batched_fp16"], costs, rates, CUDA)
+    assert (batched["ms"], batched["weight_bytes"]) == (pytest.approx(1.5), 1_000_000)  # ResNet18's once for both
     floor = floor_of(dnns, CONDITIONS["ours"], costs, replace(rates, bytes_per_s=1e8), CUDA)
     assert (floor["ms"], floor["bound"]) == (pytest.approx(30.0), "bandwidth")

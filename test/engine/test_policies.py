@@ -66,9 +66,9 @@ def test_with_known_times_edf_lets_less_slack_go_first(frames, data):
         waiting.context = number
         timed = task(jobs=len(times), remaining_ns=remaining)
         index = data.draw(st.integers(0, len(times) - 1))
-        queue.put(Job(Inference(timed, waiting, 0, deadline, at, done=lambda inference: None), index))
+        queue.put(Job(Inference(timed, (Item(waiting),), 0, deadline, at, done=lambda inference: None), index))
         slack[number] = at + deadline - clock.now - remaining[index]
-    order = [queue.get().inference.frame.context for _ in frames]
+    order = [queue.get().inference.items[0].frame.context for _ in frames]
     assert order == sorted(slack, key=lambda number: (slack[number], number))
 
 
@@ -80,7 +80,7 @@ def test_a_long_dnn_starts_before_a_short_one_that_is_due_a_little_sooner():
         waiting = frame()
         waiting.received_ns = clock.now
         timed = task(name, jobs=2, remaining_ns=remaining)
-        queue.put(Job(Inference(timed, waiting, 0, deadline, clock.now, done=lambda inference: None), index))
+        queue.put(Job(Inference(timed, (Item(waiting),), 0, deadline, clock.now, done=lambda inference: None), index))
 
     put("short", 100, (10, 5))
     put("long", 120, (60, 30))

@@ -27,7 +27,8 @@ class Condition:
     execution: `eager`; `compile`, torch.compile with reduce-overhead; `auto` or another backend of the engine.
     precision, channels_last: on a GPU; a CPU computes in fp32. The engine's backends choose the memory format.
     decomposed: alignment of the ranks, None for the original network. jobs: that each DNN is cut into; 0: as --jobs
-    says. cuda_only: what it is about exists on a GPU alone. optional: measured only when asked for.
+    says. batched: the DNNs of one network are one DNN with as many cameras, whose frames are one inference. cuda_only:
+    what it is about exists on a GPU alone. optional: measured only when asked for.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Condition:
     channels_last: bool = False
     decomposed: int | None = None
     jobs: int = 1
+    batched: bool = False
     cuda_only: bool = False
     optional: bool = False
 
@@ -97,6 +99,30 @@ _ALL = (
         "inductor",
         "fp16",
         jobs=0,
+        cuda_only=True,
+        optional=True,
+    ),
+    Condition(
+        "ours_batched_fp16",
+        "ours batched fp16",
+        "this package's engine at fp16; DNNs of one network share its weights and run as one batch",
+        "engine",
+        "auto",
+        "fp16",
+        jobs=0,
+        batched=True,
+        cuda_only=True,
+        optional=True,
+    ),
+    Condition(
+        "ours_batched_inductor",
+        "ours batched Inductor fp16",
+        "the same with Inductor's kernels",
+        "engine",
+        "inductor",
+        "fp16",
+        jobs=0,
+        batched=True,
         cuda_only=True,
         optional=True,
     ),

@@ -73,7 +73,9 @@ def floor_of(dnns: DnnSet, condition: Condition, costs: Costs, rates: Rates, dev
     """Milliseconds in which every DNN of the set can be through once, at best, and what bounds it."""
     precision = precision_of(condition, device)
     each = [costs[network, condition.decomposed] for network in dnns.networks]
-    moved = sum(cost.bytes for cost in each) * PRECISIONS[precision].dtype.itemsize // torch.float32.itemsize
+    # Weights that a batch shares are read once for all of it.
+    read = [costs[network, condition.decomposed] for network in dnns.kinds] if condition.batched else each
+    moved = sum(cost.bytes for cost in read) * PRECISIONS[precision].dtype.itemsize // torch.float32.itemsize
     operations = 2 * sum(cost.macs for cost in each)
     times = {
         "bandwidth": moved / rates.bytes_per_s * 1e3,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,8 +23,11 @@ from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
 from multi_dnn_ros.pipeline import default_workers
 
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
+_NOTHING = torch.empty(0)
 _DRAIN_S = 60.0
 _WORKER_THREAD = "worker-"
+#: In a closed loop all cameras have a frame as soon as the batch before is told of; the delay is for the first one.
+_BATCH_DELAY_NS = 5_000_000
 
 
 class Loop(Protocol):
@@ -79,31 +83,29 @@ class InTurn:
 class ThroughEngine:
     """Ours: a thread for each DNN, jobs in the shared queue, workers.
 
-    chains: the stages of each DNN. inputs: of each DNN's first stage, on the device. The time of an inference is from
-    offering the frame to the result.
+    tasks: each camera has a DNN of its own, or shares one that takes the frames of all of them together. The time of an
+    inference is from offering the frame to the result, for every camera.
     """
 
-    def __init__(self, chains: Sequence[tuple[Stage, ...]], inputs: Sequence[Tensors], partition: Partition) -> None:
+    def __init__(self, tasks: Sequence[DnnTask], partition: Partition) -> None:
+        self._tasks = tasks
         self._partition = partition
-        self._tasks = [
-            make_task(f"dnn{number}", chain, tensors, partition)
-            for number, (chain, tensors) in enumerate(zip(chains, inputs, strict=True))
-        ]
 
     def run(self, window: Window) -> list[Tally]:
-        tallies = {task.name: Tally(window) for task in self._tasks}
+        tallies = {camera: Tally(window) for task in self._tasks for camera in task.cameras}
         failures: list[Failure] = []
 
         def on_result(result: Result) -> None:
             now = time.monotonic_ns()
-            tally = tallies[result.dnn]
+            camera = result.frame.camera
+            tally = tallies[camera]
             tally.add(result.frame.stamp_ns, now)
-            tally.jobs += stages[result.dnn]
+            tally.jobs += stages[result.dnn] / result.timing.batch
             if tally.wants_more(now):
-                offer(result.dnn)
+                offer(camera)
 
-        def offer(dnn: str) -> None:
-            engine.offer(Frame(dnn, time.monotonic_ns(), _image))
+        def offer(camera: str) -> None:
+            engine.offer(_Unseen(camera, time.monotonic_ns(), _image))
 
         stages = {task.name: len(task.stages) for task in self._tasks}
         device = self._partition.device
@@ -116,8 +118,8 @@ class ThroughEngine:
         )
         engine.start()
         try:
-            for name in tallies:
-                offer(name)
+            for camera in tallies:
+                offer(camera)
             time.sleep(max(0.0, (window.end_ns - time.monotonic_ns()) / 1e9))
             through = engine.wait_idle(_DRAIN_S)
             host_ns = _cpu_time_ns(_WORKER_THREAD)
@@ -135,9 +137,25 @@ class ThroughEngine:
         pass
 
 
+class _Unseen(Frame):
+    """The inputs lie on the device already, so nothing is uploaded."""
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        return _NOTHING
+
+
 def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: Partition) -> DnnTask:
     """A DNN whose input lies on the device already, as for all other conditions, with a camera of its own name."""
     return DnnTask(name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0)
+
+
+def make_batched_task(
+    name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, partition: Partition
+) -> DnnTask:
+    """A DNN that serves several cameras at once. chains: stages for 1 image and for more."""
+    batches = {size: chain for size, chain in chains.items() if size > 1}
+    task = make_task(name, chains[1], inputs, partition)
+    return replace(task, cameras=tuple(cameras), batches=batches, batch_delay_ns=_BATCH_DELAY_NS)
 
 
 def _image() -> npt.NDArray[np.uint8]:

@@ -10,14 +10,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends.batches import prepare_batches, stacked
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
-from multi_dnn_ros.benchmark.paper.loops import InTurn, Loop, ThroughEngine
+from multi_dnn_ros.benchmark.paper.loops import InTurn, Loop, ThroughEngine, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
+from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.pipeline import choose_backend, cpu_count
 
@@ -51,7 +53,8 @@ class Built:
     """One network before it comes to the device. count: how many DNNs of it the process runs.
 
     module, inputs: on the CPU; float32 where a backend will cast them, else as the condition wants them. stages: the
-    module cut into jobs; none where it runs as a whole.
+    module cut into jobs; none where it runs as a whole. together: the same for `count` images at once, in batched
+    conditions.
     """
 
     network: Network
@@ -59,6 +62,7 @@ class Built:
     module: nn.Module
     inputs: Tensors
     stages: tuple[nn.Module, ...] = ()
+    together: tuple[nn.Module, ...] = ()
 
 
 def build(work: Work) -> list[Built]:
@@ -76,9 +80,10 @@ def make_loop(work: Work, built: Sequence[Built]) -> Loop:
     partition = Partition(torch.device(work.device), work.sms)
     if work.condition.layout in ("processes", "in_turn"):
         loop: Loop = _in_turn(work, built, partition)
+    elif work.condition.layout == "shared_queue":
+        loop = SharedQueue(*make_chains(work, built, partition), partition)
     else:
-        of_layout = ThroughEngine if work.condition.layout == "engine" else SharedQueue
-        loop = of_layout(*make_chains(work, built, partition), partition)
+        loop = ThroughEngine(_tasks(work, built, partition), partition)
     torch.set_num_threads(work.cpu_threads)
     return loop
 
@@ -98,6 +103,24 @@ def make_chains(
     return chains, inputs
 
 
+def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[DnnTask]:
+    """A DNN for each camera, or one for all of a network."""
+    names = [f"dnn{number}" for number in range(len(work.networks))]
+    if not work.condition.batched:
+        return [make_task(*each, partition) for each in zip(names, *make_chains(work, built, partition), strict=True)]
+    tasks = []
+    with partition.own_stream():
+        for each in built:
+            cameras, names = names[: each.count], names[each.count :]
+            chains = {1: each.stages, each.count: each.together or each.stages}
+            backend, tolerance = _backend(work, partition.device)
+            ready = prepare_batches(backend, chains, each.inputs, partition.device, tolerance)
+            inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
+            tasks.append(make_batched_task(each.network.builder, cameras, ready, inputs, partition))
+        partition.synchronize()
+    return tasks
+
+
 def _build(network: Network, work: Work) -> Built:
     condition = work.condition
     module = make_network(network, alignment=condition.decomposed, artifacts=work.artifacts, seed=work.seed)
@@ -108,20 +131,28 @@ def _build(network: Network, work: Work) -> Built:
         layout = torch.channels_last if condition.channels_last else torch.contiguous_format
         module = module.to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
         image = image.to(dtype).to(memory_format=layout)
-    stages: tuple[nn.Module, ...] = ()
+    count = work.networks.count(network)
+    chains: list[tuple[nn.Module, ...]] = [(), ()]
     if not as_a_whole:
-        jobs = condition.jobs or work.jobs
-        stages = tuple(cut(module, (image,), jobs, fold_batch_norm=condition.execution != "eager"))
-    return Built(network, work.networks.count(network), module, (image,), stages)
+        jobs, fold = condition.jobs or work.jobs, condition.execution != "eager"
+        for place, size in enumerate((1, count) if condition.batched and count > 1 else (1,)):
+            chains[place] = tuple(cut(module, stacked((image,), size), jobs, fold_batch_norm=fold))
+    return Built(network, count, module, (image,), *chains)
 
 
 def _ready(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
     """One DNN with weights of its own, made ready by the condition's backend."""
+    backend, _ = _backend(work, device)
+    return backend.prepare(copy.deepcopy(built.stages), built.inputs, device)
+
+
+def _backend(work: Work, device: torch.device) -> tuple[Backend, float]:
+    """The condition's, and the tolerance of its precision."""
     execution = work.condition.execution
     # fp32 is what the process is set to, with TF32 or without, as for the conditions that have no backend.
     precision = precision_of(work.condition, device)
-    backend = choose_backend(execution, device, "auto" if precision == "fp32" or execution == "eager" else precision)
-    return backend.prepare(copy.deepcopy(built.stages), built.inputs, device)
+    name = "auto" if precision == "fp32" or execution == "eager" else precision
+    return choose_backend(execution, device, name), PRECISIONS[name].tolerance(device)
 
 
 def _in_turn(work: Work, built: Sequence[Built], partition: Partition) -> Loop:

@@ -110,6 +110,7 @@ def estimate_s(plan: Plan) -> float:
         total += processes * _IMPORT_S / cpu_count()
         for condition in plan.conditions:
             compiled = sum(network.compile_s for network in dnns.kinds) * _COMPILE_FACTORS.get(condition.execution, 0.0)
+            compiled *= 2 if condition.batched else 1  # for one image and for all
             at_once = min(len(plan.works(dnns, condition)), cpu_count())
             ready_s = _READY_S * (1 + len(dnns.networks) / at_once)
             total += compiled + ready_s + _WARM_UP_S + plan.repeats * run_s

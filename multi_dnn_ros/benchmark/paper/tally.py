@@ -26,14 +26,15 @@ class Tally:
     """Inferences of one DNN in a closed loop: it begins the next when it has the result.
 
     Those that began and ended in the window count. One that is longer than the window still counts when it is the only
-    one, so that every DNN has a sample. host_ns, jobs: CPU time of the threads that issue its work, for so many jobs.
+    one, so that every DNN has a sample. host_ns, jobs: CPU time of the threads that issue its work, for so many jobs;
+    those of a batch are divided among its frames.
     """
 
     window: Window
     latencies_ns: list[int] = field(default_factory=list)
     completed: int = 0
     host_ns: int = 0
-    jobs: int = 0
+    jobs: float = 0
 
     def add(self, begin_ns: int, end_ns: int) -> None:
         """An inference was done."""

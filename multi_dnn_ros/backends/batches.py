@@ -1,0 +1,100 @@
+"""A DNN made ready for several numbers of images at once, with one set of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+
+
+class BatchError(ValueError):
+    """The DNN computes something else of several images than of each; the message says where."""
+
+
+def batch_sizes(most: int, device: torch.device) -> tuple[int, ...]:
+    """Numbers of images to make a DNN ready for that takes up to `most`.
+
+    On a GPU powers of two and `most`: another image hardly prolongs a batch, another size takes memory.
+    """
+    return tuple(size for size in range(1, most + 1) if device.type == "cpu" or size == most or size & (size - 1) == 0)
+
+
+def stacked(inputs: Tensors, size: int) -> Tensors:
+    """Inputs for one image, (1, ...), as many times."""
+    return tuple(torch.cat([tensor] * size) for tensor in inputs)
+
+
+def prepare_batches(
+    backend: Backend,
+    chains: Mapping[int, Sequence[nn.Module]],
+    inputs: Tensors,
+    device: torch.device,
+    tolerance: float,
+) -> dict[int, tuple[Stage, ...]]:
+    """Make the stages for each number of images ready and compare what a batch gives with what its images give alone.
+
+    chains: the same DNN cut for 1 image and for more; its weights are held once afterwards. inputs: example inputs for
+    one image. tolerance: largest error relative to the largest value of an output. Raises BatchError, and what the
+    backend raises. What it returns for one number must not run at the same time as what it returns for another.
+    """
+    share_weights(list(chains.values()))
+    shared = Shared()
+    ready = {size: backend.prepare(stages, stacked(inputs, size), device, shared) for size, stages in chains.items()}
+    for size, stages in ready.items():
+        if size > 1:
+            _compare(ready[1], stages, stacked(inputs, size), device, tolerance)
+    return ready
+
+
+def share_weights(chains: Sequence[Sequence[nn.Module]]) -> None:
+    """Make tensors of the same name and value one parameter, in place.
+
+    Cutting shares parameters, but what it folds or computes beforehand belongs to each cut. As parameters all of them
+    stay one tensor when the stages are moved, which replaces buffers one by one.
+    """
+    known: dict[str, nn.Parameter] = {}
+    for stage in (stage for chain in chains for stage in chain):
+        tensors = (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False))
+        for name, tensor in tensors:
+            first = known.get(name)
+            if first is tensor:
+                continue
+            if first is None or not _is_same(first, tensor):
+                first = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+                known.setdefault(name, first)
+            owner, _, leaf = name.rpartition(".")
+            part = stage.get_submodule(owner)
+            delattr(part, leaf)
+            part.register_parameter(leaf, first)
+
+
+def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.dtype is right.dtype and torch.equal(left, right)
+
+
+def _compare(
+    alone: Sequence[Stage], together: Sequence[Stage], inputs: Tensors, device: torch.device, tolerance: float
+) -> None:
+    with torch.inference_mode():
+        images = tuple(tensor.to(device) for tensor in probe(inputs))
+        size = len(images[0])
+        results = _through(together, images)
+        for index, result in enumerate(results):
+            if not result.ndim or len(result) != size:
+                raise BatchError(f"output {index} of {size} images has the shape {tuple(result.shape)}")
+        for row in range(size):
+            expected = _through(alone, tuple(tensor[row : row + 1] for tensor in images))
+            try:
+                check_agreement(tuple(result[row : row + 1] for result in results), expected, tolerance)
+            except ValueError as error:
+                raise BatchError(f"image {row + 1} of {size} gives something else than alone: {error}") from None
+
+
+def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
+    for stage in stages:
+        carried = stage(carried)
+    return tuple(tensor.cpu() for tensor in carried)

@@ -1,0 +1,196 @@
+"""Several images at once: the same results with the same weights, or an error that names parameter and reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
+from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.pipeline import ConfigError, build, choose_backend
+
+CPU = torch.device("cpu")
+EXAMPLE = (torch.zeros(1, 3, 16, 24),)
+WAIT = 60.0
+
+
+class Network(nn.Module):
+    """Two convolutions with batch norms, and a flat output beside the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+        )
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.layers(image)
+        return features, self.last(features.mean((2, 3)))
+
+
+class Joins(Network):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.layers(image).reshape(1, 8, -1)
+
+
+class Mixes(Network):
+    def forward(self, image: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.layers(image - image.mean(0))
+
+
+def chains(module: nn.Module, *sizes: int, fold: bool = True) -> dict[int, list[nn.Module]]:
+    return {size: [*cut(module.eval(), stacked(EXAMPLE, size), 2, fold_batch_norm=fold)] for size in sizes}
+
+
+def through(stages: tuple, carried: Tensors) -> Tensors:
+    with torch.inference_mode():
+        for stage in stages:
+            carried = stage(carried)
+        return carried
+
+
+def test_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
+    gpu = torch.device("cuda")
+    assert [batch_sizes(most, CPU) for most in (1, 3)] == [(1,), (1, 2, 3)]
+    assert [batch_sizes(most, gpu) for most in (1, 2, 6, 16)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "tolerance"),
+    [("torchscript", "auto", 1e-4), ("eager", "auto", 1e-4), ("eager", "bf16", 8e-2)],
+)
+def test_each_image_of_a_batch_gets_what_it_gets_alone_with_the_same_weights(
+    backend: str, precision: str, tolerance: float
+) -> None:
+    module = Network()
+    ready = prepare_batches(choose_backend(backend, CPU, precision), chains(module, 1, 2, 3), EXAMPLE, CPU, tolerance)
+    images = torch.randn(3, 3, 16, 24)
+    for size in (2, 3):
+        results = through(ready[size], (images[:size],))
+        for row in range(size):
+            alone = through(ready[1], (images[row : row + 1],))
+            check_agreement(tuple(result[row : row + 1] for result in results), alone, tolerance)
+    if backend == "eager":
+        held = [{p.data_ptr() for stage in ready[size] for p in stage.parameters()} for size in ready]  # type: ignore[attr-defined]
+        assert len(held[0]) == 6
+        assert held[0] == held[1] == held[2]
+        assert not [buffer for stages in ready.values() for stage in stages for buffer in stage.buffers()]  # type: ignore[attr-defined]
+
+
+class Overflows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1e6))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image * self.scale / 1e6
+
+
+def test_a_job_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
+    module = Overflows()
+    made = {size: [*cut(module.eval(), stacked(EXAMPLE, size), 1)] for size in (1, 2)}
+    ready = prepare_batches(InPrecision(PRECISIONS["fp16"], Eager(), "a"), made, EXAMPLE, CPU, 1e-2)
+    assert caplog.text.count("job 0 of a stays float32, as in fp16") == 2
+    one, two = ([*stage.parameters()] for stages in ready.values() for stage in stages)  # type: ignore[attr-defined]
+    assert one[0] is two[0]
+    assert one[0] is not module.scale  # which stays on the CPU, wherever the jobs go
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Joins(), r"output 0 of 2 images has the shape \(1, 8, 616\)"),
+        (Mixes(), "image 1 of 2 gives something else than alone: result 0 is off by"),
+    ],
+)
+def test_a_dnn_that_takes_images_together_for_one_is_found_out(module: nn.Module, message: str) -> None:
+    with pytest.raises(BatchError, match=message):
+        prepare_batches(choose_backend("eager", CPU), chains(module, 1, 2), EXAMPLE, CPU, 1e-4)
+
+
+def onnx_of_one_image(path: Path) -> None:
+    """A convolution and a reshape to (1, 6, N)."""
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 32, 32])
+    output = helper.make_tensor_value_info("output", TensorProto.FLOAT, [1, 6, 1024])
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, [6, 3, 1, 1], np.ones(18, np.float32))
+    shape = helper.make_tensor("shape", TensorProto.INT64, [3], np.array([1, 6, -1]))
+    nodes = [
+        helper.make_node("Conv", ["image", "weight"], ["features"]),
+        helper.make_node("Reshape", ["features", "shape"], ["output"]),
+    ]
+    graph = helper.make_graph(nodes, "one", [image], [output], [weight, shape])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+
+
+class Cells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 6, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.convolution(image).flatten(2)
+
+
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+def test_a_file_made_for_one_image_is_refused_by_name(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"one.{suffix}"
+    if suffix == "onnx":
+        onnx_of_one_image(file)
+    else:
+        torch.export.save(torch.export.export(Cells().eval(), (torch.zeros(1, 3, 32, 32),)), file)
+    flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["object"], "dnn.object.model": str(file)}
+    flat |= {"dnn.object.decoder": "yolo", "dnn.object.labels": ["car", "truck"]}
+    assert build(to_config({**flat})).tasks[0].max_batch == 1
+    message = rf"dnn.object.max_batch is 4, but .*one.{suffix} takes one image at a time: .*; allowed: 1"
+    with pytest.raises(ConfigError, match=message):
+        build(to_config({**flat, "dnn.object.max_batch": 4}))
+    one_camera = build(to_config({**flat, "dnn.object.max_batch": 4, "dnn.object.cameras": ["rear"]}))
+    assert one_camera.tasks[0].max_batch == 1
+
+
+def test_captured_preprocessing_and_batches_exclude_one_another() -> None:
+    flat = {"device": "cpu", "dnns": ["lane"], "dnn.lane.max_batch": 2, "dnn.lane.capture_preprocess": True}
+    with pytest.raises(ConfigError, match=r"dnn.lane.capture_preprocess is true with max_batch 2: .* above 1: false"):
+        build(to_config(flat))
+
+
+def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_shared() -> None:
+    flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["object"]}
+    flat |= {"dnn.object.max_batch": 4, "dnn.object.batch_delay_ms": 1000.0, "dnn.object.score_threshold": 0.01}
+    (shared,) = build(to_config({**flat, "dnn.object.jobs": 3, "dnn.object.backend": "eager"})).tasks
+    assert (shared.max_batch, shared.batch_delay_ns) == (2, 1_000_000_000)
+    rng = np.random.default_rng(0)
+    images = {camera: rng.integers(0, 256, (240, 320, 3), np.uint8) for camera in ("front", "rear")}
+
+    def results_of(task: DnnTask) -> dict[str, Result]:
+        found: dict[str, Result] = {}
+        engine = Engine([task], on_result=lambda result: found.__setitem__(result.frame.camera, result))
+        engine.start()
+        for camera, image in images.items():
+            engine.offer(Frame(camera, 0, lambda image=image: image))  # type: ignore[misc]
+        assert engine.wait_idle(WAIT)
+        engine.stop(WAIT)
+        return found
+
+    together, alone = results_of(shared), results_of(replace(shared, batches={}))
+    assert {camera: result.timing.batch for camera, result in together.items()} == {"front": 2, "rear": 2}
+    assert {camera: result.timing.batch for camera, result in alone.items()} == {"front": 1, "rear": 1}
+    assert len(alone["front"].output) > 0
+    for camera, expected in alone.items():
+        np.testing.assert_allclose(together[camera].output.scores, expected.output.scores, atol=1e-4)
+        np.testing.assert_allclose(together[camera].output.boxes, expected.output.boxes, atol=0.05)

@@ -1,0 +1,124 @@
+"""Several images at once on a GPU: results, memory, the engine. CPU twins: test/backends/test_batches, test/engine."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.batches import prepare_batches, stacked
+from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends.inductor import missing_compiler
+from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.pipeline import build, choose_backend
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+GPU = torch.device("cuda", 0)
+WAIT = 60.0
+EXAMPLE = (torch.zeros(1, 3, 96, 128),)
+#: Of a batch's results against those of its images alone, relative to the largest value.
+IDENTICAL = 1e-3
+
+
+def ready_for(module: nn.Module, sizes: tuple[int, ...], backend: str = "cuda_graph", jobs: int = 3) -> dict:
+    chains = {size: cut(module, stacked(EXAMPLE, size), jobs, fold_batch_norm=True) for size in sizes}
+    return prepare_batches(choose_backend(backend, GPU, "fp16", dnn="a"), chains, EXAMPLE, GPU, 1e-2)
+
+
+def through(stages: tuple, carried: Tensors) -> Tensors:
+    with torch.inference_mode():
+        for stage in stages:
+            carried = stage(carried)
+        return tuple(tensor.cpu() for tensor in carried)
+
+
+@pytest.mark.parametrize("backend", ["cuda_graph", "inductor"])
+def test_a_batch_gives_what_its_images_give_alone(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    if backend == "inductor" and missing_compiler(GPU):
+        pytest.skip(f"Inductor {missing_compiler(GPU)}")
+    torch.manual_seed(0)
+    module = torchvision.models.resnet18(weights=None, num_classes=10).eval()
+    sizes, jobs = ((1, 2, 4), 3) if backend == "cuda_graph" else ((1, 2), 1)
+    ready = ready_for(module, sizes, backend, jobs)
+    assert all(isinstance(stage, Captured) for stages in ready.values() for stage in stages)
+    assert not [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
+    images = probe(stacked(EXAMPLE, sizes[-1]))[0].to(GPU)
+    alone = [through(ready[1], (image[None],)) for image in images]
+    for size in (*sizes[1:], *sizes[1:]):  # again, after those of another size have written into the same memory
+        (results,) = through(ready[size], (images[:size],))
+        for row in range(size):
+            check_agreement((results[row : row + 1],), alone[row], IDENTICAL)
+
+
+class Wide(nn.Module):
+    """Weights of 200 MB at fp16, and next to nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Sequential(nn.Conv2d(3, 64, 8, stride=8), nn.BatchNorm2d(64))
+        self.linear = nn.Linear(64 * 12 * 16, 8192)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.convolution(image).flatten(1))
+
+
+def test_weights_are_held_once_for_all_sizes() -> None:
+    def allocated(sizes: tuple[int, ...]) -> int:
+        gc.collect()
+        before = torch.cuda.memory_allocated(GPU)
+        ready = ready_for(module, sizes, jobs=2)
+        gc.collect()
+        assert len(ready) == len(sizes)
+        return torch.cuda.memory_allocated(GPU) - before
+
+    torch.manual_seed(0)
+    module = Wide().eval()
+    weights = sum(parameter.numel() for parameter in module.parameters()) * torch.float16.itemsize
+    one, three = allocated((1,)), allocated((1, 2, 4))
+    assert weights <= one < 1.5 * weights
+    assert three - one < 0.25 * weights
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("auto", 1e-2), ("fp16", IDENTICAL)])  # auto may mean TF32
+def test_cameras_that_share_inferences_get_the_results_of_none_shared(precision: str, tolerance: float) -> None:
+    """Three cameras at full speed: batches of one, two and three (filled up to four) follow one another."""
+    cameras = ["front", "left", "rear", "right"]
+    flat = {"device": "cuda:0", "cameras": cameras, "dnns": ["lane", "object"]}
+    for dnn in ("lane", "object"):
+        flat |= {f"dnn.{dnn}.{name}": value for name, value in {"max_batch": 4, "precision": precision}.items()}
+    pipeline = build(to_config(flat))
+    assert [sorted(task.batches) for task in pipeline.tasks] == [[2, 4]] * 2
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (240, 320, 3), np.uint8) for _ in range(60)]
+
+    def served(tasks: list[DnnTask]) -> dict[tuple[str, int], Result]:
+        found: dict[tuple[str, int], Result] = {}
+        raw = [replace(task, decode=lambda outputs, size: tuple(out.clone() for out in outputs)) for task in tasks]
+        engine = Engine(
+            raw,
+            workers=2,
+            device=pipeline.device,
+            on_result=lambda result: found.__setitem__((result.dnn, result.frame.stamp_ns), result),
+        )
+        engine.start()
+        for number, image in enumerate(images):
+            assert engine.submit(Frame(cameras[number % 3], number, lambda image=image: image), WAIT)
+        assert engine.wait_idle(WAIT)
+        assert engine.stop(WAIT) == []
+        return found
+
+    together, alone = served(list(pipeline.tasks)), served([replace(task, batches={}) for task in pipeline.tasks])
+    assert len(together) == len(alone) == 120
+    assert max(result.timing.batch for result in together.values()) > 1
+    for key, expected in alone.items():
+        check_agreement(together[key].output, expected.output, tolerance)
+        assert together[key].timing.compute_ns > 0
