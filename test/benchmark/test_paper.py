@@ -1,4 +1,4 @@
-"""The paper's experiments: what counts, what is compared with what; no assertion on speed. Blocks: test_paper_blocks."""
+"""The paper's experiments: what counts, what is compared with what; no assertion on speed. Their blocks are apart."""
 
 from __future__ import annotations
 
