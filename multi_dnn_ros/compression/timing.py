@@ -21,6 +21,7 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.reporting import cpu_model
+from multi_dnn_ros.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -194,8 +195,8 @@ class TimingCache:
 
 
 def default_cache() -> Path:
-    """Where timings are kept: $XDG_CACHE_HOME/multi_dnn_ros/timings.json, ~/.cache without that."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multi_dnn_ros" / "timings.json"
+    """Where timings are kept."""
+    return cache_folder() / "timings.json"
 
 
 def _read(path: Path, expected: str) -> dict[str, float]:

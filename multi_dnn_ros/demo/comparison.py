@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,30 @@ class Figures:
     """One DNN of one set. scores: of those in the summary that it has. p50_ms, p95_ms: None without a result."""
 
     model: str
-    scores: Mapping[str, float]
     macs: int
     file_bytes: int | None
-    p50_ms: float | None
-    p95_ms: float | None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    p50_ms: float | None = None
+    p95_ms: float | None = None
 
 
 def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
     """`demo` with the original DNNs, then with the decomposed ones, into its folder and the folder in it named
     ``decomposed``; a table of both at the end. The exit code: 1 if a DNN published nothing.
 
-    Two drives, not two nodes at once: each set has the machine for itself. run: a stand-in for tests.
+    Two drives, not two nodes at once: each set has the machine for itself. run: a stand-in for tests. Raises what
+    Demo.run raises, and models.dnn.ModelError.
     """
     folders = {"original": demo.output, "decomposed": demo.output / "decomposed"}
     for folder in folders.values():
         check_output(folder)
-    outcomes, figures = [], {}
-    for number, (name, file) in enumerate(SETS.items(), start=1):
-        path = config_file(file)
-        print(f"drive {number} of {len(SETS)}: the {name} DNNs ({file})", flush=True)
+    paths = {name: config_file(file) for name, file in SETS.items()}
+    figures = {name: networks_of(path) for name, path in paths.items()}
+    outcomes = []
+    for number, (name, path) in enumerate(paths.items(), start=1):
+        print(f"drive {number} of {len(SETS)}: the {name} DNNs ({path.name})", flush=True)
         outcomes.append(run(replace(demo, output=folders[name], params_file=path)))
-        figures[name] = figures_of(path, outcomes[-1].summary)
+        figures[name] = driven(figures[name], outcomes[-1].summary)
     content = {
         **provenance(),
         "drive": outcomes[0].summary["drive"],
@@ -61,23 +63,29 @@ def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
     return max(outcome.exit_code for outcome in outcomes)
 
 
-def figures_of(params_file: Path, summary: Mapping[str, Any]) -> dict[str, Figures]:
-    """By DNN. summary: of the drive with these parameters. models.dnn.ModelError."""
+def networks_of(params_file: Path) -> dict[str, Figures]:
+    """What is known of each DNN before it drives. models.dnn.ModelError where one cannot be loaded."""
     figures = {}
     for name, settings in read_params_file(params_file).dnns.items():
         source = load_network(settings.model)
         width, height = source.input_size(settings.model, None, "an input size")
         file = weights_file(settings.model)
-        driven = summary["dnns"][name]
-        latency = driven.get("latency_ms", {})
         figures[name] = Figures(
             model=settings.model,
-            scores={score: driven[score] for score in _SCORES if score in driven},
             macs=cost(source.network, (torch.zeros(1, 3, height, width),)).macs,
             file_bytes=file.stat().st_size if file is not None else None,
-            p50_ms=latency.get("p50"),
-            p95_ms=latency.get("p95"),
         )
+    return figures
+
+
+def driven(networks: Mapping[str, Figures], summary: Mapping[str, Any]) -> dict[str, Figures]:
+    """`networks` with what a drive showed. summary: of that drive."""
+    figures = {}
+    for name, network in networks.items():
+        found = summary["dnns"][name]
+        latency = found.get("latency_ms", {})
+        scores = {score: found[score] for score in _SCORES if score in found}
+        figures[name] = replace(network, scores=scores, p50_ms=latency.get("p50"), p95_ms=latency.get("p95"))
     return figures
 
 

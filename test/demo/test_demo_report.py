@@ -194,8 +194,8 @@ def test_both_sets_drive_and_stand_in_one_table(tmp_path: Path, capsys: pytest.C
 
 
 def test_differences_are_against_the_original() -> None:
-    first = {"lane": Figures("a", {"lane_f1": 0.9}, 2_000_000, 1_000_000, 10.0, None)}
-    other = {"lane": Figures("b", {"lane_f1": 0.95}, 1_000_000, None, 8.0, 9.0)}
+    first = {"lane": Figures("a", 2_000_000, 1_000_000, {"lane_f1": 0.9}, 10.0)}
+    other = {"lane": Figures("b", 1_000_000, None, {"lane_f1": 0.95}, 8.0, 9.0)}
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in comparison_table(first, other).splitlines()]
     assert rows[2] == ["lane", "a", "lane F1 0.900", "2.0", "10.0", "-", "1.00"]
     assert rows[3] == ["", "b", "lane F1 0.950 (+0.050)", "1.0 (-50.0%)", "8.0 (-20.0%)", "9.0", "-"]
