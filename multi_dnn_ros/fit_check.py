@@ -21,7 +21,7 @@ def fit_of(
     """Judge `config` with its cameras at `rates` hertz. image: (H, W, 3) uint8, what the DNNs are measured on."""
     services, doubts = services_of(config, pipeline, image, _FRAMES, predictor)
     gpu = pipeline.device.type == "cuda"
-    return check_fit(demands_of(config, pipeline, services, rates), pipeline.workers, gpu=gpu, doubts=doubts)
+    return check_fit(demands_of(config, pipeline, services, rates), pipeline.servers, gpu=gpu, doubts=doubts)
 
 
 def services_of(
@@ -34,10 +34,10 @@ def services_of(
         for name, settings in config.dnns.items():
             target, served_by = timing_target(name, settings, pipeline.device)
             targets[name] = replace(target, backend=served_by)
-        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.workers, image)
+        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, image)
         if not doubts:
             return services, ()
-    services = measure_services(pipeline.tasks, engines_of(config, pipeline), image, pipeline.workers, frames)
+    services = measure_services(pipeline.tasks, engines_of(config, pipeline), image, pipeline.servers, frames)
     return services, doubts
 
 

@@ -70,12 +70,12 @@ def _run(args: argparse.Namespace) -> int:
     if doubts:
         print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
     if args.mixes:
-        cases = mixes(services, pipeline.workers, args.mixes, args.seed)
+        cases = mixes(services, pipeline.servers, args.mixes, args.seed)
     else:
         cases = [demands_of(config, pipeline, services, rates)]
     entries, right = [], 0
     for number, demands in enumerate(cases):
-        verdict = check_fit(demands, pipeline.workers, gpu=pipeline.device.type == "cuda", doubts=doubts)
+        verdict = check_fit(demands, pipeline.servers, gpu=pipeline.device.type == "cuda", doubts=doubts)
         print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
         entry = _entry(demands, verdict)
         if args.verify:
@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.verify:
         print(f"right in {right} of {len(cases)}")
     if args.output is not None:
-        summary = {"workers": pipeline.workers, "device": str(pipeline.device), "doubts": list(doubts),
+        summary = {"workers": pipeline.servers, "device": str(pipeline.device), "doubts": list(doubts),
                    "services_ms": {name: vars(of) for name, of in services.items()}}  # fmt: skip
         verified = {"seconds": args.verify, "right": right, "of": len(cases)} if args.verify else None
         write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from multi_dnn_ros.engine.events import Events
-from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.frame import Frame, FrameError
 from multi_dnn_ros.engine.gathering import Gathering
 from multi_dnn_ros.engine.job import Inference, Item, Job, Loss
 from multi_dnn_ros.engine.mailbox import Mailboxes
@@ -34,12 +35,14 @@ _MOST_SIZES = 16
 class Limits:
     """in_flight: inferences of one DNN that may be under way at once. max_failures: in a row, before it is taken out.
 
-    window_ns: how far back its statistics look.
+    decode_first: images are decoded in the DNN's thread, not in the first job: where workers only launch, a decoding
+    one would hold up all DNNs. window_ns: how far back its statistics look.
     """
 
     in_flight: int = 1
     max_failures: int = 5
     window_ns: int = 10_000_000_000
+    decode_first: bool = False
 
 
 class DnnThread(threading.Thread):
@@ -157,6 +160,8 @@ class DnnThread(threading.Thread):
                 inference, late = self._begin() if self._can_start() else (None, [])
                 if finished is None and inference is None and not late:
                     return
+            if inference is not None and self._limits.decode_first:
+                _decode(inference)
             # The next frames start first, so that the device works while the results of these are decoded.
             if inference is not None and not self._queue.put(Job(inference, 0)):
                 inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
@@ -373,3 +378,9 @@ class DnnThread(threading.Thread):
 
     def _tell_drop(self, frame: Frame, reason: DropReason, message: str) -> None:
         guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))
+
+
+def _decode(inference: Inference) -> None:
+    for item in inference.items:
+        with contextlib.suppress(FrameError):  # the first job meets it again, and says so
+            item.frame.image()

@@ -60,7 +60,12 @@ class Engine:
         self._clock = clock
         self._queue = JobQueue(make_policy(policy, aging_ns) if isinstance(policy, str) else policy, clock)
         device = device or torch.device("cpu")
-        limits = Limits(in_flight=in_flight, max_failures=max_failures, window_ns=window_ns)
+        limits = Limits(
+            in_flight=in_flight,
+            max_failures=max_failures,
+            window_ns=window_ns,
+            decode_first=device.type == "cuda",
+        )
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
         self._order_streams()

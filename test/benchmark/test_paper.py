@@ -195,7 +195,7 @@ def test_cameras_of_one_network_share_its_inferences() -> None:
             return super().forward(carried)
 
     cameras, chain = ["dnn0", "dnn1", "dnn2"], (Counts(), Counts())
-    task = make_batched_task("squeezenet", cameras, {1: chain, 3: chain}, (torch.zeros(1, 2),))
+    task = make_batched_task("squeezenet", cameras, {1: chain, 3: chain}, (torch.zeros(1, 2),), Partition(CPU))
     tallies = ThroughEngine([task], Partition(CPU)).run(Window.ahead(0.02, 0.05))
     assert len(tallies) == 3
     assert all(tally.latencies_ns for tally in tallies)
