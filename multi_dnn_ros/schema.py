@@ -166,8 +166,8 @@ class NodeConfig(_Section):
         0,
         ge=0,
         le=16,
-        description="Worker threads, which run the jobs, or launch them on the CUDA streams of their DNNs; 0: a core each "
-        "on a CPU, one with a GPU.",
+        description="Worker threads, which run the jobs, or launch them on the CUDA streams of their DNNs; 0: a core "
+        "each on a CPU, one with a GPU.",
     )
     cpu_threads: int = Field(
         0, ge=0, le=256, description="Threads inside one CPU operation; 0: cores / workers, 1 with a GPU."
