@@ -98,7 +98,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 stream_priority=stream_priority,
             )
             target, served_by = timing_target(name, settings, device)
-            plan = planner.plan(dnns[name], settings.jobs, target, served_by)
+            with computing_on(device, settings.sms):
+                plan = planner.plan(dnns[name], settings.jobs, target, served_by)
             tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority, plan))
             if tasks[-1].remaining_ns is not None:
                 progress(plan.words(name, tasks[-1].remaining_ns))
