@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Stage
+from multi_dnn_ros.backends import Backend, Stage, green_contexts
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.green_contexts import computing_on
 from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.backends.torchscript import TorchScript
+from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.trace import TraceError
+from multi_dnn_ros.profiling.job_plan import ROUNDS, JobPlan, JobPlanner
+from multi_dnn_ros.profiling.predictor import Predictor, read_predictor
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.reporting import cpu_count as cpu_count
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
 BACKENDS: Mapping[str, type[Backend]] = {
@@ -43,12 +50,21 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Everything that is made when configuring. dnns: by name, for labels and thresholds."""
+    """Everything that is made when configuring. dnns: by name, for labels and thresholds.
+
+    predictor: of layer times, that of parameter `predictor`; None: none.
+    """
 
     device: torch.device
     workers: int
     tasks: tuple[DnnTask, ...]
     dnns: Mapping[str, Dnn]
+    predictor: Predictor | None = None
+
+    @property
+    def servers(self) -> int:
+        """Frames that are computed at once: one a worker on a CPU; on a GPU one a DNN, each on its own stream."""
+        return self.workers if self.device.type == "cpu" else len(self.tasks)
 
 
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
@@ -57,11 +73,14 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     Sets PyTorch's number of CPU threads, for the whole process. Raises ConfigError or models.load.ModelError.
     """
     device = choose_device(config.device)
+    _check_shares(config, device)
     workers = config.workers or default_workers(device, len(config.dnns))
     # On a GPU what is left for the CPU is small, and each DNN's thread would get a team of threads of its own for it.
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
     dnns: dict[str, Dnn] = {}
     tasks: list[DnnTask] = []
+    predictor = _predictor(config.predictor)
+    planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
     levels = stream_priorities(settings.priority for settings in config.dnns.values())
     shortage = ""
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
@@ -78,7 +97,12 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 stream_priority=stream_priority,
             )
-            tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority))
+            target, served_by = timing_target(name, settings, device)
+            with computing_on(device, settings.sms):
+                plan = planner.plan(dnns[name], settings.jobs, target, served_by)
+            tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority, plan))
+            if tasks[-1].remaining_ns is not None:
+                progress(plan.words(name, tasks[-1].remaining_ns))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -99,7 +123,18 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         gc.collect()
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
-    return Pipeline(device, workers, tuple(tasks), dnns)
+    return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+
+
+def _predictor(path: str) -> Predictor | None:
+    if not path:
+        return None
+    try:
+        return read_predictor(Path(path))
+    except ProfileError as error:
+        raise ConfigError(
+            f"parameter predictor is '{path}'; expected a file of `multi-dnn profile learn`: {error}"
+        ) from None
 
 
 def make_task(
@@ -109,11 +144,14 @@ def make_task(
     backend: Backend,
     device: torch.device,
     stream_priority: int = 0,
+    plan: JobPlan | None = None,
 ) -> DnnTask:
     """Cut one DNN into its jobs and make them ready, for as many images at once as its parameters and cameras allow.
 
-    stream_priority: of the CUDA stream for capturing. ConfigError.
+    stream_priority: of the CUDA stream for capturing. plan: how it is cut; None: into as many jobs as settings say, by
+    estimates. ConfigError.
     """
+    plan = plan or JobPlan(settings.jobs)
     if settings.max_batch > 1 and settings.capture_preprocess:
         raise ConfigError(
             f"parameter dnn.{dnn.name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
@@ -121,9 +159,12 @@ def make_task(
         )
 
     def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
-        sizes = batch_sizes(min(settings.max_batch, len(cameras)), device)
-        chains = {size: _cut(dnn, module, settings, size) for size in sizes}
-        with alone, torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        inputs = dnn.example_inputs()
+        stages = cut(module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
+        chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
+        for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
+            chains[size] = _cut(dnn, module, settings, size, len(stages))
+        with alone, computing_on(device, settings.sms):
             batches = _ready(dnn, settings, chains, backend, device)
             ready = batches.pop(1)
             graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
@@ -134,11 +175,13 @@ def make_task(
             stages=ready,
             decode=dnn.decoder,
             priority=settings.priority,
+            sms=settings.sms,
             deadline_ns=milliseconds(settings.deadline_ms) or None,
             max_age_ns=milliseconds(settings.max_age_ms) or None,
             rebuild=rebuild,
             specialize=graph.specialize if graph else None,
             in_place=graph is not None,
+            remaining_ns=plan.remaining_ns(stages),
             batches=batches,
             batch_delay_ns=milliseconds(settings.batch_delay_ms),
         )
@@ -152,20 +195,18 @@ def make_task(
     return made(dnn.module, contextlib.nullcontext())
 
 
-def _cut(dnn: Dnn, module: torch.nn.Module, settings: DnnConfig, images: int) -> list[torch.nn.Module]:
-    """Its jobs for so many images at once."""
+def _cut(dnn: Dnn, module: torch.nn.Module, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
+    """Its jobs for several images at once: as many as for one, of even estimated times."""
     try:
-        return [*cut(module, stacked(dnn.example_inputs(), images), settings.jobs, fold_batch_norm=True)]
+        return cut(module, stacked(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:
-        if images == 1:
-            raise
         raise _no_batches(dnn, settings, f"with {images} of them, {error}") from None
 
 
 def _ready(
     dnn: Dnn,
     settings: DnnConfig,
-    chains: Mapping[int, list[torch.nn.Module]],
+    chains: Mapping[int, Sequence[torch.nn.Module]],
     backend: Backend,
     device: torch.device,
 ) -> dict[int, tuple[Stage, ...]]:
@@ -254,6 +295,18 @@ def choose_backend(
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 
+def timing_target(name: str, settings: DnnConfig, device: torch.device) -> tuple[Target, str]:
+    """Where and how the layers of DNN `name` are timed, and the backend that serves it.
+
+    Both are the same but for inductor, which would compile each layer by itself, for minutes: what it compiles is
+    timed as it runs without it.
+    """
+    serves = backend_name(settings.backend, device, name)
+    times = serves if serves != "inductor" else backend_name("auto", device)
+    make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
+    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS), serves
+
+
 def milliseconds(value: float) -> int:
     """To nanoseconds."""
     return round(value * 1e6)
@@ -277,13 +330,27 @@ def choose_device(name: str) -> torch.device:
 
 
 def default_workers(device: torch.device, dnns: int) -> int:
-    """A worker a core on a CPU, a worker a DNN on a GPU (8 hardware queues), never more than there are DNNs."""
-    return max(1, min(dnns, 8 if device.type == "cuda" else cpu_count()))
+    """A worker a core on a CPU, never more than there are DNNs.
+
+    One on a GPU: it only launches, on the streams of all DNNs, and two would take Python's lock from each other
+    (8 VGG16 in 8 jobs each, fp16, H200: 4.3 ms an inference with one, 6.1 with two, 7.9 with eight).
+    """
+    return 1 if device.type == "cuda" else max(1, min(dnns, cpu_count()))
 
 
-def cpu_count() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _check_shares(config: NodeConfig, device: torch.device) -> None:
+    """Before minutes are spent on the first DNN."""
+    for name, settings in config.dnns.items():
+        if not settings.sms:
+            continue
+        problem = green_contexts.unmet(device, settings.sms)
+        if not problem:
+            try:
+                green_contexts.make_stream(device, settings.sms)
+            except RuntimeError as error:
+                problem = f"CUDA refuses: {reason_of(error)}"
+        if problem:
+            raise ConfigError(f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device")
 
 
 def _cameras_of(name: str, settings: DnnConfig, config: NodeConfig) -> tuple[str, ...]:

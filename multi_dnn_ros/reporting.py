@@ -29,7 +29,7 @@ def provenance() -> dict[str, Any]:
         "command": shlex.join(["multi-dnn", *sys.argv[1:]]),
         "machine": {
             "cpu": cpu_model(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": cpu_count(),
             "system": platform.platform(),
             "gpu": _gpu(),
         },
@@ -84,6 +84,11 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     return versions
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_model() -> str:

@@ -1,8 +1,9 @@
-"""Where the installed package keeps its configuration files."""
+"""Where the package's files are: what is installed with it, and what it keeps for the user."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -28,6 +29,11 @@ def config_file(name: str) -> Path:
     raise FileNotFoundError(
         f"config file {name!r} is not installed; searched {', '.join(str(folder) for folder in searched)}"
     )
+
+
+def cache_folder() -> Path:
+    """Where the package keeps what it can make again: $XDG_CACHE_HOME/multi_dnn_ros, ~/.cache without that."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _PACKAGE
 
 
 def _config_folders() -> Iterator[Path]:

@@ -54,8 +54,8 @@ class DnnConfig(_Section):
     role: Role = Field(description="What its results are: lane, object or pedestrian.")
     model: str = Field(
         min_length=1,
-        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2, .onnx "
-        "or (of `multi-dnn decompose`) .safetensors file.",
+        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, each also with `_small` (decomposed), "
+        "`torchvision:<builder>`, or a .pt2, .onnx or (of `multi-dnn decompose`) .safetensors file.",
     )
     weights: str = Field(
         "default",
@@ -97,6 +97,13 @@ class DnnConfig(_Section):
         description="With captured jobs, on a GPU: preprocessing is captured too, for each size of images after the "
         "first frame of it. No effect elsewhere.",
     )
+    sms: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="SMs of the GPU that its jobs may use, by a CUDA green context (PyTorch 2.11 and newer); DNNs with "
+        "the same number share them. 0: all.",
+    )
     max_batch: int = Field(
         1,
         ge=1,
@@ -111,7 +118,12 @@ class DnnConfig(_Section):
         description="With max_batch: how long a DNN that could begin waits for frames of its other cameras; 0: it "
         "takes what is there.",
     )
-    jobs: int = Field(4, ge=1, le=256, description="Jobs (runs of consecutive hidden layers) the DNN is cut into.")
+    jobs: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="Jobs (runs of consecutive hidden layers) the DNN is cut into; see also `blocking_ms`.",
+    )
     score_threshold: float = Field(
         0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME
     )
@@ -151,7 +163,11 @@ class NodeConfig(_Section):
         json_schema_extra={"allowed": "auto, cpu, cuda, cuda:<number>"},
     )
     workers: int = Field(
-        0, ge=0, le=16, description="Worker threads, each with its own CUDA stream; 0: chosen for the device."
+        0,
+        ge=0,
+        le=16,
+        description="Worker threads, which run the jobs, or launch them on the CUDA streams of their DNNs; 0: a core "
+        "each on a CPU, one with a GPU.",
     )
     cpu_threads: int = Field(
         0, ge=0, le=256, description="Threads inside one CPU operation; 0: cores / workers, 1 with a GPU."
@@ -159,6 +175,18 @@ class NodeConfig(_Section):
     policy: Literal["fifo", "priority", "edf"] = Field("fifo", description="Which queued job goes next.")
     aging_ms: float = Field(
         50.0, gt=0.0, le=60_000.0, description="Waiting time that outweighs one step of priority (no starvation)."
+    )
+    predictor: str = Field(
+        "",
+        description="The predictor.json that `multi-dnn profile` learnt: DNNs are cut into jobs of even predicted "
+        "time, and configuring predicts whether they fit the device. What it was not taught is measured. Empty: none.",
+    )
+    blocking_ms: float = Field(
+        0.0,
+        ge=0.0,
+        le=60_000.0,
+        description="Longest time that a job may take, alone on the device: each DNN is cut into the fewest jobs that "
+        "keep to it, by its layers' predicted or measured times. 0: `dnn.<dnn>.jobs` counts.",
     )
     max_failures: int = Field(5, ge=1, le=1000, description="Failures in a row after which a DNN is taken out.")
     stop_timeout_s: float = Field(

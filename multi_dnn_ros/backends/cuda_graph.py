@@ -16,6 +16,7 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.stream_priority import capture_stream
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,8 @@ class CudaGraph:
     compute in the same pool of memory.
 
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
-    kernels: the backend whose stages are captured; None: eager. stream_priority: of the stream they are captured on,
-    which a graph's kernels keep wherever it is launched (PyTorch 2.10 and newer; before, that of the launching stream
-    counts). dnn: its name, for the log.
+    kernels: the backend whose stages are captured; None: eager. stream_priority: of the stream they are captured on
+    (see capture_stream). dnn: its name, for the log.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class CudaGraph:
     ) -> tuple[Stage, ...]:
         """Move to `device`, warm up, capture, compare with results before capturing on `inputs`.
 
-        Captures on the calling thread's current stream, which binds the graphs to that stream's share of the SMs, or on
-        a new one where that is the default stream, which cannot capture.
+        Captures on the calling thread's current stream, which binds the graphs to that stream's share of the SMs; see
+        capture_stream.
         """
         if device.type != "cuda":
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
@@ -63,9 +63,7 @@ class CudaGraph:
         uncaptured = self._kernels.prepare(stages, inputs, device, shared)
         if shared.pool is None:
             shared.pool = torch.cuda.graph_pool_handle()
-            shared.stream = torch.cuda.current_stream(device)
-            if shared.stream == torch.cuda.default_stream(device):
-                shared.stream = torch.cuda.Stream(device, priority=self._stream_priority)
+            shared.stream = capture_stream(device, self._stream_priority)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)

@@ -25,6 +25,7 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def cache_directory() -> Path:
     chosen = os.environ.get(_CACHE_VARIABLE)
     if chosen and chosen != default_cache_dir():  # which PyTorch itself sets there when it is imported
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multi_dnn_ros" / "inductor"
+    return cache_folder() / "inductor"
 
 
 def _choose_cache() -> None:

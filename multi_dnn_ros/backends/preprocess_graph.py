@@ -9,6 +9,7 @@ import torch
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.stream_priority import capture_stream
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,10 @@ class PreprocessGraph:
 def capture_on(device: torch.device, priority: int = 0) -> Callable[[Run], Run]:
     """Captures functions as CUDA graphs that share memory, and so must not run at the same time.
 
-    priority: of the stream, which the graph's kernels keep.
+    All on one stream, the one that is now the calling thread's (see capture_stream). priority: of a new one.
     """
     pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream(device, priority=priority)
+    stream = capture_stream(device, priority)
 
     def capture(run: Run) -> Run:
         torch.cuda.synchronize(device)

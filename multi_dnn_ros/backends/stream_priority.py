@@ -1,13 +1,16 @@
-"""Priorities of CUDA streams that follow the priorities of DNNs."""
+"""Priorities of CUDA streams that follow the priorities of DNNs, and the streams of a thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
+
+import torch
 
 #: CUDA has more on some GPUs; PyTorch keeps streams of four.
 LEVELS = 4
 
+KindT = TypeVar("KindT", bound=Hashable)
 StreamT = TypeVar("StreamT")
 
 
@@ -19,23 +22,37 @@ def stream_priorities(dnn_priorities: Iterable[int]) -> dict[int, int]:
     return {priority: -min(rank, LEVELS - 1) for rank, priority in enumerate(sorted(set(dnn_priorities)))}
 
 
-class Streams(Generic[StreamT]):
-    """One worker's streams: one for each stream priority, made when it is first asked for.
+def capture_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
+    """What the calling thread captures on: its current stream, or a new one of `priority` where that is the default
+    stream, which cannot capture.
 
-    make: a stream of that priority. use: makes it the calling thread's current one.
+    The kernels of a graph keep the priority, and the share of the SMs, of the stream that they were captured on,
+    wherever it is launched (priority: PyTorch 2.10 and newer; before, that of the launching stream counts).
+    """
+    stream = torch.cuda.current_stream(device)
+    if stream == torch.cuda.default_stream(device):
+        return torch.cuda.Stream(device, priority=priority)
+    return stream
+
+
+class Streams(Generic[KindT, StreamT]):
+    """The stream that each key computes on, as one thread enters them.
+
+    get: the stream of a key, asked for once a key. use: makes a stream the calling thread's current one.
     """
 
-    def __init__(self, make: Callable[[int], StreamT], use: Callable[[StreamT], None]) -> None:
-        self._make = make
+    def __init__(self, get: Callable[[KindT], StreamT], use: Callable[[StreamT], None]) -> None:
+        self._get = get
         self._use = use
-        self._streams: dict[int, StreamT] = {}
-        self._current: int | None = None
+        self._streams: dict[KindT, StreamT] = {}
+        self._current: KindT | None = None
 
-    def enter(self, priority: int) -> None:
-        """From here on the thread works on its stream of this priority."""
-        if priority == self._current:
-            return
-        if priority not in self._streams:
-            self._streams[priority] = self._make(priority)
-        self._use(self._streams[priority])
-        self._current = priority
+    def enter(self, key: KindT) -> StreamT:
+        """From here on the thread works on the stream of this key."""
+        if key not in self._streams:
+            self._streams[key] = self._get(key)
+        stream = self._streams[key]
+        if key != self._current:
+            self._use(stream)
+            self._current = key
+        return stream

@@ -63,6 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--latency", action="store_true", help="time all of them in turns")
     add("--backend", default="auto", help="that the node will run them with, see its parameters (default: %(default)s)")
     add("--precision", choices=PRECISIONS, default="auto", help="of the timed runs (default: %(default)s)")
+    add("--sms", type=positive, metavar="N", help="share of a GPU to time on, by a CUDA green context (default: all)")
     add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
     parser.set_defaults(run=run)
@@ -100,10 +101,11 @@ def _cost(network: Trainee) -> dict[str, Any]:
     import torch
 
     from multi_dnn_ros.compression.macs import cost
+    from multi_dnn_ros.models.sources import weights_file
 
     width, height = network.size
     paid = cost(network.network.eval(), (torch.zeros(1, 3, height, width),))
-    path = Path(network.model)
+    file = weights_file(network.model)
     description = network.source.description
     return {
         "model": network.model,
@@ -111,7 +113,7 @@ def _cost(network: Trainee) -> dict[str, Any]:
         "decomposed_layers": len(description.plan) if description is not None else 0,
         "macs": paid.macs,
         "parameters": paid.parameters,
-        "file_bytes": path.stat().st_size if path.is_file() else paid.bytes,
+        "file_bytes": file.stat().st_size if file is not None else paid.bytes,
         "scores": {},
         "latency_ms": [],
     }

@@ -10,6 +10,7 @@ from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.backends import Backend
     from multi_dnn_ros.compression.timing import Target
     from multi_dnn_ros.models.dnn import Source
     from multi_dnn_ros.training.data import Data
@@ -106,14 +107,22 @@ def check_backend(args: argparse.Namespace) -> None:
 
 
 def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
-    """Where networks are timed: --device, --backend and --precision."""
+    """Where networks are timed: --device, --sms, --backend and --precision."""
+    from multi_dnn_ros.backends import green_contexts
     from multi_dnn_ros.compression.timing import Target
     from multi_dnn_ros.pipeline import backend_name, choose_backend, choose_device
 
     check_backend(args)
     device = choose_device(args.device)
     name = backend_name(args.backend, device)
-    return Target(device, name, lambda: choose_backend(args.backend, device, args.precision), args.precision, batch)
+    sms: int = args.sms or 0
+    if sms and (problem := green_contexts.unmet(device, sms)):
+        raise UsageError(f"--sms {sms}: {problem}")
+
+    def make_backend() -> Backend:
+        return choose_backend(args.backend, device, args.precision)
+
+    return Target(device, name, make_backend, args.precision, batch, sms=sms)
 
 
 def instances(args: argparse.Namespace, target: Target) -> int:

@@ -35,7 +35,12 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
         help=f"frames a second of a camera, repeatable; others: {_RATE:g}")  # fmt: skip
     add("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
-    add("--predictor", type=Path, metavar="JSON", help="a file of `multi-dnn profile learn`")
+    add(
+        "--predictor",
+        type=Path,
+        metavar="JSON",
+        help="a file of `multi-dnn profile learn` (default: the parameter file's)",
+    )
     add("--frames", type=positive, default=20, help="measured of each DNN (default: %(default)s)")
     add("--verify", type=positive_float, metavar="SECONDS", help="then offer frames for so long, and see")
     add("--mixes", type=natural, default=0, metavar="N",
@@ -46,8 +51,8 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _run(args: argparse.Namespace) -> int:
+    from multi_dnn_ros.fit_check import demands_of, engines_of, services_of
     from multi_dnn_ros.pipeline import build
-    from multi_dnn_ros.profiling.configured import demands_of, engines_of, services_of
     from multi_dnn_ros.profiling.fit import check_fit
     from multi_dnn_ros.profiling.predictor import read_predictor
     from multi_dnn_ros.profiling.service import LOST, lost_frames, mixes
@@ -58,18 +63,19 @@ def _run(args: argparse.Namespace) -> int:
     rates = _rates(args, config)
     predictor = read_predictor(args.predictor) if args.predictor is not None else None
     pipeline = build(config)
+    predictor = predictor or pipeline.predictor
     make_engine = engines_of(config, pipeline)
     image = SceneGenerator(640, 480, args.seed).scene(0).image
     services, doubts = services_of(config, pipeline, image, args.frames, predictor)
     if doubts:
         print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
     if args.mixes:
-        cases = mixes(services, pipeline.workers, args.mixes, args.seed)
+        cases = mixes(services, pipeline.servers, args.mixes, args.seed)
     else:
         cases = [demands_of(config, pipeline, services, rates)]
     entries, right = [], 0
     for number, demands in enumerate(cases):
-        verdict = check_fit(demands, pipeline.workers, gpu=pipeline.device.type == "cuda", doubts=doubts)
+        verdict = check_fit(demands, pipeline.servers, gpu=pipeline.device.type == "cuda", doubts=doubts)
         print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
         entry = _entry(demands, verdict)
         if args.verify:
@@ -86,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.verify:
         print(f"right in {right} of {len(cases)}")
     if args.output is not None:
-        summary = {"workers": pipeline.workers, "device": str(pipeline.device), "doubts": list(doubts),
+        summary = {"workers": pipeline.servers, "device": str(pipeline.device), "doubts": list(doubts),
                    "services_ms": {name: vars(of) for name, of in services.items()}}  # fmt: skip
         verified = {"seconds": args.verify, "right": right, "of": len(cases)} if args.verify else None
         write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})

@@ -19,8 +19,10 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage
+from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.reporting import cpu_model
+from multi_dnn_ros.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class Target:
     """Where modules are timed. make_backend: a fresh backend, precision included; backend, precision: their names, as
     the node's parameters have them. batch: images at once.
 
-    rounds: how often each module gets its turn; the median counts.
+    rounds: how often each module gets its turn; the median counts. sms: of a GPU, that everything runs on; 0: all.
     """
 
     device: torch.device
@@ -45,6 +47,7 @@ class Target:
     precision: str = "auto"
     batch: int = 1
     rounds: int = _ROUNDS
+    sms: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,7 +58,8 @@ class Target:
         """Device, precision, backend and the versions that decide the times."""
         if self.device.type == "cuda":
             properties = torch.cuda.get_device_properties(self.device)
-            device = f"{properties.name}, {properties.multi_processor_count} SMs"
+            share = f"{self.sms} of " if self.sms else ""
+            device = f"{properties.name}, {share}{properties.multi_processor_count} SMs"
             versions = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
         else:
             device = f"{cpu_model()}, {torch.get_num_threads()} threads"
@@ -98,6 +102,7 @@ class _Crew:
 
     def __init__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, instances: int) -> None:
         self._device = target.device
+        self._sms = target.sms
         self._inputs = tuple(tensor.to(target.device) for tensor in inputs)
         self._chains = [_prepared(module, inputs, target) for _ in range(instances)]
         self.calls = 1
@@ -136,7 +141,7 @@ class _Crew:
             thread.join(_THREAD_TIMEOUT_S)
 
     def _serve(self, chain: Sequence[Stage]) -> None:
-        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        stream = make_stream(self._device, self._sms) if self._device.type == "cuda" else None
         with torch.inference_mode(), torch.cuda.stream(stream):
             while True:
                 self._begin.wait()
@@ -158,7 +163,8 @@ def _prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Targe
     own = copy.deepcopy(module)
     for part in own.modules():
         part.training = False  # as eval(), which exported programs refuse
-    return target.make_backend().prepare(cut(own, inputs, 1, fold_batch_norm=True), inputs, target.device)
+    with computing_on(target.device, target.sms):
+        return target.make_backend().prepare(cut(own, inputs, 1, fold_batch_norm=True), inputs, target.device)
 
 
 class TimingCache:
@@ -194,8 +200,8 @@ class TimingCache:
 
 
 def default_cache() -> Path:
-    """Where timings are kept: $XDG_CACHE_HOME/multi_dnn_ros/timings.json, ~/.cache without that."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multi_dnn_ros" / "timings.json"
+    """Where timings are kept."""
+    return cache_folder() / "timings.json"
 
 
 def _read(path: Path, expected: str) -> dict[str, float]:

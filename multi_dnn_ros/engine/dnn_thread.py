@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.events import Events
+from multi_dnn_ros.engine.frame import Frame, FrameError
 from multi_dnn_ros.engine.gathering import Gathering
 from multi_dnn_ros.engine.job import Inference, Item, Job, Loss
 from multi_dnn_ros.engine.mailbox import Mailboxes
@@ -33,12 +35,14 @@ _MOST_SIZES = 16
 class Limits:
     """in_flight: inferences of one DNN that may be under way at once. max_failures: in a row, before it is taken out.
 
-    window_ns: how far back its statistics look.
+    decode_first: images are decoded in the DNN's thread, not in the first job: where workers only launch, a decoding
+    one would hold up all DNNs. window_ns: how far back its statistics look.
     """
 
     in_flight: int = 1
     max_failures: int = 5
     window_ns: int = 10_000_000_000
+    decode_first: bool = False
 
 
 class DnnThread(threading.Thread):
@@ -64,6 +68,7 @@ class DnnThread(threading.Thread):
         self._running = 0  # inferences in the hands of queue and workers
         self._finished: deque[Inference] = deque()
         self._open: set[Item] = set()  # started, and neither published nor dropped yet
+        self._events = Events()
         self._ready: torch.cuda.Event | None = None  # of the inference that was through last
         self._failures = 0
         self._rebuilt = False
@@ -155,6 +160,8 @@ class DnnThread(threading.Thread):
                 inference, late = self._begin() if starts else (None, [])
                 if finished is None and inference is None and not late:
                     return
+            if inference is not None and self._limits.decode_first:
+                _decode(inference)
             # The next frames start first, so that the device works while the results of these are decoded.
             if inference is not None and not self._queue.put(Job(inference, 0)):
                 inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
@@ -215,7 +222,16 @@ class DnnThread(threading.Thread):
             return None, late
         self._open.update(items)
         self._running += 1
-        inference = Inference(task, tuple(items), task.priority, task.deadline_ns, now, self.done, ready=self._ready)
+        inference = Inference(
+            task,
+            tuple(items),
+            task.priority,
+            task.deadline_ns,
+            now,
+            self.done,
+            ready=self._ready,
+            events=self._events,
+        )
         return inference, late
 
     def _settle(self, inference: Inference) -> None:
@@ -348,6 +364,7 @@ class DnnThread(threading.Thread):
                 batches=fresh.batches,
                 specialize=fresh.specialize,
                 in_place=fresh.in_place,
+                remaining_ns=fresh.remaining_ns,
             )
             self._ready = None
             self._sizes.clear()
@@ -359,3 +376,9 @@ class DnnThread(threading.Thread):
 
     def _tell_drop(self, frame: Frame, reason: DropReason, message: str) -> None:
         guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))
+
+
+def _decode(inference: Inference) -> None:
+    for item in inference.items:
+        with contextlib.suppress(FrameError):  # the first job meets it again, and says so
+            item.frame.image()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 
+from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.frame import Frame
@@ -15,7 +17,7 @@ from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
-from multi_dnn_ros.engine.worker import MakeStream, Worker
+from multi_dnn_ros.engine.worker import Worker
 
 
 def _ignore(_: object) -> None:
@@ -26,14 +28,14 @@ class Engine:
     """Runs the tasks on every frame it is offered.
 
     Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
-    Kim 2022, section 3.2). Where the priorities of DNNs differ, a worker has a stream for each, and the GPU itself lets
-    the more important one go first.
+    Kim 2022, section 3.2). On a GPU the streams belong to the DNNs, not to the workers: jobs of a frame follow one
+    another on one stream whichever worker launches them, and few workers keep many DNNs going at once. The streams have
+    the DNNs' priorities, and the GPU itself lets the more important one go first; or lie on their share of the SMs.
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row after which a DNN is taken out. in_flight: inferences of a DNN under way at once.
-    clock: nanoseconds, monotonic. make_stream: CUDA stream priority -> a stream for a worker, such as one on a share
-    of the SMs; None: an ordinary one.
+    clock: nanoseconds, monotonic.
 
     An engine starts once and stops once.
     """
@@ -53,19 +55,24 @@ class Engine:
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
-        make_stream: MakeStream | None = None,
     ) -> None:
         _check(tasks, workers, in_flight)
         self._clock = clock
         self._queue = JobQueue(make_policy(policy, aging_ns) if isinstance(policy, str) else policy, clock)
         device = device or torch.device("cpu")
-        limits = Limits(in_flight=in_flight, max_failures=max_failures, window_ns=window_ns)
+        limits = Limits(
+            in_flight=in_flight,
+            max_failures=max_failures,
+            window_ns=window_ns,
+            decode_first=device.type == "cuda",
+        )
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
         self._order_streams()
-        self._workers = [
-            Worker(number, self._queue, device, self._stream_priority, make_stream) for number in range(workers)
-        ]
+        self._device = device
+        self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
+        self._streams_lock = threading.Lock()
+        self._workers = [Worker(number, self._queue, device, self.stream_of) for number in range(workers)]
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -143,8 +150,15 @@ class Engine:
     def _order_streams(self) -> None:
         self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())
 
-    def _stream_priority(self, dnn_priority: int) -> int:
-        return self._stream_priorities.get(dnn_priority, 0)  # a frame may have begun before its DNN's priority changed
+    def stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
+        """Of a DNN's name, share of the SMs and priority; made by the worker that needs it first."""
+        name, sms, priority = dnn
+        # A frame may have begun before its DNN's priority changed; streams on a share have none.
+        level = 0 if sms else self._stream_priorities.get(priority, 0)
+        with self._streams_lock:
+            if (name, sms, level) not in self._streams:
+                self._streams[name, sms, level] = make_stream(self._device, sms, level)
+            return self._streams[name, sms, level]
 
     def _serving(self, camera: str) -> list[DnnThread]:
         dnns = [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]
@@ -164,5 +178,9 @@ def _check(tasks: Sequence[DnnTask], workers: int, in_flight: int) -> None:
             )
         if task.in_place and task.batches:
             raise ValueError(f"DNN '{task.name}' preprocesses in place; a batch has no such place")
+        if task.remaining_ns is not None and len(task.remaining_ns) != len(task.stages):
+            raise ValueError(
+                f"DNN '{task.name}' has remaining_ns of {len(task.remaining_ns)} jobs, but {len(task.stages)} stages"
+            )
     if workers < 1 or in_flight < 1:
         raise ValueError(f"workers is {workers} and in_flight is {in_flight}; both must be at least 1")

@@ -48,6 +48,7 @@ class Frame:
         with self._lock:
             if device not in self._uploads:
                 self._uploads[device] = _upload(self._decoded(), device)
+                return self._uploads[device][0]  # the copy runs on the caller's own stream
             tensor, uploaded = self._uploads[device]
         if uploaded is not None:
             stream = torch.cuda.current_stream(device)

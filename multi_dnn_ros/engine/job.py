@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.engine.events import Events
 from multi_dnn_ros.engine.frame import Frame, FrameError
 from multi_dnn_ros.engine.task import DnnTask, DropReason, Stage, Tensors
 
@@ -31,8 +32,9 @@ class Inference:
     batch: how many these take. carried: what the last job left for the next one, in the end the raw outputs on the CPU.
     ready: CUDA event after which `carried` is valid, at first that of the DNN's inference before: stages may use the
     same memory for every one. None on the CPU.
-    spans: CUDA events around each job. compute_ns: time that the layers ran, on the GPU where they ran on one (known
-    once the outputs have arrived), else on the host.
+    stream: CUDA stream of the job that was launched last. events: where CUDA events come from; spans: those around each
+    job. compute_ns: time that the layers ran, on the GPU where they ran on one (known once the outputs have arrived),
+    else on the host.
     lost: why there will be no result of any item; set by whoever notices first. device_failed: because the GPU failed.
     """
 
@@ -44,6 +46,8 @@ class Inference:
     done: Callable[[Inference], None]
     carried: Tensors = ()
     ready: torch.cuda.Event | None = None
+    stream: torch.cuda.Stream | None = None
+    events: Events = field(default_factory=Events)
     spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     pre_ns: int = 0
     queue_ns: int = 0
@@ -71,6 +75,8 @@ class Inference:
         if self.ready is not None:
             self.ready.synchronize()
             self.compute_ns = int(sum(begin.elapsed_time(end) for begin, end in self.spans) * 1e6)
+            self.events.give_back({event for span in self.spans for event in span if event is not self.ready})
+            self.spans.clear()
 
     def outputs(self, row: int) -> Tensors:
         """The raw outputs of the item that is number `row` of those that were not lost."""
@@ -86,25 +92,34 @@ def loss_by(error: BaseException, job: int) -> Loss:
 
 @dataclass(eq=False)
 class Job:
-    """A run of consecutive hidden layers of one inference: what workers take from the shared queue."""
+    """A run of consecutive hidden layers of one inference: what workers take from the shared queue.
+
+    direct: it is run right behind the job before it of the same inference, by the same worker.
+    """
 
     inference: Inference
     index: int
     queued_ns: int = 0
+    direct: bool = False
 
     @property
     def is_last(self) -> bool:
         return self.index == len(self.inference.stages) - 1
 
-    def run(self, device: torch.device, now: Callable[[], int] = time.perf_counter_ns) -> None:
-        """Run on the calling thread's current stream; leaves the carried tensors in the inference.
+    def run(
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream | None = None,
+        now: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Run; leaves the carried tensors in the inference.
 
-        On CUDA this only launches: the predecessor's event is waited for on the GPU, and the event of this job is left
-        for the successor.
+        On CUDA this only launches, on `stream`, which is the calling thread's current one: what came before is waited
+        for on the GPU, and an event is left for what comes after.
         """
         inference = self.inference
-        if device.type == "cuda":
-            self._launch(device, now)
+        if stream is not None:
+            self._launch(device, stream, now)
             return
         begin = now()
         if self.index == 0:
@@ -114,33 +129,35 @@ class Job:
         inference.carried = inference.stages[self.index](inference.carried)
         inference.compute_ns += now() - begin
 
-    def _launch(self, device: torch.device, now: Callable[[], int]) -> None:
+    def _launch(self, device: torch.device, stream: torch.cuda.Stream, now: Callable[[], int]) -> None:
         inference = self.inference
-        stream = torch.cuda.current_stream(device)
+        recorded = inference.events.recorded
         if self.index == 0:
             before = now()
             if inference.ready is not None and inference.task.in_place:
                 stream.wait_event(inference.ready)
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
-        else:
-            for tensor in inference.carried:  # made on another stream: its memory must not be reused too early
-                tensor.record_stream(stream)
-        if inference.ready is not None:
-            stream.wait_event(inference.ready)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(stream)
+        if inference.stream is not stream:  # else the stream's order is enough
+            if inference.ready is not None:
+                stream.wait_event(inference.ready)
+            if self.index:
+                for tensor in inference.carried:  # made on the other stream: its memory must not be reused too early
+                    tensor.record_stream(stream)
+            inference.stream = stream
+        # Launched right behind the job before, it begins when that one ends.
+        begin = inference.spans[-1][1] if self.direct and inference.spans else recorded(stream)
         inference.carried = inference.stages[self.index](inference.carried)
-        end.record(stream)
-        inference.spans.append((begin, end))
-        inference.ready = end
         if self.is_last:
+            end = recorded(stream)
             if inference.batch > 1:  # not what it was filled up with
                 rows = sum(item.lost is None for item in inference.items)
                 inference.carried = tuple(tensor[:rows] for tensor in inference.carried)
             inference.carried = tuple(_to_pinned(tensor) for tensor in inference.carried)
-            inference.ready = torch.cuda.Event()
-            inference.ready.record(stream)
+            inference.ready = recorded(stream)
+        else:
+            end = inference.ready = recorded(stream)
+        inference.spans.append((begin, end))
 
     def _inputs(self, device: torch.device) -> Tensors:
         preprocess, items = self.inference.task.preprocess, self.inference.items

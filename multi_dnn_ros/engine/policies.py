@@ -43,9 +43,12 @@ class Priority:
 
 
 class EarliestDeadlineFirst:
-    """The job whose frame is due first.
+    """The job whose frame is due first; where the times of jobs are known, the one that must start first.
 
-    A frame without a deadline competes as if it were due `default_ns` after its arrival. Deadlines are points in time:
+    With `remaining_ns` of a task its jobs go by the latest start that still meets the deadline: when the frame is due
+    less what it has left to run, so that less slack goes first (Mok 1983, least slack).
+
+    A frame without a deadline competes as if it were due `default_ns` after its arrival. These are points in time:
     every waiting frame becomes the earliest one some day, so none starves.
     """
 
@@ -53,8 +56,10 @@ class EarliestDeadlineFirst:
         self.default_ns = default_ns
 
     def key(self, job: Job) -> int:
-        due_ns = job.inference.due_ns
-        return job.inference.received_ns + self.default_ns if due_ns is None else due_ns
+        inference = job.inference
+        due_ns = inference.received_ns + self.default_ns if inference.due_ns is None else inference.due_ns
+        remaining_ns = inference.task.remaining_ns
+        return due_ns - (remaining_ns[job.index] if remaining_ns is not None else 0)
 
 
 def make_policy(name: str, aging_ns: int) -> Policy:

@@ -26,6 +26,7 @@ class DnnTask:
     cameras: whose frames it takes, one mailbox each.
     priority: higher goes first under the priority policy. deadline_ns: from arrival, for EDF and the statistics; None:
     no deadline. max_age_ns: a frame that waited longer is dropped; None: never.
+    sms: of a GPU, that its jobs run on; the stages were made ready for that share. 0: all.
     rebuild: the same task with stages made anew, after the device failed under these; what wants the device to itself
     is done inside the context that it is given. None: a failing device counts as any other failure.
     specialize: called once with each (height, width) of images that came through, while no job runs, to make
@@ -34,6 +35,8 @@ class DnnTask:
     batches: stages that take so many images at once, one behind the other in the first dimension of every input and
     output, by their number (2 or more); with them, frames of several cameras that wait together are one inference.
     batch_delay_ns: how long a DNN that could begin waits for those of the other cameras.
+    remaining_ns: by job, what a frame takes from its start to the end of the last job, for the slack of EDF; None: not
+    known.
     """
 
     name: str
@@ -44,11 +47,13 @@ class DnnTask:
     priority: int = 0
     deadline_ns: int | None = None
     max_age_ns: int | None = None
+    sms: int = 0
     rebuild: Callable[[AbstractContextManager[None]], DnnTask] | None = None
     specialize: Callable[[tuple[int, int]], None] | None = None
     in_place: bool = False
     batches: Mapping[int, tuple[Stage, ...]] = field(default_factory=dict, hash=False)
     batch_delay_ns: int = 0
+    remaining_ns: tuple[int, ...] | None = None
 
     @property
     def max_batch(self) -> int:

@@ -1,4 +1,4 @@
-"""A thread that runs jobs, on CUDA streams of its own."""
+"""A thread that runs jobs; on a GPU each on the stream of its DNN."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.stream_priority import Streams
-from multi_dnn_ros.engine.job import Inference, Job, loss_by
+from multi_dnn_ros.engine.job import Job, loss_by
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.task import DropReason
 
-#: Makes a CUDA stream of a stream priority.
-MakeStream = Callable[[int], torch.cuda.Stream]
+#: The CUDA stream of a DNN: name, SMs that it runs on, priority.
+StreamOf = Callable[[tuple[str, int, int]], torch.cuda.Stream]
 
 
 class Worker(threading.Thread):
     """Takes jobs until the queue is closed. A job that raises loses its frame and nothing else.
 
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
-    stream_priority: of the CUDA stream for jobs of a DNN priority. make_stream: makes one of a CUDA stream priority, in
-    the worker's own thread; None: an ordinary one of the device.
+    stream_of: the same for all workers; not asked on a CPU.
     """
 
     def __init__(
@@ -30,50 +29,45 @@ class Worker(threading.Thread):
         number: int,
         queue: JobQueue,
         device: torch.device,
-        stream_priority: Callable[[int], int] = lambda priority: 0,
-        make_stream: MakeStream | None = None,
+        stream_of: StreamOf,
     ) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
-        self._stream_priority = stream_priority
-        self._make_stream = make_stream
-        self._streams: Streams[torch.cuda.Stream] | None = None
+        # On a GPU a job is only launched: to take turns with equals between launches would cost and gain nothing.
+        self._ahead = device.type == "cuda"
+        self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
 
     def run(self) -> None:
         # Gradient mode, device and stream are per thread in PyTorch.
         with torch.inference_mode():
-            self._streams = _own_streams(self._device, self._make_stream)
-            ended = False
-            while (job := self._queue.get(ended=ended)) is not None:
-                self._run(job)
-                ended = True
-                del job  # its tensors must not live on while this thread waits for the next one
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            job = self._queue.get()
+            while job is not None:
+                successor = self._run(job)
+                job = None  # its tensors must not live on while this thread waits for the next one
+                job = self._queue.get(ended=True) if successor is None else self._next(successor)
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job) -> Job | None:
+        """Run a job; what comes after it of the same frame, None when the frame is through or lost."""
         inference = job.inference
         if inference.lost is None:
             try:
-                if self._streams is not None:
-                    self._streams.enter(self._stream_priority(inference.priority))
-                job.run(self._device)
+                dnn = inference.task.name, inference.task.sms, inference.priority
+                job.run(self._device, None if self._streams is None else self._streams.enter(dnn))
             except BaseException as error:  # whatever a DNN raises, this thread serves the others
                 inference.lost = loss_by(error, job.index)
                 inference.device_failed = is_device_failure(error)
-        hand_over(job, inference, self._queue)
-
-
-def hand_over(job: Job, inference: Inference, queue: JobQueue) -> None:
-    """After a job: queue its successor, or tell the DNN's thread that the frame is through or lost."""
-    if inference.lost is None and not job.is_last:
-        if queue.put(Job(inference, job.index + 1)):
-            return
-        inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")
-    inference.done(inference)
-
-
-def _own_streams(device: torch.device, make: MakeStream | None) -> Streams[torch.cuda.Stream] | None:
-    if device.type != "cuda":
+        if inference.lost is None and not job.is_last:
+            return Job(inference, job.index + 1)
+        inference.done(inference)
         return None
-    torch.cuda.set_device(device)
-    return Streams(make or (lambda priority: torch.cuda.Stream(device, priority=priority)), torch.cuda.set_stream)
+
+    def _next(self, successor: Job) -> Job | None:
+        job = self._queue.exchange(successor, ahead=self._ahead)
+        if job is None:
+            inference = successor.inference
+            inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")
+            inference.done(inference)
+        return job

@@ -65,6 +65,7 @@ def cut(
     jobs: int,
     *,
     costs: NodeCost | None = None,
+    limit_s: float = float("inf"),
     fold_batch_norm: bool = False,
 ) -> list[Stage]:
     """Cut `module` (eval mode) into `jobs` stages of about equal cost whose chain equals the whole.
@@ -73,8 +74,9 @@ def cut(
     carried tensors. The last stage returns the module's output tensors as a flat tuple, in the order in which tuples
     and dicts hold them. A DNN with fewer layers than `jobs` gives as many stages as it has layers; a layer is one
     traced operation with the views of its result. Costs are estimated from operation counts and bytes moved, or given
-    as `costs`, seconds per node. Cuts go where few bytes are carried, and rather before a convolution or matrix product
-    than between one and the activation behind it.
+    as `costs`, seconds per node. limit_s: that no stage of several layers costs more than, where `jobs` are enough.
+    Cuts go where few bytes are carried, and rather before a convolution or matrix product than between one and the
+    activation behind it.
 
     Parameters and buffers are shared with `module`, save those of batch norms that `fold_batch_norm` folds into the
     convolution before them. What depends on neither inputs nor parameters is computed here, once. Every stage can be
@@ -83,10 +85,12 @@ def cut(
     """
     if module.training:
         raise ValueError(f"{type(module).__name__} is in training mode; call .eval() first")
-    return split(trace(module, example_inputs, fold_batch_norm=fold_batch_norm), jobs, costs=costs)
+    return split(trace(module, example_inputs, fold_batch_norm=fold_batch_norm), jobs, costs=costs, limit_s=limit_s)
 
 
-def split(graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = None) -> list[Stage]:
+def split(
+    graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = None, limit_s: float = float("inf")
+) -> list[Stage]:
     """Cut a graph that :func:`multi_dnn_ros.models.trace.trace` made; otherwise as :func:`cut`."""
     if jobs < 1:
         raise ValueError(f"jobs = {jobs}: must be at least 1")
@@ -94,7 +98,7 @@ def split(graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = N
     if not layers:
         return [_stage(graph_module, [], _inputs(graph_module), _results(graph_module))]
     slack = SLACK if costs is None else _KNOWN_SLACK
-    starts = partition([layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers], jobs, slack)
+    starts = partition([layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers], jobs, slack, limit_s)
     stages = []
     for begin, end in zip(starts, [*starts[1:], len(layers)], strict=True):
         carried_out = layers[end].carried if end < len(layers) else _results(graph_module)

@@ -108,9 +108,10 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
         if node.op != "get_attr":
             return node.meta.get("val")
         value = attribute(graph_module, node)
-        return (
-            fake_mode.from_tensor(value, static_shapes=True) if fake_mode and isinstance(value, torch.Tensor) else value
-        )
+        if not fake_mode or not isinstance(value, torch.Tensor):
+            return value
+        with fake_mode:  # on the CPU, where the graph was traced, wherever the weights are by now
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
     def describe(node: fx.Node) -> Operation:
         name = _name(node)

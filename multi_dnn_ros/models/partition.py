@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 #: How much more than the least possible the costliest run may cost when that lets cheaper cuts be chosen.
 SLACK = 0.10
 
 
-def partition(costs: Sequence[float], cut_costs: Sequence[float], runs: int, slack: float = SLACK) -> list[int]:
+def partition(
+    costs: Sequence[float],
+    cut_costs: Sequence[float],
+    runs: int,
+    slack: float = SLACK,
+    limit: float = float("inf"),
+) -> list[int]:
     """Cut a sequence of layers into `runs` runs.
 
     costs: of each layer, not negative. cut_costs: of cutting before each layer (the first entry has no meaning).
-    runs: how many; at most one per layer are made. Returns the index of the first layer of every run.
+    runs: how many; at most one per layer are made. limit: that no run costs more than, save one of a single layer, as
+    long as `runs` are enough for that (see fewest_runs). Returns the index of the first layer of every run.
 
     Method: the least possible bottleneck (cost of the costliest run) by bisection, then, among the partitions whose
     bottleneck is at most `slack` (a part of it) above it, the one with the least sum of cut costs, by dynamic
@@ -22,10 +29,9 @@ def partition(costs: Sequence[float], cut_costs: Sequence[float], runs: int, sla
     """
     layers = len(costs)
     runs = max(1, min(runs, layers))
-    total = [0.0]
-    for cost in costs:
-        total.append(total[-1] + cost)
-    limit = _least_bottleneck(total, runs) * (1.0 + slack)
+    total = _totals(costs)
+    even = _least_bottleneck(total, runs) * (1.0 + slack)
+    limit = min(limit, even) if _runs_needed(total, limit) <= runs else even
 
     # best[end]: least sum of cut costs of the layers before `end` in the runs made so far; first[run][end]: where the
     # last of those runs begins. A run can begin at a window of places that moves up with its end.
@@ -54,6 +60,19 @@ def partition(costs: Sequence[float], cut_costs: Sequence[float], runs: int, sla
         end = begins[end]
         starts.append(end)
     return starts[::-1]
+
+
+def fewest_runs(costs: Sequence[float], limit: float) -> int:
+    """How many runs of consecutive layers there must be at least for none to cost more than `limit`.
+
+    A layer that costs more by itself is a run of its own. Method: a run goes on for as long as it may.
+    """
+    return _runs_needed(_totals(costs), limit)
+
+
+def _totals(costs: Sequence[float]) -> list[float]:
+    """Cost of all layers before each, and of all."""
+    return [0.0, *accumulate(costs)]
 
 
 def _least_bottleneck(total: Sequence[float], runs: int) -> float:

@@ -13,7 +13,6 @@ import torch
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import split
-from multi_dnn_ros.pipeline import cpu_count
 from multi_dnn_ros.profiling.clock import clock_for
 from multi_dnn_ros.profiling.device import Limits
 from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwork
@@ -22,6 +21,7 @@ from multi_dnn_ros.profiling.measure import trace_for
 from multi_dnn_ros.profiling.network import Network
 from multi_dnn_ros.profiling.profile import Distribution, ProfileError, describe
 from multi_dnn_ros.profiling.samples import Load, LoadKind, Sample, Setting
+from multi_dnn_ros.reporting import cpu_count
 
 LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2
@@ -97,19 +97,13 @@ def check_slices(slices: Sequence[int], target: Target) -> None:
     wanted = [sms for sms in slices if sms]
     if not wanted:
         return
-    if target.device.type != "cuda":
-        raise ProfileError(f"slices of {wanted} SMs are asked for, but the device is {target.device}; a GPU has them")
-    if not green_contexts.supported():
-        raise ProfileError(
-            f"slices of {wanted} SMs need torch.cuda.green_contexts, which torch {torch.__version__} lacks"
-        )
+    for sms in wanted:
+        if problem := green_contexts.unmet(target.device, sms):
+            raise ProfileError(f"a slice of {sms} SMs is asked for; {problem}")
     if target.backend != "eager":
         raise ProfileError(
             f"slices of {wanted} SMs are measured with backend eager; {target.backend} captures on the whole GPU"
         )
-    most = torch.cuda.get_device_properties(target.device).multi_processor_count
-    if max(wanted) > most:
-        raise ProfileError(f"a slice of {max(wanted)} SMs is asked for; {target.device} has {most}")
 
 
 @contextmanager
@@ -118,12 +112,8 @@ def _slice(sms: int, target: Target) -> Iterator[MakeStream | None]:
     if not sms:
         yield None
         return
-    from torch.cuda.green_contexts import GreenContext
-
-    torch.zeros(1, device=target.device)  # the primary context must be there first
-    context: Any = GreenContext.create(sms, target.device.index or 0)
-    with torch.cuda.stream(context.Stream()):
-        yield context.Stream
+    with green_contexts.computing_on(target.device, sms):
+        yield functools.partial(green_contexts.make_stream, target.device, sms)
 
 
 def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:

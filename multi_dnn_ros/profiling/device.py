@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.profiling.clock import Clock, clock_for
+from multi_dnn_ros.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +116,8 @@ def limits_of(
 
 
 def default_path() -> Path:
-    """Where limits are kept: $XDG_CACHE_HOME/multi_dnn_ros/devices.json, ~/.cache without that."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multi_dnn_ros" / "devices.json"
+    """Where limits are kept."""
+    return cache_folder() / "devices.json"
 
 
 def foreign_load(device: torch.device, seconds: float = 0.3) -> float | None:

@@ -11,6 +11,8 @@ LIMIT = 0.95
 _ITERATIONS = 25
 #: Less of a worker than this is no room for a DNN.
 _NOTHING = 0.01
+#: What computes one frame at a time, without and with a GPU.
+_UNIT = {False: "worker", True: "stream"}
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,11 @@ def check_fit(
 
     A DNN takes one frame at a time, so it needs at most `limit` of one worker; all together need at most `limit` of all
     workers; and no frame may take longer than its deadline. How long a frame takes lies between alone_ms and
-    crowded_ms, as the other workers are busy. gpu: whether fp16 is worth advising. Raises ValueError for no workers, or
-    a demand that is not a number of hertz and milliseconds.
+    crowded_ms, as the other workers are busy. gpu: fp16 is worth advising, and what is called a worker here is a
+    stream: every DNN has one. Raises ValueError for no workers, or a demand that is not a number of hertz and milliseconds.
     """
     _check(demands, workers, limit)
+    unit = _UNIT[gpu]
     times = _times_ms(demands, workers)
     needs = {of.dnn: of.hz * ms / 1e3 for of, ms in zip(demands, times, strict=True)}
     utilization = sum(needs.values()) / workers
@@ -77,7 +80,7 @@ def check_fit(
     )
     breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *late)))
     ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
-    text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late})
+    text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late}, unit)
     most_hz: dict[str, float] = {}
     advice = []
     giving_way = (*own, *crowd)
@@ -130,16 +133,17 @@ def _text(
     workers: int,
     breaks: Sequence[str],
     late: set[str],
+    unit: str,
 ) -> str:
     count = f"{len(demands)} DNNs need" if len(demands) > 1 else "1 DNN needs"
-    total = f"{count} {utilization:.0%} of {workers} worker{'s' if workers > 1 else ''}"
+    total = f"{count} {utilization:.0%} of {workers} {unit}{'s' if workers > 1 else ''}"
     if not breaks:
         return f"fits: {total}"
     by_name = {of.dnn: of for of in demands}
     parts = []
     for name in breaks:
         of = by_name[name]
-        part = f"{name}: {ms_of[name]:.1f} ms a frame at {of.hz:.3g} Hz, {needs[name]:.0%} of a worker"
+        part = f"{name}: {ms_of[name]:.1f} ms a frame at {of.hz:.3g} Hz, {needs[name]:.0%} of a {unit}"
         if name in late and of.deadline_ms is not None:
             part += f", deadline {of.deadline_ms:g} ms"
         parts.append(part)
@@ -147,8 +151,9 @@ def _text(
 
 
 def _advice(of: Demand, hz: float | None, free: float, ms: float, others: float, gpu: bool) -> str:
+    unit = _UNIT[gpu]
     if hz is None:
-        return f"{of.dnn}: no rate fits beside the others, which need {others:.0%} of the workers themselves"
+        return f"{of.dnn}: no rate fits beside the others, which need {others:.0%} of the {unit}s themselves"
     each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
     return (
         f"{of.dnn}: at most {hz:.3g} Hz{each} instead of {of.hz:.3g}, or {free / of.hz * 1e3:.3g} ms a frame instead "

@@ -143,6 +143,8 @@ def _empty(target: Target) -> tuple[Stage, Tensors]:
 
 
 def _mark_cost_ms(target: Target, clock: Clock) -> float:
+    if target.device.type == "cuda":
+        return _mark_between_kernels_ms(target, clock)
     stage, inputs = _empty(target)
     clock.prepare(_EMPTY + 1)
     marked = MarkedStage(stage, clock, 0, marks_behind=[-1] * _EMPTY)
@@ -150,17 +152,38 @@ def _mark_cost_ms(target: Target, clock: Clock) -> float:
     return _median_gap_ms(Run(ready, inputs, clock, [_EMPTY], 0.0, inside=True))
 
 
+def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
+    """What a mark more costs: small operations with marks between them, against the same without.
+
+    On a GPU that is more than from one mark to the next: a kernel begins while the one before it ends, unless there is
+    a mark between them.
+    """
+    inputs = (torch.zeros(1, device=target.device),)
+    (stage,) = split(_small_operations(), 1)
+    clock.prepare(_EMPTY + 1)
+    marked = target.make_backend().prepare([MarkedStage(stage, clock, 0)], inputs, target.device)
+    run = Run(marked, inputs, clock, [_EMPTY], 0.0, inside=True)
+    with_marks = statistics.median(sum(run()[0]) for _ in range(_EMPTY_RUNS))
+    clock.prepare(2)
+    run = Run(target.make_backend().prepare([stage], inputs, target.device), inputs, clock, [1], 0.0, inside=False)
+    without = statistics.median(run()[0][0] for _ in range(_EMPTY_RUNS))
+    return max(0.0, (with_marks - without) / _EMPTY)
+
+
 def _call_cost_ms(target: Target, clock: Clock) -> float:
     """What a stage more costs: small operations, a stage each, against the same in one stage."""
     inputs = (torch.zeros(1, device=target.device),)
-    small = trace(nn.Sequential(*(nn.ReLU() for _ in range(_EMPTY))).eval(), (torch.zeros(1),))
     times = []
     for stages in (_EMPTY, 1):
-        ready = target.make_backend().prepare(split(small, stages), inputs, target.device)
+        ready = target.make_backend().prepare(split(_small_operations(), stages), inputs, target.device)
         clock.prepare(stages + 1)
         run = Run(ready, inputs, clock, [1] * stages, 0.0, inside=False)
         times.append(statistics.median(sum(gap for (gap,) in run()) for _ in range(_EMPTY_RUNS)))
     return max(0.0, (times[0] - times[1]) / (_EMPTY - 1))
+
+
+def _small_operations() -> fx.GraphModule:
+    return trace(nn.Sequential(*(nn.ReLU() for _ in range(_EMPTY))).eval(), (torch.zeros(1),))
 
 
 def _median_gap_ms(run: Run) -> float:

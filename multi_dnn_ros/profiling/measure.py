@@ -56,7 +56,7 @@ def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: i
 
     shape: of the one input, whose batch axis the target replaces; its values are random. Raises TraceError.
     """
-    own = copy.deepcopy(module).to(target.dtype)
+    own = copy.deepcopy(module).to(device="cpu", dtype=target.dtype)
     for part in own.modules():
         part.training = False  # as eval(), which exported programs refuse
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(seed))

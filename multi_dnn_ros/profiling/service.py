@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import statistics
 import threading
@@ -20,6 +21,7 @@ from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason, Result
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.profiling.fit import Demand, service_ms
+from multi_dnn_ros.profiling.launch_cost import synchronize
 from multi_dnn_ros.profiling.measure import trace_for
 from multi_dnn_ros.profiling.predictor import Predictor, layers_of
 from multi_dnn_ros.profiling.profile import ProfileError
@@ -191,36 +193,38 @@ def _at(
 
 
 def predicted_services(
-    dnns: Mapping[str, Dnn], predictor: Predictor, target: Target, workers: int, image: Image
+    dnns: Mapping[str, Dnn], predictor: Predictor, targets: Mapping[str, Target], workers: int, image: Image
 ) -> tuple[dict[str, Service], tuple[str, ...]]:
     """What `predictor` says of each DNN's layers, with its way in and out measured; and its doubts.
 
-    Crowded: with a DNN on every other worker.
+    targets: where and how each runs, by name. Crowded: with a DNN on every other worker.
     """
     services: dict[str, Service] = {}
     doubts: list[str] = []
     load = Load("dnn", workers - 1) if workers > 1 else Load()
     for name, dnn in dnns.items():
+        target = targets[name]
         traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
         layers = layers_of(traced)
         alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
-        around_ms = _around_ms(dnn, image)
+        around_ms = _around_ms(dnn, image, target.device)
         services[name] = Service(sum(alone.ms) + around_ms, max(sum(alone.ms), sum(crowded.ms)) + around_ms)
         doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
     return services, tuple(doubts)
 
 
-def _around_ms(dnn: Dnn, image: Image) -> float:
-    """Preprocessing and decoding."""
-    source = torch.from_numpy(image)
+def _around_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
+    """Preprocessing on the device and decoding on the CPU."""
+    source = torch.from_numpy(image).to(device)
+    module = copy.deepcopy(dnn.module).to(device)  # parts of it may lie elsewhere, wherever its jobs were made ready
     times = []
     with torch.inference_mode():
-        outputs = tuple(
-            leaf for leaf in pytree.tree_leaves(dnn.module(*dnn.preprocess(source))) if isinstance(leaf, torch.Tensor)
-        )
+        leaves = pytree.tree_leaves(module(*dnn.preprocess(source)))
+        outputs = tuple(leaf.cpu() for leaf in leaves if isinstance(leaf, torch.Tensor))
         for _ in range(5):
             begin = time.perf_counter()
             dnn.preprocess(source)
+            synchronize(device)
             dnn.decoder(outputs, (image.shape[0], image.shape[1]))
             times.append((time.perf_counter() - begin) * 1e3)
     return statistics.median(times)

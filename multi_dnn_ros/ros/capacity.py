@@ -11,16 +11,21 @@ if TYPE_CHECKING:
     from multi_dnn_ros.schema import NodeConfig
 
 _HEIGHT, _WIDTH = 480, 640
+#: Reasons why times are not predicted, each a layer or a load, that /diagnostics has.
+_MOST_DOUBTS = 5
 
 
 def capacity(config: NodeConfig, pipeline: Any) -> Verdict | None:
-    """Measure each DNN alone and among the others, a second or two, and judge; None unless every camera has a rate."""
+    """Measure each DNN alone and among the others, a second or two, and judge; None unless every camera has a rate.
+
+    With a predictor times are predicted, as far as it knows the layers.
+    """
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
         return None
-    from multi_dnn_ros.profiling.configured import fit_of
+    from multi_dnn_ros.fit_check import fit_of
 
-    return fit_of(config, pipeline, np.zeros((_HEIGHT, _WIDTH, 3), dtype=np.uint8), rates)
+    return fit_of(config, pipeline, np.zeros((_HEIGHT, _WIDTH, 3), dtype=np.uint8), rates, pipeline.predictor)
 
 
 def capacity_values(verdict: Verdict) -> dict[str, object]:
@@ -29,4 +34,6 @@ def capacity_values(verdict: Verdict) -> dict[str, object]:
     values.update({f"{dnn} needs (% of a worker)": f"{100 * need:.1f}" for dnn, need in verdict.needs.items()})
     values.update({f"{dnn} at most (Hz)": f"{hz:.2f}" for dnn, hz in verdict.most_hz.items()})
     values.update({f"advice {number}": text for number, text in enumerate(verdict.advice, start=1)})
+    doubts = enumerate(verdict.doubts[:_MOST_DOUBTS], start=1)
+    values.update({f"not predicted {number}": text for number, text in doubts})
     return values

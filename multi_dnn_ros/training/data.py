@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.resources import cache_folder
 from multi_dnn_ros.training import cifar10
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.datasets import (
@@ -118,7 +118,7 @@ def open_data(name: str, wanted: Wanted) -> Data:
         raise DatasetError(f"data '{name}': kind '{kind}'; allowed: {', '.join(KINDS)}, each followed by :PATH")
     if not path and kind != "road":
         raise DatasetError(f"data '{name}': a path is missing; expected {kind}:PATH, {KINDS[kind]}")
-    folder = Path(path) if path else _cache() / "road"
+    folder = Path(path) if path else cache_folder() / "road"
     makers: dict[str, Callable[[str, Path, Wanted], Data]] = {
         "cifar10": _Cifar10, "classes": _Classes, "coco": _Coco, "lanes": _Lanes, "road": _Road, "drive": _Drive
     }  # fmt: skip
@@ -126,10 +126,6 @@ def open_data(name: str, wanted: Wanted) -> Data:
     if wanted.task is not None and data.task != wanted.task:
         raise DatasetError(f"data '{name}' holds {data.task}; the network is for {wanted.task}")
     return data
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multi_dnn_ros"
 
 
 def held_out(rows: Rows, part: Part) -> Rows:

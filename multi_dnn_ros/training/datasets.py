@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 
 #: Most boxes kept an image, ignored ones included; a scene holds fewer than half of that.
@@ -130,7 +131,7 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
         np.lib.format.open_memmap(folder / f"{name}.npy", "w+", kind, (spec.count, *shape)).flush()
     step = 32
     chunks = [(spec, folder, first, min(first + step, spec.count)) for first in range(0, spec.count, step)]
-    processes = min(workers or os.cpu_count() or 1, len(chunks))
+    processes = min(workers or cpu_count(), len(chunks))
     with tqdm(total=spec.count, desc=f"render {folder.name}", unit="scene", mininterval=1.0) as bar:
         if processes == 1:
             for chunk in chunks:

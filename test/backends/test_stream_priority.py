@@ -20,16 +20,16 @@ def test_the_lowest_has_the_default_and_each_above_goes_before_it(dnns: list[int
     assert stream_priorities(dnns) == expected
 
 
-def test_a_worker_makes_each_stream_once_and_changes_only_when_it_must() -> None:
-    made: list[int] = []
+def test_a_thread_asks_for_each_stream_once_and_changes_only_when_it_must() -> None:
+    made: list[tuple[int, int]] = []
     used: list[str] = []
 
-    def make(priority: int) -> str:
-        made.append(priority)
-        return f"stream {priority}"
+    def make(kind: tuple[int, int]) -> str:
+        made.append(kind)
+        return f"stream {kind}"
 
     streams = Streams(make, used.append)
-    for priority in (0, 0, -1, 0, 0, -1):
-        streams.enter(priority)
-    assert made == [0, -1]
-    assert used == ["stream 0", "stream -1", "stream 0", "stream -1"]
+    for kind in ((0, 0), (0, 0), (0, -1), (0, 0), (16, 0), (16, 0)):
+        streams.enter(kind)
+    assert made == [(0, 0), (0, -1), (16, 0)]
+    assert used == ["stream (0, 0)", "stream (0, -1)", "stream (0, 0)", "stream (16, 0)"]

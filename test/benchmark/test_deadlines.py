@@ -56,7 +56,7 @@ def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
         (["--set", "fig5"], "--set fig5 is several sets"),
         (["--condition", "ours_fp16"], "'ours_fp16', which needs a GPU"),
-        (["--sms", "8"], "--sms 8: only an NVIDIA GPU"),
+        (["--sms", "8"], "--sms is 8; only an NVIDIA GPU"),
     ):
         assert main(["benchmark", "deadlines", "--device", "cpu", *arguments]) == 2
         assert words in capsys.readouterr().err

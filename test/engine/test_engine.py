@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
 
 from multi_dnn_ros.engine import DropReason, Engine, Frame
@@ -215,3 +216,18 @@ def test_wrong_use_is_an_error_that_names_it(recorder):
         Engine([task("a")], on_result=print, policy="lifo")
     with pytest.raises(ValueError, match="'rear'; served are front"):
         Engine([task("a")], on_result=print).offer(frame("rear"))
+
+
+def test_each_dnn_has_a_stream_of_its_priority_on_its_share(monkeypatch):
+    """Which one a worker asks the engine for; that CUDA obeys is for test/gpu."""
+    made = []
+
+    def make_stream(device: torch.device, sms: int, priority: int) -> str:
+        made.append((sms, priority))
+        return f"stream {len(made)}"
+
+    monkeypatch.setattr("multi_dnn_ros.engine.engine.make_stream", make_stream)
+    engine = Engine([task("a"), task("b", priority=3), task("c", priority=3, sms=16)], on_result=lambda result: None)
+    kinds = [("a", 0, 0), ("b", 0, 3), ("c", 16, 3), ("a", 0, 0), ("a", 0, 7)]
+    assert [engine.stream_of(kind) for kind in kinds] == ["stream 1", "stream 2", "stream 3", "stream 1", "stream 1"]
+    assert made == [(0, 0), (0, -1), (16, 0)]

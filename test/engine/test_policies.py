@@ -49,6 +49,53 @@ def test_edf_is_the_order_of_deadlines(jobs):
     assert due == sorted(due)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(1, 500), st.lists(st.integers(0, 200), min_size=1, max_size=4)),
+             min_size=1, max_size=20),
+    st.data(),
+)  # fmt: skip
+def test_with_known_times_edf_lets_less_slack_go_first(frames, data):
+    """frames: (arrival, deadline, times of the jobs). Slack at any moment: time until due less what is left to run."""
+    clock = FakeClock()
+    queue = JobQueue(make_policy("edf", AGING), clock)
+    slack = {}
+    for number, (at, deadline, times) in enumerate(frames):
+        remaining = tuple(sum(times[index:]) for index in range(len(times)))
+        waiting = frame()
+        waiting.received_ns = at
+        waiting.context = number
+        timed = task(jobs=len(times), remaining_ns=remaining)
+        index = data.draw(st.integers(0, len(times) - 1))
+        queue.put(Job(Inference(timed, (Item(waiting),), 0, deadline, at, done=lambda inference: None), index))
+        slack[number] = at + deadline - clock.now - remaining[index]
+    order = [queue.get().inference.items[0].frame.context for _ in frames]
+    assert order == sorted(slack, key=lambda number: (slack[number], number))
+
+
+def test_a_long_dnn_starts_before_a_short_one_that_is_due_a_little_sooner():
+    clock = FakeClock()
+    queue = JobQueue(make_policy("edf", AGING), clock)
+
+    def put(name: str, deadline: int | None, remaining: tuple[int, ...] | None, index: int = 0) -> None:
+        waiting = frame()
+        waiting.received_ns = clock.now
+        timed = task(name, jobs=2, remaining_ns=remaining)
+        queue.put(Job(Inference(timed, (Item(waiting),), 0, deadline, clock.now, done=lambda inference: None), index))
+
+    put("short", 100, (10, 5))
+    put("long", 120, (60, 30))
+    put("long, second job", 120, (60, 30), 1)
+    put("untimed", 100, None)
+    put("without a deadline", None, (10, 5))
+    order = [queue.get().inference.task.name for _ in range(5)]
+    assert order == ["long", "short", "long, second job", "untimed", "without a deadline"]
+
+
+def test_times_of_another_number_of_jobs_are_refused(start):
+    with pytest.raises(ValueError, match="DNN 'a' has remaining_ns of 1 jobs, but 2 stages"):
+        start(task(remaining_ns=(5,)))
+
+
 @given(arrivals())
 def test_priority_goes_first_but_overtakes_only_within_the_ageing(jobs):
     order = queue_jobs(Priority(AGING), jobs)

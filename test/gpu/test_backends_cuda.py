@@ -14,7 +14,7 @@ import pytest
 import torch
 import torchvision
 
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.inductor import missing_compiler
@@ -29,6 +29,7 @@ from multi_dnn_ros.pipeline import ConfigError, build, choose_backend
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 GPU = torch.device("cuda", 0)
 WAIT = 60.0
+partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 EXAMPLE = (torch.zeros(1, 3, 96, 128),)
 CAPTURED = {"capture_preprocess": True}
 
@@ -168,7 +169,16 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(fit: str
         check_agreement((result,), preprocess(images[-1]), 1e-4)
 
 
-@pytest.mark.parametrize("parameters", [{}, CAPTURED, {"precision": "fp16", **CAPTURED}])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        CAPTURED,
+        {"precision": "fp16", **CAPTURED},
+        pytest.param({"sms": 16, **CAPTURED}, marks=partitioned),
+        pytest.param({"sms": 8, "backend": "eager"}, marks=partitioned),
+    ],
+)
 def test_our_dnns_give_the_cpus_results_through_the_engine(parameters: dict):
     """Frame by frame at full speed, so that each is preprocessed while the one before is on the GPU."""
 
@@ -313,3 +323,43 @@ def test_a_more_important_stream_goes_first():
             done_high.record(high)
     torch.cuda.synchronize(GPU)
     assert done_high.elapsed_time(done_low) > 0  # it came last and was through first
+
+
+@partitioned
+def test_a_graph_captured_on_a_share_runs_on_that_share():
+    values = torch.randn(4096, 4096)
+
+    class Product(torch.nn.Module):
+        def forward(self, carried: Tensors) -> Tensors:
+            return (carried[0] @ carried[0],)
+
+    def fastest_ms(sms: int) -> float:
+        with green_contexts.computing_on(GPU, sms):
+            (graph,) = CudaGraph().prepare([Product()], (values,), GPU)
+        times = []
+        with (
+            torch.inference_mode(),
+            torch.cuda.stream(green_contexts.make_stream(GPU, sms)),
+        ):  # another one of the share
+            for _ in range(5):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                graph(graph.inputs)  # type: ignore[attr-defined]
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end))
+        return min(times)
+
+    whole, share = fastest_ms(0), fastest_ms(8)
+    count = torch.cuda.get_device_properties(GPU).multi_processor_count
+    assert share > whole * count / 8 / 3  # a third of what the SMs alone would make
+
+
+@partitioned
+@pytest.mark.parametrize("sms", [9, 1000])
+def test_a_share_that_the_gpu_cannot_give_is_refused_by_name(sms: int):
+    count = torch.cuda.get_device_properties(GPU).multi_processor_count
+    with pytest.raises(
+        ConfigError, match=rf"parameter dnn\.lane\.sms is {sms}; allowed: .* \(cuda:0 has {count} SMs\)"
+    ):
+        build(to_config({"device": "cuda:0", "dnns": ["lane"], "dnn.lane.sms": sms}))

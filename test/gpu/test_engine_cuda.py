@@ -1,4 +1,4 @@
-"""The engine on a GPU: the CPU's results, a stream a worker, memory given back. The CPU twins are in test/engine."""
+"""The engine on a GPU: the CPU's results, a stream a DNN, memory given back. The CPU twins are in test/engine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_task(name: str, seed: int, device: torch.device, backend: Backend, jobs
 
 @both
 def test_results_equal_the_cpu_under_load(backend: Backend):
-    """Six DNNs on four workers: jobs of a frame change streams all the time, and no tensor is reused too early."""
+    """Six DNNs on four workers: jobs of a frame change workers all the time, and no tensor is reused too early."""
     device = torch.device("cuda", 0)
     results: dict[tuple[str, int], np.ndarray] = {}
     engine = Engine(

@@ -311,7 +311,10 @@ def test_contention_and_learn_through_the_command(tmp_path: Path, capsys: pytest
     assert main([*cut, "--cut", "predicted", "--predictor", str(out / "predictor.json")]) == 0
     assert main([*cut, "--cut", "predicted"]) == 2
     assert main(["profile", "contention", models[0], "--output", str(table), "--slices", "16", "--device", "cpu"]) == 1
-    assert "slices of [16] SMs are asked for, but the device is cpu" in capsys.readouterr().err
+    assert (
+        "a slice of 16 SMs is asked for; only an NVIDIA GPU can be partitioned; the device is cpu"
+        in capsys.readouterr().err
+    )
     assert main(["profile", "learn", str(tmp_path / "none.csv"), "--output", str(out)]) == 1
 
 

@@ -10,6 +10,8 @@ import pytest
 from node_bench import Bench, build
 
 from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.profiling.fit import Verdict
+from multi_dnn_ros.ros.capacity import capacity_values
 from multi_dnn_ros.schema import NodeConfig
 
 OK, WARN = 0, 1
@@ -51,6 +53,13 @@ def test_rates_that_do_not_fit_are_a_warning_that_says_what_would_help(bench: Be
     assert not any(status.name.endswith(": capacity") for status in bench.reports[-1].status)
 
 
+def test_what_was_not_predicted_is_told() -> None:
+    verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", doubts=tuple(f"doubt {number}" for number in range(9)))
+    values = capacity_values(verdict)
+    assert [values[f"not predicted {number}"] for number in (1, 5)] == ["doubt 0", "doubt 4"]
+    assert "not predicted 6" not in values
+
+
 def test_a_camera_without_a_rate_is_not_judged(bench: Bench) -> None:
     bench.node({"cameras": ["front", "rear"], "camera.front.rate_hz": 10.0})
     assert bench.change("configure")
@@ -63,7 +72,7 @@ def test_a_check_that_fails_does_not_keep_the_node_from_serving(bench: Bench, mo
     def fails(*arguments: object) -> None:
         raise ValueError("sofa")
 
-    monkeypatch.setattr("multi_dnn_ros.profiling.configured.fit_of", fails)
+    monkeypatch.setattr("multi_dnn_ros.fit_check.fit_of", fails)
     bench.node({"camera.front.rate_hz": 10.0})
     assert bench.change("configure")
     assert bench.change("activate")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import make_task
 from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_chains
@@ -166,7 +165,8 @@ class _Bench:
             ready[network].append((chain, tensors))
         for network in networks:
             chain, tensors = ready[network].pop()
-            self.tasks.append(_task(f"dnn{len(self.tasks)}", chain, tensors))
+            task = make_task(f"dnn{len(self.tasks)}", chain, tensors, self._partition)
+            self.tasks.append(replace(task, cameras=CAMERAS))
         self._set_threads(count)
 
     def _set_threads(self, count: int) -> None:
@@ -245,13 +245,8 @@ class _Bench:
             device=device,
             on_result=on_result,
             on_failure=failures.append,
-            make_stream=self._partition.make_stream if device.type == "cuda" else None,
         )
         return engine, failures
-
-
-def _task(name: str, chain: tuple[Stage, ...], inputs: Tensors) -> DnnTask:
-    return replace(make_task(name, chain, inputs), cameras=CAMERAS)
 
 
 def _frame(camera: str) -> Frame:

@@ -115,7 +115,6 @@ class ThroughEngine:
             device=device,
             on_result=on_result,
             on_failure=failures.append,
-            make_stream=self._partition.make_stream if device.type == "cuda" else None,
         )
         engine.start()
         try:
@@ -145,17 +144,17 @@ class _Unseen(Frame):
         return _NOTHING
 
 
-def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors) -> DnnTask:
+def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: Partition) -> DnnTask:
     """A DNN whose input lies on the device already, as for all other conditions, with a camera of its own name."""
-    return DnnTask(name, (name,), lambda image: inputs, chain, lambda outputs, size: None)
+    return DnnTask(name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0)
 
 
 def make_batched_task(
-    name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors
+    name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, partition: Partition
 ) -> DnnTask:
     """A DNN that serves several cameras at once. chains: stages for 1 image and for more."""
     batches = {size: chain for size, chain in chains.items() if size > 1}
-    task = make_task(name, chains[1], inputs)
+    task = make_task(name, chains[1], inputs, partition)
     return replace(task, cameras=tuple(cameras), batches=batches, batch_delay_ns=_BATCH_DELAY_NS)
 
 

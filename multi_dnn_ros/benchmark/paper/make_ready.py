@@ -107,7 +107,7 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
     """A DNN for each camera, or one for all of a network."""
     names = [f"dnn{number}" for number in range(len(work.networks))]
     if not work.condition.batched:
-        return [make_task(*each) for each in zip(names, *make_chains(work, built, partition), strict=True)]
+        return [make_task(*each, partition) for each in zip(names, *make_chains(work, built, partition), strict=True)]
     tasks = []
     with partition.own_stream():
         for each in built:
@@ -116,7 +116,7 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
             backend, tolerance = _backend(work, partition.device)
             ready = prepare_batches(backend, chains, each.inputs, partition.device, tolerance)
             inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
-            tasks.append(make_batched_task(each.network.builder, cameras, ready, inputs))
+            tasks.append(make_batched_task(each.network.builder, cameras, ready, inputs, partition))
         partition.synchronize()
     return tasks
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.engine import Engine
-from multi_dnn_ros.pipeline import Pipeline, choose_backend, milliseconds
+from multi_dnn_ros.pipeline import Pipeline, milliseconds, timing_target
 from multi_dnn_ros.profiling.fit import Demand, Verdict, check_fit
 from multi_dnn_ros.profiling.predictor import Predictor
 from multi_dnn_ros.profiling.service import Image, MakeEngine, Service, measure_services, predicted_services
@@ -21,7 +21,7 @@ def fit_of(
     """Judge `config` with its cameras at `rates` hertz. image: (H, W, 3) uint8, what the DNNs are measured on."""
     services, doubts = services_of(config, pipeline, image, _FRAMES, predictor)
     gpu = pipeline.device.type == "cuda"
-    return check_fit(demands_of(config, pipeline, services, rates), pipeline.workers, gpu=gpu, doubts=doubts)
+    return check_fit(demands_of(config, pipeline, services, rates), pipeline.servers, gpu=gpu, doubts=doubts)
 
 
 def services_of(
@@ -30,16 +30,14 @@ def services_of(
     """What a frame costs each DNN: predicted where the predictor has no doubts, else measured; and its doubts."""
     doubts: Sequence[str] = ()
     if predictor is not None:
-        backends = {settings.backend for settings in config.dnns.values()}
-        asked = backends.pop() if len(backends) == 1 else "auto"
-        name = asked if asked != "auto" else predictor.backend
-        precisions = {settings.precision for settings in config.dnns.values()}
-        precision = precisions.pop() if len(precisions) == 1 else "auto"
-        target = Target(pipeline.device, name, lambda: choose_backend(asked, pipeline.device), precision)
-        services, doubts = predicted_services(pipeline.dnns, predictor, target, pipeline.workers, image)
+        targets = {}
+        for name, settings in config.dnns.items():
+            target, served_by = timing_target(name, settings, pipeline.device)
+            targets[name] = replace(target, backend=served_by)
+        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, image)
         if not doubts:
             return services, ()
-    services = measure_services(pipeline.tasks, engines_of(config, pipeline), image, pipeline.workers, frames)
+    services = measure_services(pipeline.tasks, engines_of(config, pipeline), image, pipeline.servers, frames)
     return services, doubts
 
 

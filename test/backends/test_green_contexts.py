@@ -1,0 +1,71 @@
+"""Shares of a GPU's SMs: what is allowed, and who gets which stream. That kernels keep to a share is for test/gpu."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.pipeline import ConfigError, build
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("major", "count", "allowed", "refused", "message"),
+    [
+        (9, 132, (8, 16, 128), (4, 12, 136), "allowed: 8 to 128 in steps of 8 (cuda:0 has 132 SMs)"),
+        (8, 16, (4, 6, 16), (2, 5, 18), "allowed: 4 to 16 in steps of 2 (cuda:0 has 16 SMs)"),
+        (6, 20, (1, 3, 20), (21,), "allowed: 1 to 20 in steps of 1 (cuda:0 has 20 SMs)"),
+    ],
+)
+def test_a_share_is_so_many_sms_as_cuda_can_give(
+    monkeypatch: pytest.MonkeyPatch,
+    major: int,
+    count: int,
+    allowed: tuple[int, ...],
+    refused: tuple[int, ...],
+    message: str,
+) -> None:
+    properties = SimpleNamespace(major=major, multi_processor_count=count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(green_contexts, "supported", lambda: True)
+    assert [green_contexts.unmet(GPU, sms) for sms in allowed] == [""] * len(allowed)
+    assert {green_contexts.unmet(GPU, sms) for sms in refused} == {message}
+
+
+def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = to_config({"device": "cpu", "dnn.object.sms": 16})
+    with pytest.raises(
+        ConfigError, match=r"parameter dnn\.object\.sms is 16; only an NVIDIA GPU .* is cpu; 0: the whole"
+    ):
+        build(config)
+    monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
+    assert "no CUDA green contexts" in green_contexts.unmet(GPU, 16)
+
+    def refuse(device: torch.device, sms: int) -> None:
+        raise RuntimeError("not enough groups")
+
+    monkeypatch.setattr(green_contexts, "unmet", lambda device, sms: "")
+    monkeypatch.setattr(green_contexts, "make_stream", refuse)
+    with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA refuses: .*not enough groups"):
+        build(config)
+
+
+def test_streams_of_one_size_are_of_one_share_and_handed_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts: list[SimpleNamespace] = []
+
+    def create(sms: int, index: int) -> SimpleNamespace:
+        contexts.append(SimpleNamespace(sms=sms, Stream=object))
+        return contexts[-1]
+
+    monkeypatch.setattr("torch.cuda.green_contexts.GreenContext", SimpleNamespace(create=create))
+    monkeypatch.setattr(green_contexts, "_shares", {})
+    streams = [green_contexts.make_stream(CPU, 16) for _ in range(40)]
+    assert len({id(stream) for stream in streams}) == 16
+    assert streams[0] is streams[16]
+    green_contexts.make_stream(CPU, 8)
+    assert [context.sms for context in contexts] == [16, 8]

@@ -1,0 +1,103 @@
+"""Jobs by their layers' times on a GPU: the bound kept by captured jobs, predictions for what is served there.
+
+The CPU twins are in test/profiling/test_job_plan.py and test/models/test_job_length.py.
+"""
+
+from __future__ import annotations
+
+import statistics
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.fit_check import fit_of
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.pipeline import build, timing_target
+from multi_dnn_ros.profiling.device import device_name
+from multi_dnn_ros.profiling.features import LINEAR_FEATURES
+from multi_dnn_ros.profiling.launch_cost import launch_cost_s
+from multi_dnn_ros.profiling.measure import trace_for
+from multi_dnn_ros.profiling.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
+from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.schema import NodeConfig
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+GPU = torch.device("cuda", 0)
+
+
+def configured(**settings: object) -> NodeConfig:
+    """One heavy DNN, so that its layers are long against the clock."""
+    flat = {"device": "cuda:0", "dnns": ["object"], "dnn.object.model": "torchvision:ssd300_vgg16"}
+    return to_config({**flat, "dnn.object.weights": "random", **settings})
+
+
+def job_ms(task: DnnTask) -> list[float]:
+    """Median device time of each job, one after another."""
+    times: list[list[float]] = []
+    image = torch.zeros((480, 640, 3), dtype=torch.uint8, device=GPU)
+    with torch.inference_mode():
+        for _ in range(20):
+            carried = task.preprocess(image)
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(task.stages) + 1)]
+            torch.cuda.synchronize(GPU)
+            marks[0].record()
+            for stage, mark in zip(task.stages, marks[1:], strict=True):
+                carried = stage(carried)
+                mark.record()
+            torch.cuda.synchronize(GPU)
+            times.append([begin.elapsed_time(end) for begin, end in pairwise(marks)])
+    return [statistics.median(of) for of in zip(*times, strict=True)]
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp16"])
+def test_captured_jobs_keep_to_the_bound(precision: str) -> None:
+    settings = {"dnn.object.precision": precision}
+    lines: list[str] = []
+    (task,) = build(configured(blocking_ms=0.5, **settings), lines.append).tasks
+    whole_ms = task.remaining_ns[0] / 1e6
+    assert lines[0].startswith(f"object: {len(task.stages)} job")
+    assert "of 0.5 allowed" in lines[0]
+    (shorter,) = build(configured(blocking_ms=0.4 * whole_ms, **settings)).tasks
+    assert len(shorter.stages) >= 3
+    assert max(job_ms(shorter)) < 0.4 * whole_ms * 1.5  # an idle GPU keeps to it; this one may not be idle
+    (whole,) = build(configured(blocking_ms=1000.0, **settings)).tasks
+    assert len(whole.stages) == 1
+
+
+def test_launching_a_captured_job_is_cheap() -> None:
+    target, served_by = timing_target("object", configured().dnns["object"], GPU)
+    assert served_by == "cuda_graph"
+    assert 1e-7 < launch_cost_s(target) < 1e-3
+
+
+def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured()
+    target, _ = timing_target("object", config.dnns["object"], GPU)
+    dnn = build(config).dnns["object"]  # whose weights are on the GPU now
+    layers = layers_of(trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target))
+    setting = Setting(device_name(target), "cuda_graph", "auto", 0, 0, 0, 1e13, 1e12)
+    seen = seen_in([Sample("ssd", of.name, LayerCounts.of(of), setting, Load(), *(0.1,) * 4, 5) for of in layers])
+    weights = tuple(0.1 if name == "launch, alone" else 0.0 for name in LINEAR_FEATURES)
+    predictor = Predictor(
+        device=setting.device, backend="cuda_graph", precision="auto", threads=0, cores=0, flops_per_s=1e13,
+        bytes_per_s=1e12, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, weights)),
+    )  # fmt: skip
+    write_predictor(tmp_path / "p.json", predictor)
+    monkeypatch.setattr("multi_dnn_ros.profiling.job_plan.measure", lambda *args, **kwargs: pytest.fail("measured"))
+    monkeypatch.setattr("multi_dnn_ros.fit_check.measure_services", lambda *args, **kwargs: pytest.fail("measured"))
+    config = configured(predictor=str(tmp_path / "p.json"))
+    lines: list[str] = []
+    pipeline = build(config, lines.append)
+    assert lines[0].endswith("by predicted layer times")
+    timed = sum(layer.kind != "view" for layer in layers)
+    assert pipeline.tasks[0].remaining_ns[0] > timed * 0.1e6
+    verdict = fit_of(config, pipeline, np.zeros((480, 640, 3), np.uint8), {"front": 1.0}, pipeline.predictor)
+    assert not verdict.doubts
+    assert verdict.needs["object"] > timed * 0.1e-3

@@ -1,0 +1,78 @@
+"""The number of jobs for a bound on their length, and the cut that keeps to it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.job_length import MOST_JOBS, job_length
+from multi_dnn_ros.models.partition import fewest_runs, partition
+
+# Whole numbers: their sums are exact, whichever way they are added up.
+costs = st.lists(st.integers(0, 20).map(float), min_size=1, max_size=12)
+
+
+def fewest_by_trying(layers: list[float], limit: float) -> int:
+    """Over all ways to cut: the best for the first layers, then for one more."""
+    best = [0]
+    for end in range(1, len(layers) + 1):
+        begins = [begin for begin in range(end) if end - begin == 1 or sum(layers[begin:end]) <= limit]
+        best.append(1 + min(best[begin] for begin in begins))
+    return best[-1]
+
+
+@given(costs, st.integers(0, 40).map(float), st.data())
+def test_no_run_is_over_the_limit_but_a_single_layer_and_none_is_too_many(
+    layers: list[float], limit: float, data: st.DataObject
+) -> None:
+    runs = fewest_runs(layers, limit)
+    assert runs == fewest_by_trying(layers, limit)
+    cut_costs = data.draw(st.lists(st.floats(0.0, 1.0), min_size=len(layers), max_size=len(layers)))
+    more = data.draw(st.integers(runs, len(layers)))
+    starts = partition(layers, cut_costs, more, 0.03, limit)
+    assert len(starts) == more
+    assert starts[0] == 0
+    for begin, end in pairwise([*starts, len(layers)]):
+        assert end - begin == 1 or sum(layers[begin:end]) <= limit
+
+
+@given(costs, st.integers(1, 40).map(float), st.integers(0, 3).map(float))
+def test_the_fewest_jobs_that_keep_to_the_bound(layers: list[float], bound: float, launch: float) -> None:
+    length = job_length(layers, bound, launch)
+    assert length.jobs == fewest_by_trying(layers, max(0.0, bound - launch))
+    assert length.too_long == tuple(n for n, each in enumerate(layers) if each + launch > bound and each > 0.0)
+    assert length.launch_share == pytest.approx(launch and length.jobs * launch / (sum(layers) + length.jobs * launch))
+    assert length.launch_pays == (length.launch_share < 0.05)
+    assert not length.capped
+
+
+def test_runs_are_even_where_that_costs_no_more_of_them() -> None:
+    assert partition([1.0] * 8, [0.0] * 8, fewest_runs([1.0] * 8, 6.0), 0.03, 6.0) == [0, 4]
+    assert partition([1.0] * 8, [0.0] * 8, 2, 0.03, 2.0) == [0, 4]  # too few for the limit: even at least
+
+
+def test_jobs_are_bounded() -> None:
+    length = job_length([1.0] * 1000, 0.5, 0.0)
+    assert (length.jobs, length.capped, len(length.too_long)) == (MOST_JOBS, True, 1000)
+
+
+def test_bad_times_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"bound_s is 0.0; allowed: above 0"):
+        job_length([1.0], 0.0, 0.0)
+    with pytest.raises(ValueError, match="negative or no number"):
+        job_length([float("nan")], 1.0, 0.0)
+
+
+def test_a_dnn_is_cut_so_that_its_longest_layer_is_a_job_of_its_own() -> None:
+    module = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(6))).eval()
+    (stage,) = cut(module, (torch.rand(1, 3, 4, 4),), 1)
+    seconds = dict(zip(stage.operations, (1.0, 1.0, 9.0, 1.0, 1.0, 1.0), strict=True))
+    jobs = fewest_runs(list(seconds.values()), 2.0)
+    stages = cut(module, (torch.rand(1, 3, 4, 4),), jobs, costs=lambda node: seconds[node.name], limit_s=2.0)
+    assert sorted(stage.cost_s for stage in stages) == [1.0, 2.0, 2.0, 9.0]

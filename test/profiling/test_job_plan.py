@@ -1,0 +1,231 @@
+"""How DNNs are cut by their layers' times, from the parameters to the tasks: predicted, measured, or neither."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from profiling_fakes import Small, target
+from torch import nn
+
+from multi_dnn_ros.fit_check import fit_of
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.models.cut import split
+from multi_dnn_ros.pipeline import ConfigError, Pipeline, build
+from multi_dnn_ros.profiling.device import device_name
+from multi_dnn_ros.profiling.features import LINEAR_FEATURES
+from multi_dnn_ros.profiling.job_plan import JobPlanner, in_precision
+from multi_dnn_ros.profiling.launch_cost import launch_cost_s
+from multi_dnn_ros.profiling.measure import Times, Traced, trace_for
+from multi_dnn_ros.profiling.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
+from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.schema import NodeConfig
+
+SHAPE = (1, 3, 8, 8)
+LAYERS = 7  # of Small
+
+
+def dnn(module: nn.Module | None = None, name: str = "object") -> SimpleNamespace:
+    """As much of a Dnn as a plan asks for."""
+    return SimpleNamespace(
+        name=name, module=module or Small(), example_inputs=lambda: (torch.zeros(SHAPE),), preprocess=lambda image: ()
+    )
+
+
+@functools.cache
+def _small() -> Traced:
+    return trace_for(Small(), SHAPE, target())
+
+
+def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **device: object) -> Predictor:
+    """Every layer of the network takes 2 ms; beside other DNNs too."""
+    layers = layers_of(_small() if module is None else trace_for(module, shape, target()))
+    setting = Setting(device_name(target()), "eager", "auto", 1, 2, 0, 1e9, 1e9)
+    rows = [Sample("small", of.name, LayerCounts.of(of), setting, Load(), *(2.0,) * 4, 5) for of in layers]
+    weights = [0.0] * len(LINEAR_FEATURES)
+    weights[LINEAR_FEATURES.index("launch, alone")] = 2.0
+    seen = seen_in(rows)
+    made = Predictor(
+        device=device_name(target()), backend="eager", precision="auto", threads=1, cores=2, flops_per_s=1e9,
+        bytes_per_s=1e9, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, tuple(weights))),
+    )  # fmt: skip
+    return made.model_copy(update=device)
+
+
+def measured(*ms: float):
+    """A measurement that finds so many milliseconds in each layer."""
+
+    def timed(traced, target, *, jobs: int) -> Times:
+        stages = split(traced.graph_module, jobs)
+        assert sum(len(stage.layers) for stage in stages) == len(ms)
+        return Times(tuple(stages), tuple((each,) * 3 for each in ms), ((0.0,),), (0.0,), 0)
+
+    return timed
+
+
+def planner(predictor: Predictor | None, bound_ms: float = 0.0, ms=(1.0,) * LAYERS, launch_ms: float = 0.0):
+    return JobPlanner(
+        predictor, "p.json", bound_ms / 1e3, timed=measured(*ms) if ms else None, launch=lambda of: launch_ms / 1e3
+    )
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list:
+    """PyTorch writes to the log, too."""
+    return [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
+
+
+def stages_of(plan):
+    return split(_small().graph_module, plan.jobs, costs=plan.costs, limit_s=plan.limit_s)
+
+
+def test_without_predictor_and_bound_nothing_is_timed() -> None:
+    plan = planner(None, ms=()).plan(dnn(nn.Identity()), 3, target())
+    assert (plan.jobs, plan.costs, plan.remaining_ns(())) == (3, None, None)
+
+
+def test_jobs_of_even_predicted_time_and_what_remains_of_them() -> None:
+    plan = planner(taught(), ms=(), launch_ms=1.0).plan(dnn(), 3, target())
+    stages = stages_of(plan)
+    assert sorted(len(stage.layers) for stage in stages) == [2, 2, 3]
+    remaining = plan.remaining_ns(stages)
+    assert remaining[0] == pytest.approx(17e6, rel=0.01)  # 7 layers, 3 launches, and hardly any preprocessing
+    assert remaining[2] == pytest.approx(1e6 * (1 + 2 * len(stages[2].layers)))
+    assert sorted(remaining, reverse=True) == list(remaining)
+    assert (
+        plan.words("object", remaining) == "object: 3 jobs, longest 7 ms, launch cost 17.6 %, by predicted layer times"
+    )
+
+
+def test_the_fewest_jobs_for_a_bound_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    plan = planner(None, 3.3, launch_ms=0.1).plan(dnn(), 1, target())
+    stages = stages_of(plan)
+    assert len(stages) == 3
+    assert max(stage.cost_s for stage in stages) <= 3.2e-3
+    assert plan.words("object", plan.remaining_ns(stages)) == (
+        "object: 3 jobs, longest 3.1 ms of 3.3 allowed, launch cost 4.1 %, by measured layer times"
+    )
+    assert not told(caplog)
+
+
+def test_what_cannot_be_met_is_one_line_and_says_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    plan = planner(None, 2.2, (1.0, 1.0, 5.0, 0.5, 0.5, 0.5, 0.5), launch_ms=0.5).plan(dnn(), 1, target())
+    assert max(stage.cost_s for stage in stages_of(plan)) == pytest.approx(5e-3)
+    (record,) = told(caplog)
+    text = record.getMessage()
+    assert text.startswith("dnn.object: blocking_ms 2.2 cannot be met as it should: layer ")
+    assert "takes 5.5 ms by itself and is kept as one job; launching takes 21.7 " in text
+    assert text.endswith("% of the time of 5 jobs, not under 5 %, which is kept, as the bound counts more")
+
+
+def test_what_a_predictor_does_not_know_is_told_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
+    own = planner(taught(device="Orin, 16 SMs; auto"), ms=(1.0,))
+    plans = [own.plan(dnn(nn.ReLU(), name), 2, target(), "eager") for name in ("lane", "object")]
+    assert [plan.known for plan in plans] == ["measured", "measured"]
+    (record,) = told(caplog)
+    assert "dnn.lane: layers are measured, as the predictor p.json does not know them: " in record.getMessage()
+    assert "it was made on 'Orin, 16 SMs; auto', this is '" in record.getMessage()
+    caplog.clear()
+    unseen = planner(taught(module=nn.Conv2d(3, 4, 3, padding=1)))
+    assert unseen.plan(dnn(), 2, target(), "inductor").known == "measured"
+    (record,) = told(caplog)
+    assert "with backend eager, this is inductor; it has seen no element-wise layer" in record.getMessage()
+
+
+def test_what_cannot_be_timed_is_cut_by_estimates(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*args: object, **kwargs: object) -> Times:
+        raise RuntimeError("sofa")
+
+    plan = JobPlanner(None, "", 1.0, timed=fails).plan(dnn(nn.ReLU()), 3, target())
+    assert (plan.jobs, plan.costs) == (3, None)
+    assert "cut into dnn.object.jobs jobs by estimates: sofa" in caplog.text
+
+    def full(*args: object, **kwargs: object) -> Times:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        JobPlanner(None, "", 1.0, timed=full).plan(dnn(nn.ReLU()), 3, target())
+
+
+def test_half_precision_moves_half_the_bytes() -> None:
+    (single,) = layers_of(trace_for(nn.ReLU(), SHAPE, target()))
+    (half,) = in_precision([single], torch.float16)
+    assert (half.work.bytes_read, half.work.bytes_written) == (4 * 3 * 64 // 2, 4 * 3 * 64 // 2)
+    assert half.work.flops == single.work.flops
+
+
+def test_launching_is_what_a_call_takes_on_the_host() -> None:
+    ticks = iter(range(1000))
+    assert launch_cost_s(target("torchscript"), now=lambda: float(next(ticks))) == pytest.approx(
+        1.0 / 20
+    )  # of 20 calls a round
+
+
+@pytest.fixture(scope="module")
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 1, 1)).eval()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, module: nn.Module) -> Path:
+    path = tmp_path_factory.mktemp("dnn") / "lanes.pt2"
+    torch.export.save(torch.export.export(module, (torch.zeros(1, 3, 16, 16),)), path)
+    return path
+
+
+def configured(exported: Path, **node: object) -> tuple[NodeConfig, Pipeline]:
+    threads = torch.get_num_threads()
+    config = to_config({
+        "device": "cpu", "cpu_threads": threads, "dnns": ["lane"], "dnn.lane.model": str(exported),
+        "dnn.lane.decoder": "lane", "dnn.lane.jobs": 2, "dnn.lane.backend": "eager", **node,
+    })  # fmt: skip
+    return config, build(config, lines.append)
+
+
+lines: list[str] = []
+
+
+def test_a_bound_that_every_layer_exceeds_gives_a_job_a_layer(exported: Path, module: nn.Module) -> None:
+    lines.clear()
+    _, pipeline = configured(exported, blocking_ms=1e-6, **{"dnn.lane.precision": "bf16"})
+    (task,) = pipeline.tasks
+    assert (len(task.stages), len(task.remaining_ns)) == (3, 3)
+    assert lines[0].startswith("lane: 3 jobs, longest ")
+    assert lines[0].endswith("by measured layer times")
+    fresh = task.rebuild(contextlib.nullcontext())
+    assert (len(fresh.stages), fresh.remaining_ns) == (3, task.remaining_ns)
+    with torch.inference_mode():
+        carried = inputs = fresh.preprocess(torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8))
+        for stage in fresh.stages:
+            carried = stage(carried)
+        torch.testing.assert_close(carried[0], module(*inputs), rtol=0.05, atol=0.02)
+
+
+def test_the_parameter_cuts_and_judges_by_prediction(
+    exported: Path, module: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines.clear()
+    write_predictor(tmp_path / "p.json", taught((1, 3, 16, 16), module))
+    for name in ("profiling.job_plan.measure", "fit_check.measure_services"):
+        monkeypatch.setattr(f"multi_dnn_ros.{name}", lambda *args, **kwargs: pytest.fail("measured"))
+    config, pipeline = configured(exported, predictor=str(tmp_path / "p.json"))
+    (task,) = pipeline.tasks
+    assert lines[0].startswith("lane: 2 jobs, longest ")
+    assert lines[0].endswith("by predicted layer times")
+    assert 6e6 <= task.remaining_ns[0] < 100e6  # and preprocessing, which is measured
+    verdict = fit_of(config, pipeline, np.zeros((16, 16, 3), np.uint8), {"front": 10.0}, pipeline.predictor)
+    assert not verdict.doubts
+    assert 0.06 <= verdict.needs["lane"] < 1.0
+
+
+def test_a_predictor_that_cannot_be_read_is_named(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parameter predictor is '.*none.json'.*cannot be read: No such file"):
+        configured(exported, predictor=str(tmp_path / "none.json"))
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"parameter predictor is '.*broken.json'.*is no predictor"):
+        configured(exported, predictor=str(tmp_path / "broken.json"))
