@@ -91,6 +91,12 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def nvidia_smi_id(index: int = 0) -> str:
+    """What nvidia-smi calls the GPU that PyTorch calls cuda:<index>: CUDA_VISIBLE_DEVICES numbers them anew."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[index] if index < len(visible) else str(index)
+
+
 def cpu_model() -> str:
     """Name of this machine's processor."""
     try:

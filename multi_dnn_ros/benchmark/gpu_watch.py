@@ -10,6 +10,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from multi_dnn_ros.reporting import nvidia_smi_id
+
 _QUERY = "utilization.gpu,memory.used"
 
 
@@ -25,7 +27,14 @@ class GpuWatch:
         tool = shutil.which("nvidia-smi")
         if tool is not None:
             self._output = tempfile.TemporaryFile()
-            command = [tool, f"--id={self._index}", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits", "-l", "1"]
+            command = [
+                tool,
+                f"--id={nvidia_smi_id(self._index)}",
+                f"--query-gpu={_QUERY}",
+                "--format=csv,noheader,nounits",
+                "-l",
+                "1",
+            ]
             self._process = subprocess.Popen(command, stdout=self._output, stderr=subprocess.DEVNULL)
         return self
 

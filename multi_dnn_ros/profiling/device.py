@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.profiling.clock import Clock, clock_for
+from multi_dnn_ros.reporting import nvidia_smi_id
 from multi_dnn_ros.resources import cache_folder
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,12 @@ def foreign_load(device: torch.device, seconds: float = 0.3) -> float | None:
         return _foreign_cpu(seconds)
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--id={device.index or 0}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"],
+            [
+                "nvidia-smi",
+                f"--id={nvidia_smi_id(device.index or 0)}",
+                "--query-gpu=utilization.gpu",
+                "--format=csv,noheader,nounits",
+            ],
             capture_output=True,
             text=True,
             timeout=10.0,

@@ -93,6 +93,7 @@ class BackgroundLoad:
             torch.set_num_threads(1)
             torch.get_num_threads()  # PyTorch takes the number over for this thread when it is first asked
             if self._target.device.type == "cuda":
+                torch.cuda.set_device(self._target.device)  # libraries look for the thread's own
                 self._launch(number, work, (make_stream or torch.cuda.Stream)())
                 return
             with torch.inference_mode():

@@ -153,13 +153,15 @@ def _mark_cost_ms(target: Target, clock: Clock) -> float:
 
 
 def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
-    """What a mark more costs: small operations with marks between them, against the same without.
+    """What a mark more costs: layers as networks have them with marks between them, against the same without.
 
     On a GPU that is more than from one mark to the next: a kernel begins while the one before it ends, unless there is
     a mark between them.
     """
-    inputs = (torch.zeros(1, device=target.device),)
-    (stage,) = split(_small_operations(), 1)
+    layers = [nn.Conv2d(64, 64, 3, padding=1, bias=False) if place % 2 == 0 else nn.ReLU() for place in range(_EMPTY)]
+    values = (torch.zeros(1, 64, 28, 28, dtype=target.dtype),)
+    (stage,) = split(trace(nn.Sequential(*layers).to(target.dtype).eval(), values), 1)
+    inputs = tuple(tensor.to(target.device) for tensor in values)
     clock.prepare(_EMPTY + 1)
     marked = target.make_backend().prepare([MarkedStage(stage, clock, 0)], inputs, target.device)
     run = Run(marked, inputs, clock, [_EMPTY], 0.0, inside=True)
@@ -173,17 +175,14 @@ def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
 def _call_cost_ms(target: Target, clock: Clock) -> float:
     """What a stage more costs: small operations, a stage each, against the same in one stage."""
     inputs = (torch.zeros(1, device=target.device),)
+    small = trace(nn.Sequential(*(nn.ReLU() for _ in range(_EMPTY))).eval(), (torch.zeros(1),))
     times = []
     for stages in (_EMPTY, 1):
-        ready = target.make_backend().prepare(split(_small_operations(), stages), inputs, target.device)
+        ready = target.make_backend().prepare(split(small, stages), inputs, target.device)
         clock.prepare(stages + 1)
         run = Run(ready, inputs, clock, [1] * stages, 0.0, inside=False)
         times.append(statistics.median(sum(gap for (gap,) in run()) for _ in range(_EMPTY_RUNS)))
     return max(0.0, (times[0] - times[1]) / (_EMPTY - 1))
-
-
-def _small_operations() -> fx.GraphModule:
-    return trace(nn.Sequential(*(nn.ReLU() for _ in range(_EMPTY))).eval(), (torch.zeros(1),))
 
 
 def _median_gap_ms(run: Run) -> float:
