@@ -63,7 +63,8 @@ def check_fit(
     A DNN takes one frame at a time, so it needs at most `limit` of one worker; all together need at most `limit` of all
     workers; and no frame may take longer than its deadline. How long a frame takes lies between alone_ms and
     crowded_ms, as the other workers are busy. gpu: fp16 is worth advising, and what is called a worker here is a
-    stream: every DNN has one. Raises ValueError for no workers, or a demand that is not a number of hertz and milliseconds.
+    stream: every DNN has one. Raises ValueError for no workers, or a demand that is not a number of hertz and
+    milliseconds.
     """
     _check(demands, workers, limit)
     unit = _UNIT[gpu]

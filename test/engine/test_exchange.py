@@ -1,0 +1,123 @@
+"""A worker goes on with the next job in one step: as if it had queued it and asked for whichever is first."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from engine_fakes import WAIT, FakeClock, frame, task
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.engine import Frame
+from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
+from multi_dnn_ros.engine.job import Inference, Item, Job
+from multi_dnn_ros.engine.policies import Fifo, make_policy
+from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.reports import Callbacks
+
+DNN = task(jobs=2)
+
+
+def job(number: int, priority: int = 0, index: int = 0) -> Job:
+    waiting = frame()
+    waiting.context = number
+    return Job(Inference(DNN, (Item(waiting),), priority, None, 0, done=lambda inference: None), index)
+
+
+def number_of(taken: Job | None) -> int:
+    assert taken is not None
+    context = taken.inference.items[0].frame.context
+    assert isinstance(context, int)
+    return context
+
+
+@given(st.sampled_from(["fifo", "priority"]), st.lists(st.integers(-3, 3), max_size=6), st.integers(-3, 3))
+def test_it_takes_the_job_that_would_be_first(policy: str, waiting: list[int], own: int) -> None:
+    taken = []
+    for in_one_step in (True, False):
+        queue = JobQueue(make_policy(policy, 50), FakeClock())
+        queue.put(job(-1, own))
+        assert number_of(queue.get()) == -1
+        for number, priority in enumerate(waiting):
+            queue.put(job(number, priority))
+        successor = job(-1, own, 1)
+        if in_one_step:
+            first = queue.exchange(successor)
+            assert first is not None
+            assert first.direct == (first is successor)
+        else:
+            queue.put(successor)
+            first = queue.get(ended=True)
+        taken.append([number_of(first), *(number_of(queue.get()) for _ in waiting)])
+    assert taken[0] == taken[1]
+
+
+def test_ahead_of_its_equals_but_not_of_its_betters() -> None:
+    queue = JobQueue(make_policy("priority", 50), FakeClock())
+    queue.put(job(0))
+    own = job(1, index=1)
+    assert queue.exchange(own, ahead=True) is own
+    queue.put(job(2, priority=1))
+    assert number_of(queue.exchange(own, ahead=True)) == 2
+    assert [number_of(queue.get()) for _ in range(2)] == [0, 1]
+
+
+def test_a_closed_queue_leaves_it_with_the_caller() -> None:
+    queue = JobQueue(Fifo(), FakeClock())
+    queue.close()
+    assert queue.exchange(job(0)) is None
+    assert len(queue) == 0
+
+
+def test_a_held_queue_lets_nobody_go_on() -> None:
+    """A worker that would go on for ever still leaves room for a block in which no job runs."""
+    queue = JobQueue(Fifo(), FakeClock())
+    queue.put(job(0))
+    through = threading.Event()
+    steps: list[Job | None] = []
+
+    def work() -> None:
+        queue.get()
+        while not through.is_set():
+            steps.append(queue.exchange(job(0, index=1)))
+        queue.close()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    with queue.held(WAIT):
+        before = len(steps)
+        through.set()
+        assert len(queue) <= 1  # takes the queue's lock, as an exchange would
+        assert len(steps) == before
+    worker.join(WAIT)
+    assert not worker.is_alive()
+    assert all(number_of(step) == 0 for step in steps)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_where_workers_only_launch_the_dnn_decodes(broken: bool) -> None:
+    """On a GPU; a broken image is the first job's to report, as everywhere."""
+    decoders: list[str] = []
+
+    def load() -> np.ndarray:
+        decoders.append(threading.current_thread().name)
+        if broken:
+            raise ValueError("half a JPEG")
+        return np.zeros((2, 3, 3), np.uint8)
+
+    clock = FakeClock()
+    queue = JobQueue(Fifo(), clock)
+    ignore = Callbacks(lambda result: None, lambda drop: None, lambda failure: None)
+    thread = DnnThread(DNN, queue, Limits(decode_first=True), ignore, clock)
+    thread.start()
+    thread.offer(Frame("front", 0, load))
+    first = queue.get()
+    assert first is not None
+    assert decoders == ["dnn-a"]
+    first.inference.done(first.inference)
+    thread.close(drop_waiting=True)
+    thread.abandon()
+    thread.join(WAIT)
+    assert not thread.is_alive()
