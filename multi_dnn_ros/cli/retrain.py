@@ -71,6 +71,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--weight-decay", type=_not_negative, default=0.02, help="default: %(default)s")
     add("--warm-up", type=_not_negative, default=1.0, metavar="EPOCHS", help="default: %(default)s")
     add("--label-smoothing", type=_share, default=0.1, help="of classes (default: %(default)s)")
+    add("--mix", type=_share, default=0.0, help="of classifiers: part of the images that are mixed with others "
+        "(CutMix), for long training (default: %(default)s)")  # fmt: skip
     add("--average", type=_share, default=0.999, help="decay of the averaged weights; 0: none (default: %(default)s)")
     add("--patience", type=natural, default=0, metavar="EPOCHS",
         help="stop after so many epochs without a better score; 0: never (default: %(default)s)")  # fmt: skip
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     sets = read_data(args, pupil)
     schedule = Schedule(
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
-        patience=args.patience, precision=args.precision, seed=args.seed,
+        patience=args.patience, precision=args.precision, seed=args.seed, mix=args.mix,
     )  # fmt: skip
     with distributed.process_group(str(choose_device(args.device))) as device:
         first = distributed.rank() == 0

@@ -204,9 +204,13 @@ def vary_lanes(batch: Batch, dice: torch.Generator) -> Batch:
     return {**batch, "image": varied, "mask": (mask * 255.0).round().to(torch.uint8)}
 
 
-def vary_classes(batch: Batch, dice: torch.Generator) -> Batch:
+def vary_classes(batch: Batch, dice: torch.Generator, mix: float = 0.0) -> Batch:
     """Mirror half of the images, shift by up to an eighth (reflected), blank a square of a quarter of the side
-    (DeVries and Taylor 2017)."""
+    (DeVries and Taylor 2017).
+
+    mix: part of the images that then get a rectangle of another one of the batch (CutMix, Yun et al. 2019). With it the
+    batch also says the "other" label, (B,) int64, and the "share" of the image that is its own, (B,) 0..1.
+    """
     image = batch["image"]
     b, _, height, width = image.shape
     image = torch.where((uniform(dice, 0.0, 1.0, b) < 0.5)[:, None, None, None], image.flip(3), image)
@@ -219,4 +223,20 @@ def vary_classes(batch: Batch, dice: torch.Generator) -> Batch:
     image = padded[which, (ys + down)[:, :, None], (xs + across)[:, None, :]].permute(0, 3, 1, 2)
     centre_y, centre_x = (uniform(dice, 0.0, float(side), b, 1) for side in (height, width))
     blank = ((ys - centre_y).abs() < height / 8)[:, :, None] & ((xs - centre_x).abs() < width / 8)[:, None, :]
-    return {**batch, "image": image.masked_fill(blank[:, None], 0.5).contiguous()}
+    batch = {**batch, "image": image.masked_fill(blank[:, None], 0.5).contiguous()}
+    return _mixed(batch, dice, mix) if mix else batch
+
+
+def _mixed(batch: Batch, dice: torch.Generator, part: float) -> Batch:
+    image = batch["image"]
+    b, _, height, width = image.shape
+    chosen = uniform(dice, 0.0, 1.0, b, 1) < part
+    side = uniform(dice, 0.0, 1.0, b, 1).sqrt() * chosen  # its square, the part that is cut out, is uniform
+    inside = []
+    for length in (height, width):
+        places = torch.arange(length, device=image.device) + 0.5
+        inside.append((places - uniform(dice, 0.0, float(length), b, 1)).abs() < side * length / 2)
+    mask = inside[0][:, :, None] & inside[1][:, None, :]
+    image = torch.where(mask[:, None], image.flip(0), image)
+    share = 1.0 - mask.float().mean(dim=(1, 2))
+    return {**batch, "image": image, "other": batch["label"].flip(0), "share": share}

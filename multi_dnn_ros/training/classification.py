@@ -12,14 +12,22 @@ from multi_dnn_ros.training.batches import Batch
 class ClassificationLoss:
     """Cross-entropy with label smoothing (Szegedy et al. 2016).
 
-    outputs: (B, classes) logits. batch["label"]: (B,) int64. smoothing: 0..1, share that is spread over all classes.
+    outputs: (B, classes) logits. batch["label"]: (B,) int64; with "other" and "share", see vary_classes, the truth is
+    so much the one and the rest the other. smoothing: 0..1, share that is spread over all classes.
     """
 
     def __init__(self, smoothing: float = 0.1) -> None:
         self.smoothing = smoothing
 
     def __call__(self, outputs: Tensor, batch: Batch) -> Tensor:
-        return F.cross_entropy(outputs.float(), batch["label"], label_smoothing=self.smoothing)
+        logits = outputs.float()
+        if "share" not in batch:
+            return F.cross_entropy(logits, batch["label"], label_smoothing=self.smoothing)
+        own, other = (
+            F.cross_entropy(logits, batch[name], label_smoothing=self.smoothing, reduction="none")
+            for name in ("label", "other")
+        )
+        return (batch["share"] * own + (1.0 - batch["share"]) * other).mean()
 
 
 class Accuracy:

@@ -261,6 +261,7 @@ def add_parser(verbs: Any) -> None:
     add("--retrain-lr", type=float, default=4e-4)
     add("--batch-size", type=int, default=256)
     add("--teacher-weight", type=float, default=0.7)
+    add("--mix", type=float, default=0.5, help="part of the images that are mixed with others (CutMix)")
     add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
     add("--cuts", nargs="+", type=float, default=[0.5, 0.7, 0.8, 0.9])
     add("--folder", type=Path, required=True, help="where the original is kept")
@@ -275,8 +276,10 @@ def main(args: argparse.Namespace) -> int:
         num_classes=args.num_classes,
         size=(args.size, args.size),
         macs_size=(args.macs_size, args.macs_size),
-        original=Schedule(args.epochs, args.lr, weight_decay=0.05, warmup_epochs=2.0),
-        retraining=Schedule(args.retrain_epochs, args.retrain_lr, weight_decay=0.02, warmup_epochs=0.5, ema=0.998),
+        original=Schedule(args.epochs, args.lr, weight_decay=0.05, warmup_epochs=2.0, mix=args.mix),
+        retraining=Schedule(
+            args.retrain_epochs, args.retrain_lr, weight_decay=0.02, warmup_epochs=0.5, ema=0.998, mix=args.mix
+        ),
         batch_size=args.batch_size,
         teacher_weight=args.teacher_weight,
         policies=tuple(args.policies),

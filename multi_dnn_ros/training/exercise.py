@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precis
 
 #: The score that decides, larger is better.
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
-_VARY: dict[Task, Vary] = {"classes": vary_classes, "boxes": vary_detection, "lanes": vary_lanes}
+_VARY: dict[Task, Vary] = {"boxes": vary_detection, "lanes": vary_lanes}
 #: A pixel of a true mask is lane when two fifths of it are, of 255.
 _LANE_SHARE = 102
 
@@ -48,12 +49,14 @@ class Exercise:
 
 def make_batches(
     sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
-    least_share: float = 0.2,
+    least_share: float = 0.2, mix: float = 0.0,
 ) -> Batches:  # fmt: skip
     """Batches of all sets together, varied; a small set is repeated until it makes up `least_share` of each epoch.
 
-    Sets that lie in memory go to the device as a whole, others are read while training.
+    Sets that lie in memory go to the device as a whole, others are read while training. mix: of classes, see
+    vary_classes.
     """
+    vary = partial(vary_classes, mix=mix) if task == "classes" else _VARY[task]
     counts = [len(rows) for rows in sets]
     largest = max(counts)
     times = [max(1, round(least_share / (1 - least_share) * largest / count)) for count in counts]
@@ -61,7 +64,7 @@ def make_batches(
     if all(isinstance(rows, ArrayRows) for rows in sets):
         parts = [rows.arrays for rows in sets if isinstance(rows, ArrayRows)]
         arrays = {name: torch.cat([part[name] for part in parts]).to(device) for name in parts[0]}
-        return ArrayBatches(arrays, batch_size, seed, _VARY[task], repeats, inputs)
+        return ArrayBatches(arrays, batch_size, seed, vary, repeats, inputs)
     order = torch.arange(sum(counts)).repeat_interleave(repeats).tolist()
     places: list[tuple[Rows, int]] = [(rows, k) for rows in sets for k in range(len(rows))]
 
@@ -70,7 +73,7 @@ def make_batches(
         row: Batch = part.read(k)
         return row
 
-    return FileBatches(read, len(order), batch_size, seed, device, _VARY[task], inputs)
+    return FileBatches(read, len(order), batch_size, seed, device, vary, inputs)
 
 
 @torch.no_grad()

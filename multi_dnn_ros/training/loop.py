@@ -46,7 +46,8 @@ class Schedule:
 
     ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs. patience: epochs without
     a better score after which it stops, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling), the two for the
-    forward pass on CUDA only. clip: largest gradient norm.
+    forward pass on CUDA only. clip: largest gradient norm. mix: of classifiers, part of the images that are mixed, see
+    vary_classes.
     """
 
     epochs: int
@@ -61,6 +62,7 @@ class Schedule:
     precision: str = "bf16"
     clip: float = 10.0
     seed: int = 0
+    mix: float = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.score_every < 1 or not 0 < self.lr < math.inf:
@@ -71,6 +73,8 @@ class Schedule:
             raise ValueError(f"optimizer = {self.optimizer!r}: not one of adamw, sgd")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision = {self.precision!r}: not one of fp32, bf16, fp16")
+        if not 0.0 <= self.mix <= 1.0:
+            raise ValueError(f"mix = {self.mix}: must be 0 to 1")
 
 
 @dataclass

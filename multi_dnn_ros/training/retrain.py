@@ -70,7 +70,7 @@ def retrain(
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train_rows = [data.part("train") for data in sets]
     choice_rows = [data.part("choice") for data in sets]
-    batches = make_batches(train_rows, pupil.task, pupil.inputs, batch_size, schedule.seed, device)
+    batches = make_batches(train_rows, pupil.task, pupil.inputs, batch_size, schedule.seed, device, mix=schedule.mix)
     main = MAIN[pupil.task]
 
     def score(scored: nn.Module) -> dict[str, float]:
@@ -85,9 +85,11 @@ def retrain(
     identity = f"{pupil.model} {[data.name for data in sets]} {batch_size} {teacher.model if teacher else None} " + (
         f"{teacher_weight} {pupil.size}"
     )
-    outcome = train(
-        network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity, progress=progress
-    )
+    with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"):  # all batches are of one size
+        outcome = train(
+            network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity,
+            progress=progress,
+        )  # fmt: skip
     seconds = time.monotonic() - begin
     after = _test(pupil, network, test_rows)
     say(f"after {seconds:.0f} s: {describe(after)}")
