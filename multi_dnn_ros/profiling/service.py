@@ -69,7 +69,9 @@ def measure_services(
 
 
 def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, frames: int) -> dict[str, _Saturated]:
-    """Every result brings the next frame, so that no DNN waits for one and nobody else uses the device."""
+    """Every DNN has a camera of its own on which one more frame waits at any time: the next inference is under way
+    while the results of the last are decoded, as when frames come too fast. Nobody else uses the device.
+    """
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
     ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
     served = threading.Event()
@@ -81,19 +83,22 @@ def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, f
         if all(len(of) > frames for of in times.values()):
             served.set()
         else:
-            engine.offer(Frame("load", 0, lambda: image))
+            engine.offer(Frame(result.dnn, 0, lambda: image))
 
-    engine = make_engine([replace(task, cameras=("load",), max_age_ns=None) for task in tasks], on_result)
+    engine = make_engine([replace(task, cameras=(task.name,), max_age_ns=None) for task in tasks], on_result)
     engine.start()
     try:
         end = time.monotonic() + _TIMEOUT_S
-        engine.offer(Frame("load", 0, lambda: image))
+        for name in times:
+            engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)
+            engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)  # once it has begun the first
         while not served.wait(0.2):
             if engine.statistics().disabled:
                 raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
             if time.monotonic() > end:
                 raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
-            engine.offer(Frame("load", 0, lambda: image))  # a frame that failed brought no other one
+            for name in times:
+                engine.offer(Frame(name, 0, lambda: image))  # a frame that failed brought no other one
     finally:
         engine.stop(10.0)
     # While all were at it: from the last of the first results to the first of the last ones.
