@@ -48,7 +48,7 @@ class Limits:
 class DnnThread(threading.Thread):
     """The paper's DNN model thread.
 
-    Everything it shares is guarded by one condition. Callbacks and decoding run outside of it, so that a slow receiver
+    Everything it shares is guarded by one lock. Callbacks and decoding run outside of it, so that a slow receiver
     holds up this DNN only.
     """
 
@@ -61,7 +61,9 @@ class DnnThread(threading.Thread):
         self._limits = limits
         self._callbacks = callbacks
         self._clock = clock
-        self._wake = threading.Condition()
+        lock = threading.RLock()
+        self._wake = threading.Condition(lock)  # this thread waits here
+        self._others = threading.Condition(lock)  # those who submit, and who wait until nothing is under way
         self._mail = Mailboxes(task.cameras)
         self._gathering = Gathering(task.max_batch, task.batch_delay_ns, clock)
         self._recorders = {camera: StreamRecorder(limits.window_ns) for camera in task.cameras}
@@ -88,7 +90,7 @@ class DnnThread(threading.Thread):
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's slot is free, then offer; False when it was not in time."""
         with self._wake:
-            if not self._wake.wait_for(
+            if not self._others.wait_for(
                 lambda: self._closed or self._disabled is not None or self._mail.is_free(frame.camera), timeout_s
             ):
                 return False
@@ -114,12 +116,12 @@ class DnnThread(threading.Thread):
             self._ready = inference.ready
             if inference.items[0] in self._open:  # all of its items are; else the engine gave up waiting for it
                 self._finished.append(inference)
-            self._wake.notify_all()
+            self._wake.notify()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or under way."""
         with self._wake:
-            return self._wake.wait_for(lambda: not self._open and not len(self._mail), timeout_s)
+            return self._others.wait_for(lambda: not self._open and not len(self._mail), timeout_s)
 
     def close(self, *, drop_waiting: bool) -> None:
         """Take no more frames, and end once those under way are through."""
@@ -128,7 +130,8 @@ class DnnThread(threading.Thread):
             waiting = self._mail.clear() if drop_waiting else []
             for frame in waiting:
                 self._recorders[frame.camera].dropped[DropReason.SHUTDOWN] += 1
-            self._wake.notify_all()
+            self._wake.notify()
+            self._others.notify_all()
         for frame in waiting:
             self._tell_drop(frame, DropReason.SHUTDOWN, "the engine stopped before the frame's turn came")
 
@@ -139,7 +142,8 @@ class DnnThread(threading.Thread):
             self._finished.clear()
             for item in given_up:
                 self._recorders[item.frame.camera].dropped[DropReason.SHUTDOWN] += 1
-            self._wake.notify_all()
+            self._wake.notify()
+            self._others.notify_all()
         for item in given_up:
             self._tell_drop(item.frame, DropReason.SHUTDOWN, "still running when the engine's stop timed out")
 
@@ -194,7 +198,7 @@ class DnnThread(threading.Thread):
             lost, reason, message = frame, DropReason.DISABLED, self._disabled
         else:
             old = self._mail.put(frame)
-            self._wake.notify_all()
+            self._wake.notify()
             if old is None:
                 return None, DropReason.OVERWRITTEN, ""
             lost, reason, message = old, DropReason.OVERWRITTEN, "a newer frame came first"
@@ -217,7 +221,7 @@ class DnnThread(threading.Thread):
             else:
                 items.append(Item(frame))
         self._gathering.reset()
-        self._wake.notify_all()  # submit() may be waiting for a slot
+        self._others.notify_all()  # submit() may be waiting for a slot
         if not items:
             return None, late
         self._open.update(items)
@@ -274,7 +278,7 @@ class DnnThread(threading.Thread):
             self._open.discard(item)
             self._recorders[item.frame.camera].publish(result.timing, self._clock(), inference.deadline_ns)
             self._failures = 0
-            self._wake.notify_all()
+            self._others.notify_all()
 
     def _account_loss(self, inference: Inference, items: Sequence[Item], loss: Loss) -> None:
         """Items that were lost together; if by the DNN's own fault, it is one failure."""
@@ -294,7 +298,7 @@ class DnnThread(threading.Thread):
                 rebuild = rebuild and not self._closed and self._disabled is None
                 if not rebuild:
                     failure, waiting = self._fail(message)
-            self._wake.notify_all()
+            self._others.notify_all()
         for item in items:
             self._tell_drop(item.frame, reason, message)
         if rebuild:
@@ -355,7 +359,7 @@ class DnnThread(threading.Thread):
             self._failures += 1
             if fresh is None:
                 waiting = self._take_out(why)
-                self._wake.notify_all()
+                self._others.notify_all()
                 return Failure(self.task.name, message, self._failures, disabled=True), waiting
             self.task = replace(
                 self.task,
