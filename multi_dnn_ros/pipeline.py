@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Stage, green_contexts
+from multi_dnn_ros.backends import Backend, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
@@ -21,12 +22,13 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.green_contexts import computing_on
 from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
-from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
+from multi_dnn_ros.backends.preprocess_graph import CapturedFunction, PreprocessGraph, capture_on
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.decoders.base import TwoParts
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.trace import TraceError
@@ -35,6 +37,8 @@ from multi_dnn_ros.profiling.predictor import Predictor, read_predictor
 from multi_dnn_ros.profiling.profile import ProfileError
 from multi_dnn_ros.reporting import cpu_count as cpu_count
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
+
+log = logging.getLogger(__name__)
 
 BACKENDS: Mapping[str, type[Backend]] = {
     "eager": Eager,
@@ -168,12 +172,14 @@ def make_task(
             batches = _ready(dnn, settings, chains, backend, device)
             ready = batches.pop(1)
             graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
+            parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
+            condense = None if parts is None else _condense(parts, ready[-1], dnn, device, stream_priority)
         return DnnTask(
             name=dnn.name,
             cameras=cameras,
             preprocess=graph or dnn.preprocess,
             stages=ready,
-            decode=dnn.decoder,
+            decode=dnn.decoder if parts is None else parts.decode,
             priority=settings.priority,
             sms=settings.sms,
             deadline_ns=milliseconds(settings.deadline_ms) or None,
@@ -184,6 +190,7 @@ def make_task(
             remaining_ns=plan.remaining_ns(stages),
             batches=batches,
             batch_delay_ns=milliseconds(settings.batch_delay_ms),
+            condense=condense,
         )
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
@@ -229,6 +236,24 @@ def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
         f"parameter dnn.{dnn.name}.max_batch is {settings.max_batch}, but {settings.model} takes one image at a time: "
         f"{reason}; allowed: 1"
     )
+
+
+def _condense(
+    parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device, stream_priority: int
+) -> Callable[[Tensors], Tensors]:
+    """The part of decoding that runs on the device, as one launch where the last job is captured."""
+    if not isinstance(last, Captured):
+        return parts.condense
+    try:
+        with torch.inference_mode():
+            return CapturedFunction(parts.condense, last.outputs, capture_on(device, stream_priority))
+    except Exception as error:  # as for a job: whatever capturing raises, eager runs it
+        if is_out_of_memory(error):
+            raise
+        log.warning(
+            "dnn.%s: decoding on the device runs eager, as it cannot be captured: %s", dnn.name, reason_of(error)
+        )
+        return parts.condense
 
 
 def _preprocess_graph(

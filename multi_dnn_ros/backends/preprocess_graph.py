@@ -86,6 +86,29 @@ class PreprocessGraph:
         self._graphs[shape] = (image, replay)
 
 
+class CapturedFunction:
+    """A function of tensors that lie where they always do, as one launch. Its results do so too.
+
+    function: nothing in it depends on values. source: what it is called with; anything else goes through the function
+    itself. capture: as for PreprocessGraph. Raises what capturing raises.
+    """
+
+    def __init__(self, function: Callable[[Tensors], Tensors], source: Tensors, capture: Callable[[Run], Run]) -> None:
+        self._function = function
+        self._source = source
+        self._results: Tensors = ()
+        self._replay = capture(self._run)
+
+    def _run(self) -> None:
+        self._results = self._function(self._source)
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        if any(tensor is not place for tensor, place in zip(carried, self._source, strict=True)):
+            return self._function(carried)
+        self._replay()
+        return self._results
+
+
 def capture_on(device: torch.device, priority: int = 0) -> Callable[[Run], Run]:
     """Captures functions as CUDA graphs that share memory, and so must not run at the same time.
 

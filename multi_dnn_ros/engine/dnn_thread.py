@@ -368,6 +368,7 @@ class DnnThread(threading.Thread):
                 batches=fresh.batches,
                 specialize=fresh.specialize,
                 in_place=fresh.in_place,
+                condense=fresh.condense,
                 remaining_ns=fresh.remaining_ns,
             )
             self._ready = None

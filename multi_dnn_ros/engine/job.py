@@ -149,6 +149,8 @@ class Job:
         begin = inference.spans[-1][1] if self.direct and inference.spans else recorded(stream)
         inference.carried = inference.stages[self.index](inference.carried)
         if self.is_last:
+            if inference.task.condense is not None:
+                inference.carried = inference.task.condense(inference.carried)
             end = recorded(stream)
             if inference.batch > 1:  # not what it was filled up with
                 rows = sum(item.lost is None for item in inference.items)

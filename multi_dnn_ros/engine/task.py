@@ -35,6 +35,7 @@ class DnnTask:
     batches: stages that take so many images at once, one behind the other in the first dimension of every input and
     output, by their number (2 or more); with them, frames of several cameras that wait together are one inference.
     batch_delay_ns: how long a DNN that could begin waits for those of the other cameras.
+    condense: run on a GPU behind the last stage, for single images: of the raw outputs what `decode` reads; None: all.
     remaining_ns: by job, what a frame takes from its start to the end of the last job, for the slack of EDF; None: not
     known.
     """
@@ -53,6 +54,7 @@ class DnnTask:
     in_place: bool = False
     batches: Mapping[int, tuple[Stage, ...]] = field(default_factory=dict, hash=False)
     batch_delay_ns: int = 0
+    condense: Callable[[Tensors], Tensors] | None = None
     remaining_ns: tuple[int, ...] | None = None
 
     @property

@@ -58,11 +58,13 @@ class ResultPublishers:
         return {key[0]: publisher for key, publisher in self._publishers.items() if key[-1] == "overlay"}
 
     def publish(self, result: Result) -> None:
-        """Publish one result, empty ones too, with the header of its image."""
+        """Publish one result, empty ones too, with the header of its image; a mask only where somebody listens."""
         header, camera, dnn = result.frame.context, result.frame.camera, result.dnn
         if isinstance(result.output, Lanes):
             self._publishers[camera, dnn, "points"].publish(lane_points_message(result.output, header))
-            self._publishers[camera, dnn, "mask"].publish(lane_mask_message(result.output, header))
+            mask = self._publishers[camera, dnn, "mask"]
+            if mask.get_subscription_count():  # a picture as large as the camera's
+                mask.publish(lane_mask_message(result.output, header))
         else:
             self._publishers[camera, dnn, "detections"].publish(detections_message(result.output, header))
 

@@ -22,6 +22,8 @@ def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[
                 carried = task.preprocess(image)
                 for stage in task.stages:
                     carried = stage(carried)
+                if task.condense is not None:
+                    carried = task.condense(carried)
                 task.decode(tuple(tensor.cpu() for tensor in carried), (_HEIGHT, _WIDTH))
         except Exception as error:
             raise RuntimeError(f"DNN '{task.name}' fails on a black image: {type(error).__name__}: {error}") from error

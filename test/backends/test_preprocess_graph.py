@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from multi_dnn_ros.backends.preprocess_graph import MOST_SIZES, PreprocessGraph
+from multi_dnn_ros.backends.preprocess_graph import MOST_SIZES, CapturedFunction, PreprocessGraph
 from multi_dnn_ros.models.preprocess import Preprocess
 
 
@@ -75,3 +75,15 @@ def test_sizes_are_bounded() -> None:
         graph.specialize((8, 8 + number))
     with pytest.raises(ValueError, match="captured already"):
         graph.specialize((9, 9))
+
+
+def test_a_captured_function_is_launched_for_what_lies_where_it_did() -> None:
+    source, captures = (torch.ones(2), torch.zeros(3)), Captures()
+    function = CapturedFunction(lambda carried: (carried[0].sum() + carried[1].sum(),), source, captures)
+    captures.replays = 0
+    source[1].fill_(2.0)
+    (launched,) = function(source)
+    assert captures.replays == 1
+    (called,) = function((torch.full((2,), 5.0), source[1]))
+    assert captures.replays == 1
+    assert (float(launched), float(called)) == (8.0, 16.0)

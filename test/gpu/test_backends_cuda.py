@@ -19,7 +19,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.inductor import missing_compiler
 from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, float32_products
-from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph, capture_on
+from multi_dnn_ros.backends.preprocess_graph import CapturedFunction, PreprocessGraph, capture_on
 from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.cut import cut
@@ -363,3 +363,27 @@ def test_a_share_that_the_gpu_cannot_give_is_refused_by_name(sms: int):
         ConfigError, match=rf"parameter dnn\.lane\.sms is {sms}; allowed: .* \(cuda:0 has {count} SMs\)"
     ):
         build(to_config({"device": "cuda:0", "dnns": ["lane"], "dnn.lane.sms": sms}))
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp16"])
+def test_a_detector_is_decoded_on_the_gpu_as_on_the_cpu(precision: str, caplog: pytest.LogCaptureFixture):
+    """Candidates are chosen behind the last job, as one launch; the raw outputs stay on the GPU."""
+    needs(precision, "cuda_graph")
+    flat = {"device": "cuda:0", "dnns": ["object"], "dnn.object.precision": precision, "dnn.object.weights": "random"}
+    flat |= {"dnn.object.model": "torchvision:ssdlite320_mobilenet_v3_large", "dnn.object.score_threshold": 0.01}
+    pipeline = build(to_config(flat))
+    (task,) = pipeline.tasks
+    assert isinstance(task.condense, CapturedFunction)
+    assert not [r.getMessage() for r in caplog.records if r.name.startswith("multi_dnn_ros")]
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        image = torch.from_numpy(rng.integers(0, 256, (240, 320, 3), np.uint8)).to(GPU)
+        with torch.inference_mode():
+            carried = task.preprocess(image)
+            for stage in task.stages:
+                carried = stage(carried)
+            expected = pipeline.dnns["object"].decoder(tuple(tensor.cpu() for tensor in carried), (240, 320))
+            found = task.decode(tuple(tensor.cpu() for tensor in task.condense(carried)), (240, 320))
+        assert len(found.scores) == len(expected.scores) > 0
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+        np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=0.1)

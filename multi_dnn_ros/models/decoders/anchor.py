@@ -13,7 +13,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 
-from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.decoders.base import Decoder, TwoParts
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.models.results import Detections, OutputError
 
@@ -44,6 +44,8 @@ class AnchorDecoder(Decoder):
     detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. It is taken apart: its layers become `core`, what
     remains of it decodes and holds no weights. The input size is that of `preprocess`, so anchors are computed once.
     anchors: (N, 4) float32 x1, y1, x2, y2 in input pixels; level_sizes: how many of them belong to each feature map.
+    names: of the raw outputs, in their order. by_level: candidates are chosen feature map by feature map, else class by
+    class.
     """
 
     name = "torchvision"
@@ -56,31 +58,37 @@ class AnchorDecoder(Decoder):
             image = torch.empty(1, 3, *size)
             features = self.core.features(image)
             outputs = self.core.head(features)
-        self._names = tuple(outputs)
+        self.names = tuple(outputs)
         self._shapes = tuple(tuple(output.shape) for output in outputs.values())
         maps = [torch.empty(feature.shape) for feature in features]
         (self.anchors,) = detector.anchor_generator(ImageList(torch.empty(1, 3, *size), [size]), maps)
         per_cell = len(self.anchors) // sum(feature.shape[2] * feature.shape[3] for feature in maps)
         self.level_sizes = [feature.shape[2] * feature.shape[3] * per_cell for feature in maps]
-        self._by_level = not isinstance(detector, SSD)
-        self._detector = detector
+        self.by_level = not isinstance(detector, SSD)
+        self.detector = detector
         del detector.backbone, detector.head
 
+    def in_two_parts(self) -> TwoParts:
+        from multi_dnn_ros.models.decoders.candidates import AnchorCandidates
+
+        return AnchorCandidates(self)
+
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
-        self.expect_outputs(outputs, len(self._names))
-        for name, expected, output in zip(self._names, self._shapes, outputs, strict=True):
+        self.expect_outputs(outputs, len(self.names))
+        for name, expected, output in zip(self.names, self._shapes, outputs, strict=True):
             if tuple(output.shape) != expected:
                 raise OutputError(f"output {name} of shape {tuple(output.shape)}, but this detector's is {expected}")
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
-        detector: Any = self._detector
+        detector: Any = self.detector
         detector.score_thresh = self.score_threshold
         detector.nms_thresh = self.iou_threshold
         # Classes that are not wanted must not use up the places of those that are.
-        detector.detections_per_img = len(self.anchors) if self.kept else self.max_detections
-        heads: dict[str, Any] = dict(zip(self._names, outputs, strict=True))
+        places = len(self.anchors) * len(self.labels)
+        detector.detections_per_img = places if self.kept else self.max_detections
+        heads: dict[str, Any] = dict(zip(self.names, outputs, strict=True))
         anchors: list[Any] = [self.anchors]
-        if self._by_level:
+        if self.by_level:
             heads = {name: list(head.split(self.level_sizes, dim=1)) for name, head in heads.items()}
             anchors = [list(self.anchors.split(self.level_sizes))]
         place = self.preprocess.geometry(source_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,18 @@ from multi_dnn_ros.models.results import Decoded, Detections, OutputError
 
 #: Most boxes that go into non-maximum suppression; its time grows with their square.
 MAX_CANDIDATES = 4096
+
+
+class TwoParts(Protocol):
+    """A decoder in two parts, which together give what the decoder gives."""
+
+    def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Raw outputs -> what of them is needed, on the same device; shapes do not depend on values."""
+        ...
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
+        """What condense() gave, on the CPU, and the source image's (H, W). Raises OutputError as the decoder does."""
+        ...
 
 
 class Decoder:
@@ -65,6 +77,10 @@ class Decoder:
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
         """Decode outputs that were checked, float32."""
         raise NotImplementedError
+
+    def in_two_parts(self) -> TwoParts | None:
+        """The same in two parts, where the first is worth doing on the device that the outputs lie on."""
+        return None
 
     def expect_outputs(self, outputs: Sequence[torch.Tensor], count: int) -> None:
         """Raise OutputError unless there are `count` outputs."""

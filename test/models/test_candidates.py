@@ -1,0 +1,69 @@
+"""Decoding in two parts gives what decoding in one gives; that the first part can be captured is for test/gpu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.results import Detections, OutputError
+from multi_dnn_ros.schema import DnnConfig
+
+BUILDERS = ("ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn", "fcos_resnet50_fpn")
+SOURCE = (240, 400)
+
+
+def load(builder: str, keep: Sequence[str] = ()) -> Dnn:
+    size = {} if builder.startswith("ssd") else {"input_width": 160, "input_height": 128}
+    config = DnnConfig(role="object", model=f"torchvision:{builder}", weights="random", num_classes=6,
+                       labels=["none", "car", "truck", "bus", "van", "tram"], keep=list(keep), **size)  # fmt: skip
+    return load_dnn("a", config)
+
+
+def raw_outputs(dnn: Dnn, seed: int) -> tuple[torch.Tensor, ...]:
+    """Of the shapes that the network gives, with values that leave many boxes over any threshold."""
+    with torch.inference_mode():
+        shapes = [output.shape for output in dnn.module(*dnn.example_inputs()).values()]
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(shape, generator=generator) * 1.5 for shape in shapes)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_two_parts_give_what_one_gives(builder: str) -> None:
+    for keep in ((), ("truck", "tram")):
+        dnn = load(builder, keep)
+        parts = dnn.decoder.in_two_parts()
+        assert parts is not None
+        for seed, (score, iou, most) in enumerate([(0.3, 0.5, 100), (0.6, 0.3, 7), (0.95, 0.5, 100), (0.0, 0.7, 40)]):
+            dnn.decoder.score_threshold, dnn.decoder.iou_threshold, dnn.decoder.max_detections = score, iou, most
+            outputs = raw_outputs(dnn, seed)
+            expected = dnn.decoder(outputs, SOURCE)
+            condensed = parts.condense(outputs)
+            assert len({len(tensor) for tensor in condensed}) == 1
+            found = parts.decode(condensed, SOURCE)
+            assert isinstance(expected, Detections)
+            assert isinstance(found, Detections)
+            np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
+            np.testing.assert_array_equal(found.class_ids, expected.class_ids)
+            np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-4, atol=1e-3)
+            if score < 0.9:
+                assert len(found.scores)
+
+
+def test_candidates_that_are_not_numbers_are_refused() -> None:
+    dnn = load(BUILDERS[0])
+    parts = dnn.decoder.in_two_parts()
+    assert parts is not None
+    outputs = [tensor.clone() for tensor in raw_outputs(dnn, 0)]
+    for output in outputs:
+        output[0, 3] = float("nan")
+    with pytest.raises(OutputError, match="candidates some have scores or boxes that are NaN or infinite"):
+        parts.decode(parts.condense(outputs), SOURCE)
+
+
+def test_others_are_decoded_in_one() -> None:
+    assert load_dnn("lane", DnnConfig(role="lane", model="builtin:lane")).decoder.in_two_parts() is None
