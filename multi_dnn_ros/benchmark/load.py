@@ -57,7 +57,7 @@ def measure_load(
     with Rig(folder, config, cameras, seed) as rig, GpuWatch() as gpu_watch:
         _start(rig)
         if flooded is not None:
-            rig.start_camera(flooded, _flooding_rate(rig))
+            rig.start_camera(flooded, flooding_rate(rig))
         rig.spin(3.0)  # the new process finds its subscriber
         before, begin_s = rig.accounts(), rig.samples[-1].at_s
         with tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar:
@@ -130,7 +130,7 @@ def _start(rig: Rig) -> None:
         raise CommandError(f"no results of {silent} after 60 s; see {rig.folder}")
 
 
-def _flooding_rate(rig: Rig) -> float:
+def flooding_rate(rig: Rig) -> float:
     """The rate at which the flooded camera is to send: from what is served of it while all cameras send."""
     rate_hz = rig.rates_hz[FLOODED]
     while True:

@@ -116,6 +116,7 @@ class Rig:
         self.samples: list[NodeSample] = []
         self.statuses: dict[str, Any] = {}
         self.reports = 0
+        self.reported_s = 0.0  # when the newest report was made, on the system's clock
         self.cameras: dict[str, Child] = {}
         self.rates_hz: dict[str, float] = {}
         self.node: Child
@@ -218,12 +219,12 @@ class Rig:
         return time.monotonic()
 
     def settle(self, limit_s: float = 20.0) -> None:
-        """Observe until the node has nothing under way, and two reports in a row say so."""
-        quiet, seen = 0, self.reports
+        """Observe until the node has nothing under way, and two reports in a row, made from now on, say so."""
+        quiet, seen, begin_s = 0, self.reports, time.time()
 
         def settled() -> bool:
             nonlocal quiet, seen
-            if self.reports > seen:
+            if self.reports > seen and self.reported_s >= begin_s:  # older ones may wait in our own queue
                 pending = sum(accounts["pending"] for accounts in self.accounts().values())
                 quiet, seen = (quiet + 1 if pending == 0 else 0), self.reports
             return quiet >= 2
@@ -292,6 +293,7 @@ class Rig:
             values = {item.key: item.value for item in status.values}
             self.statuses[name] = {**values, "level": level, "message": status.message}
         self.reports += 1
+        self.reported_s = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
 
 
 def flat(config: NodeConfig) -> Mapping[str, Any]:
