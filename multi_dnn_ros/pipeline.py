@@ -16,13 +16,14 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
+from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.green_contexts import computing_on
 from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
-from multi_dnn_ros.backends.preprocess_graph import CapturedFunction, PreprocessGraph, capture_on
+from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.compression.timing import Target

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import torch
@@ -10,7 +10,7 @@ import torch
 #: CUDA has more on some GPUs; PyTorch keeps streams of four.
 LEVELS = 4
 
-KindT = TypeVar("KindT", bound=Hashable)
+KindT = TypeVar("KindT")
 StreamT = TypeVar("StreamT")
 
 
@@ -36,23 +36,21 @@ def capture_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream
 
 
 class Streams(Generic[KindT, StreamT]):
-    """The stream that each key computes on, as one thread enters them.
+    """The stream that each kind computes on, as one thread enters them.
 
-    get: the stream of a key, asked for once a key. use: makes a stream the calling thread's current one.
+    get: the stream of a kind as it is now; whoever gives it keeps it. use: makes a stream the calling thread's current
+    one.
     """
 
     def __init__(self, get: Callable[[KindT], StreamT], use: Callable[[StreamT], None]) -> None:
         self._get = get
         self._use = use
-        self._streams: dict[KindT, StreamT] = {}
-        self._current: KindT | None = None
+        self._current: StreamT | None = None
 
-    def enter(self, key: KindT) -> StreamT:
-        """From here on the thread works on the stream of this key."""
-        if key not in self._streams:
-            self._streams[key] = self._get(key)
-        stream = self._streams[key]
-        if key != self._current:
+    def enter(self, kind: KindT) -> StreamT:
+        """From here on the thread works on the stream of this kind."""
+        stream = self._get(kind)
+        if stream is not self._current:
             self._use(stream)
-            self._current = key
+            self._current = stream
         return stream

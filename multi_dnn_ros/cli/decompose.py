@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
-from multi_dnn_ros.cli.network_arguments import PRECISIONS, check_output, instances, origin, read_target
+from multi_dnn_ros.cli.network_arguments import add_target, check_output, instances, origin, read_target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,11 +78,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = times.add_argument
     add("--latency", action="store_true", help="time original and result in turns, for the report")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
-    add("--backend", default="auto", help="that the node will run it with, see its parameters (default: %(default)s)")
-    add("--precision", choices=PRECISIONS, default="auto", help="default: %(default)s")
     add("--batch", type=positive, default=1, help="images at once (default: %(default)s)")
-    add("--sms", type=positive, metavar="N", help="share of a GPU to time on, by a CUDA green context (default: all)")
-    add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
+    add_target(times)
     add("--timings", type=Path, metavar="JSON", help="cache of timings (default: ~/.cache/multi_dnn_ros/timings.json)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and pictures there")
     parser.set_defaults(run=run)

@@ -10,9 +10,9 @@ from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
-    PRECISIONS,
     add_data,
     add_network,
+    add_target,
     instances,
     read_data,
     read_target,
@@ -59,12 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--limit", type=positive, metavar="N", help="score the first N images only")
     add("--batch-size", type=positive, default=64, help="images at once while scoring (default: %(default)s)")
     add_network(parser.add_argument_group("networks"))
-    add = parser.add_argument_group("timing").add_argument
-    add("--latency", action="store_true", help="time all of them in turns")
-    add("--backend", default="auto", help="that the node will run them with, see its parameters (default: %(default)s)")
-    add("--precision", choices=PRECISIONS, default="auto", help="of the timed runs (default: %(default)s)")
-    add("--sms", type=positive, metavar="N", help="share of a GPU to time on, by a CUDA green context (default: all)")
-    add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
+    times = parser.add_argument_group("timing")
+    times.add_argument("--latency", action="store_true", help="time all of them in turns")
+    add_target(times)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
     parser.set_defaults(run=run)
 

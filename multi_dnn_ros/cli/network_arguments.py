@@ -98,6 +98,15 @@ def check_output(output: Path, model: str, source: Source) -> None:
         raise UsageError(f"--output is {output}; what is made from {model} is written as a {suffix} file")
 
 
+def add_target(parser: argparse._ActionsContainer) -> None:
+    """How networks are timed: --backend, --precision, --sms, --instances."""
+    add = parser.add_argument
+    add("--backend", default="auto", help="that the node will run it with, see its parameters (default: %(default)s)")
+    add("--precision", choices=PRECISIONS, default="auto", help="of the timed runs (default: %(default)s)")
+    add("--sms", type=positive, metavar="N", help="share of a GPU to time on, by a CUDA green context (default: all)")
+    add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
+
+
 def check_backend(args: argparse.Namespace) -> None:
     """UsageError unless --backend names one."""
     from multi_dnn_ros.pipeline import BACKENDS
@@ -108,21 +117,19 @@ def check_backend(args: argparse.Namespace) -> None:
 
 def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
     """Where networks are timed: --device, --sms, --backend and --precision."""
-    from multi_dnn_ros.backends import green_contexts
+    from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.compression.timing import Target
     from multi_dnn_ros.pipeline import backend_name, choose_backend, choose_device
 
     check_backend(args)
     device = choose_device(args.device)
     name = backend_name(args.backend, device)
-    sms: int = args.sms or 0
-    if sms and (problem := green_contexts.unmet(device, sms)):
-        raise UsageError(f"--sms {sms}: {problem}")
+    check_partition(device, args.sms)
 
     def make_backend() -> Backend:
         return choose_backend(args.backend, device, args.precision)
 
-    return Target(device, name, make_backend, args.precision, batch, sms=sms)
+    return Target(device, name, make_backend, args.precision, batch, sms=args.sms or 0)
 
 
 def instances(args: argparse.Namespace, target: Target) -> int:

@@ -154,11 +154,12 @@ class Engine:
         """Of a DNN's name, share of the SMs and priority; made by the worker that needs it first."""
         name, sms, priority = dnn
         # A frame may have begun before its DNN's priority changed; streams on a share have none.
-        level = 0 if sms else self._stream_priorities.get(priority, 0)
-        with self._streams_lock:
-            if (name, sms, level) not in self._streams:
-                self._streams[name, sms, level] = make_stream(self._device, sms, level)
-            return self._streams[name, sms, level]
+        key = name, sms, 0 if sms else self._stream_priorities.get(priority, 0)
+        if key not in self._streams:
+            with self._streams_lock:
+                if key not in self._streams:
+                    self._streams[key] = make_stream(self._device, sms, key[2])
+        return self._streams[key]
 
     def _serving(self, camera: str) -> list[DnnThread]:
         dnns = [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]

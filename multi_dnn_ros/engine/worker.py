@@ -34,8 +34,6 @@ class Worker(threading.Thread):
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._device = device
-        # On a GPU a job is only launched: to take turns with equals between launches would cost and gain nothing.
-        self._ahead = device.type == "cuda"
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
 
     def run(self) -> None:
@@ -65,7 +63,8 @@ class Worker(threading.Thread):
         return None
 
     def _next(self, successor: Job) -> Job | None:
-        job = self._queue.exchange(successor, ahead=self._ahead)
+        # On a GPU a job is only launched: to take turns with equals between launches would cost and gain nothing.
+        job = self._queue.exchange(successor, ahead=self._streams is not None)
         if job is None:
             inference = successor.inference
             inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")

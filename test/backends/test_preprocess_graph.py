@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from multi_dnn_ros.backends.preprocess_graph import MOST_SIZES, CapturedFunction, PreprocessGraph
+from multi_dnn_ros.backends.capture import CapturedFunction
+from multi_dnn_ros.backends.preprocess_graph import MOST_SIZES, PreprocessGraph
 from multi_dnn_ros.models.preprocess import Preprocess
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from multi_dnn_ros.backends.stream_priority import Streams, stream_priorities
@@ -28,7 +30,7 @@ def test_a_thread_asks_for_each_stream_once_and_changes_only_when_it_must() -> N
         made.append(kind)
         return f"stream {kind}"
 
-    streams = Streams(make, used.append)
+    streams = Streams(cache(make), used.append)  # kept as the engine keeps them
     for kind in ((0, 0), (0, 0), (0, -1), (0, 0), (16, 0), (16, 0)):
         streams.enter(kind)
     assert made == [(0, 0), (0, -1), (16, 0)]

@@ -231,3 +231,6 @@ def test_each_dnn_has_a_stream_of_its_priority_on_its_share(monkeypatch):
     kinds = [("a", 0, 0), ("b", 0, 3), ("c", 16, 3), ("a", 0, 0), ("a", 0, 7)]
     assert [engine.stream_of(kind) for kind in kinds] == ["stream 1", "stream 2", "stream 3", "stream 1", "stream 1"]
     assert made == [(0, 0), (0, -1), (16, 0)]
+    engine.update("b", priority=-1)  # now a is the more important one, at the priority that it had
+    assert engine.stream_of(("a", 0, 0)) == "stream 4"
+    assert made[3:] == [(0, -1)]

@@ -16,10 +16,11 @@ import torchvision
 
 from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.inductor import missing_compiler
 from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, float32_products
-from multi_dnn_ros.backends.preprocess_graph import CapturedFunction, PreprocessGraph, capture_on
+from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.cut import cut

@@ -33,7 +33,7 @@ def test_every_condition_runs_as_it_is_meant_to(share: list[str], tmp_path: Path
 
 @partitioned
 def test_a_share_of_the_sms_computes_less() -> None:
-    whole, share = (measure_rates("cuda", sms, tf32=False, cpu_threads=1) for sms in (None, 8))
+    whole, share = (measure_rates("cuda:0", sms, tf32=False, cpu_threads=1) for sms in (None, 8))
     assert share.operations_per_s["fp32"] < 0.5 * whole.operations_per_s["fp32"]
     most = torch.cuda.get_device_properties(0).multi_processor_count
     with pytest.raises(UsageError, match=f"has {most} SMs"):
