@@ -35,3 +35,12 @@ def test_a_thread_asks_for_each_stream_once_and_changes_only_when_it_must() -> N
         streams.enter(kind)
     assert made == [(0, 0), (0, -1), (16, 0)]
     assert used == ["stream (0, 0)", "stream (0, -1)", "stream (0, 0)", "stream (16, 0)"]
+
+
+def test_a_kind_that_was_given_another_stream_computes_on_it() -> None:
+    """As when another DNN's priority changes, and with it the order of all."""
+    streams_of_a_kind = iter(["first", "first", "second"])
+    used: list[str] = []
+    streams = Streams(lambda kind: next(streams_of_a_kind), used.append)
+    assert [streams.enter("a") for _ in range(3)] == ["first", "first", "second"]
+    assert used == ["first", "second"]
