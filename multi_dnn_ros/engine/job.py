@@ -94,13 +94,12 @@ def loss_by(error: BaseException, job: int) -> Loss:
 class Job:
     """A run of consecutive hidden layers of one inference: what workers take from the shared queue.
 
-    direct: it is run right behind the job before it of the same inference, by the same worker.
+    index: of the job; once it ran on a GPU, of the last that was launched with it.
     """
 
     inference: Inference
     index: int
     queued_ns: int = 0
-    direct: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -110,16 +109,18 @@ class Job:
         self,
         device: torch.device,
         stream: torch.cuda.Stream | None = None,
+        goes_on: Callable[[Job], bool] = lambda job: False,
         now: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """Run; leaves the carried tensors in the inference.
 
         On CUDA this only launches, on `stream`, which is the calling thread's current one: what came before is waited
-        for on the GPU, and an event is left for what comes after.
+        for on the GPU, and an event is left for what comes after. To take turns with equals between two launches would
+        cost and gain nothing there: the inference's next jobs are launched with this one for as long as it goes_on.
         """
         inference = self.inference
         if stream is not None:
-            self._launch(device, stream, now)
+            self._launch(device, stream, goes_on, now)
             return
         begin = now()
         if self.index == 0:
@@ -129,7 +130,9 @@ class Job:
         inference.carried = inference.stages[self.index](inference.carried)
         inference.compute_ns += now() - begin
 
-    def _launch(self, device: torch.device, stream: torch.cuda.Stream, now: Callable[[], int]) -> None:
+    def _launch(
+        self, device: torch.device, stream: torch.cuda.Stream, goes_on: Callable[[Job], bool], now: Callable[[], int]
+    ) -> None:
         inference = self.inference
         recorded = inference.events.recorded
         if self.index == 0:
@@ -145,9 +148,14 @@ class Job:
                 for tensor in inference.carried:  # made on the other stream: its memory must not be reused too early
                     tensor.record_stream(stream)
             inference.stream = stream
-        # Launched right behind the job before, it begins when that one ends.
-        begin = inference.spans[-1][1] if self.direct and inference.spans else recorded(stream)
+        begin = recorded(stream)
         inference.carried = inference.stages[self.index](inference.carried)
+        while not self.is_last:
+            self.index += 1
+            if not goes_on(self):
+                self.index -= 1
+                break
+            inference.carried = inference.stages[self.index](inference.carried)
         if self.is_last:
             if inference.task.condense is not None:
                 inference.carried = inference.task.condense(inference.carried)

@@ -60,12 +60,26 @@ class JobQueue:
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
 
-    def exchange(self, job: Job, *, ahead: bool = False) -> Job | None:
+    def lets_go_on(self, job: Job) -> bool:
+        """Whether `job`, the next of a frame that is under way, may be run at once: none that waits has a smaller key.
+
+        Of equals, the frame that began goes on. Looks without the lock, which costs as much as a launch: what changes
+        meanwhile counts from the next look on.
+        """
+        if self._held or self._closed:
+            return False
+        try:
+            first = self._heap[0][0]
+        except IndexError:
+            return True
+        job.queued_ns = self._clock()
+        return first >= self._policy.key(job)
+
+    def exchange(self, job: Job) -> Job | None:
         """After a job whose frame goes on: queue `job`, its successor, and take the job whose turn it is.
 
         As `put` and `get(ended=True)`, but in one step that wakes nobody: as many jobs wait as before. Often it is
-        `job` itself. ahead: it is, unless another has a smaller key: of equals, the frame that began goes on. None when
-        the queue is closed: then `job` stays with the caller.
+        `job` itself. None when the queue is closed: then `job` stays with the caller.
         """
         job.queued_ns = self._clock()
         key = self._policy.key(job)
@@ -75,8 +89,7 @@ class JobQueue:
             if self._held:
                 heapq.heappush(self._heap, (key, next(self._arrivals), job))
                 return self.get(ended=True)
-            if not self._heap or (self._heap[0][0] > key or (ahead and self._heap[0][0] == key)):
-                job.direct = True
+            if not self._heap or self._heap[0][0] > key:
                 return job
             chosen = heapq.heapreplace(self._heap, (key, next(self._arrivals), job))[2]
         chosen.inference.queue_ns += self._clock() - chosen.queued_ns

@@ -53,7 +53,9 @@ class Worker(threading.Thread):
         if inference.lost is None:
             try:
                 dnn = inference.task.name, inference.task.sms, inference.priority
-                job.run(self._device, None if self._streams is None else self._streams.enter(dnn))
+                job.run(
+                    self._device, None if self._streams is None else self._streams.enter(dnn), self._queue.lets_go_on
+                )
             except BaseException as error:  # whatever a DNN raises, this thread serves the others
                 inference.lost = loss_by(error, job.index)
                 inference.device_failed = is_device_failure(error)
@@ -63,8 +65,7 @@ class Worker(threading.Thread):
         return None
 
     def _next(self, successor: Job) -> Job | None:
-        # On a GPU a job is only launched: to take turns with equals between launches would cost and gain nothing.
-        job = self._queue.exchange(successor, ahead=self._streams is not None)
+        job = self._queue.exchange(successor)
         if job is None:
             inference = successor.inference
             inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")

@@ -46,7 +46,6 @@ def test_it_takes_the_job_that_would_be_first(policy: str, waiting: list[int], o
         if in_one_step:
             first = queue.exchange(successor)
             assert first is not None
-            assert first.direct == (first is successor)
         else:
             queue.put(successor)
             first = queue.get(ended=True)
@@ -58,10 +57,13 @@ def test_ahead_of_its_equals_but_not_of_its_betters() -> None:
     queue = JobQueue(make_policy("priority", 50), FakeClock())
     queue.put(job(0))
     own = job(1, index=1)
-    assert queue.exchange(own, ahead=True) is own
+    assert queue.lets_go_on(own)
     queue.put(job(2, priority=1))
-    assert number_of(queue.exchange(own, ahead=True)) == 2
-    assert [number_of(queue.get()) for _ in range(2)] == [0, 1]
+    assert not queue.lets_go_on(own)
+    assert [number_of(queue.get()) for _ in range(2)] == [2, 0]
+    assert queue.lets_go_on(own)
+    queue.close()
+    assert not queue.lets_go_on(own)
 
 
 def test_a_closed_queue_leaves_it_with_the_caller() -> None:
