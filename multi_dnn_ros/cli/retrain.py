@@ -79,7 +79,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
         help="of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     add("--seed", type=natural, default=0, help="of order, variation and dropout (default: %(default)s)")
-    add("--checkpoint", type=Path, metavar="FILE", help="written after every epoch; a run that finds it goes on there")
+    add("--checkpoint", type=Path, metavar="FILE", help="written while training; a run that finds it goes on there")
+    add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
+        help="it takes four times the network's size (default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(run=run)
 
@@ -108,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
 
         result = retrain(
             pupil, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
-            teacher_weight=args.teacher_weight, checkpoint=args.checkpoint, progress=not args.quiet, say=say,
+            teacher_weight=args.teacher_weight, checkpoint=args.checkpoint,
+            checkpoint_every=args.checkpoint_every, progress=not args.quiet, say=say,
         )  # fmt: skip
         chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight)
     if first:

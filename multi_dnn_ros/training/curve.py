@@ -90,7 +90,7 @@ def original(
     say(f"{settings.model}: training the original for {settings.original.epochs} epochs at {settings.size}")
     result = retrain(
         pupil, [data], settings.original, batch_size=settings.batch_size, device=device, say=say,
-        checkpoint=path.with_suffix(".ckpt"),
+        checkpoint=path.with_suffix(".ckpt"), checkpoint_every=max(1, settings.original.epochs // 8),
     )  # fmt: skip
     description = Description(
         model=settings.model, num_classes=settings.num_classes, input_size=settings.size, labels=data.labels,
@@ -257,6 +257,8 @@ def add_parser(verbs: Any) -> None:
     add("--macs-size", type=int, default=224, help="side of the input for which MACs are cut and reported")
     add("--epochs", type=int, default=30, help="of the original")
     add("--lr", type=float, default=1e-3, help="of the original")
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="of the original")
+    add("--weight-decay", type=float, default=0.05, help="of the original; with sgd about 5e-4")
     add("--retrain-epochs", type=int, default=6)
     add("--retrain-lr", type=float, default=4e-4)
     add("--batch-size", type=int, default=256)
@@ -276,7 +278,9 @@ def main(args: argparse.Namespace) -> int:
         num_classes=args.num_classes,
         size=(args.size, args.size),
         macs_size=(args.macs_size, args.macs_size),
-        original=Schedule(args.epochs, args.lr, weight_decay=0.05, warmup_epochs=2.0, mix=args.mix),
+        original=Schedule(
+            args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=2.0, score_every=2, mix=args.mix
+        ),
         retraining=Schedule(
             args.retrain_epochs, args.retrain_lr, weight_decay=0.02, warmup_epochs=0.5, ema=0.998, mix=args.mix
         ),

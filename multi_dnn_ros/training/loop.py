@@ -101,13 +101,15 @@ def train(
     *,
     main: str,
     checkpoint: Path | None = None,
+    checkpoint_every: int = 1,
     identity: str = "",
     progress: bool = True,
 ) -> Outcome:
     """Train `network` (on its device) and leave the weights with the best score in it.
 
     score: called with the network in eval mode; `main` names the score that decides, larger is better.
-    checkpoint: written after every epoch, beside and then renamed; a run that finds one goes on behind it and ends with
+    checkpoint: written after every `checkpoint_every` epochs, beside and then renamed; a run that finds one goes on
+    behind it and ends with
     the same weights as a run that was never stopped (bit for bit on the CPU with the same number of threads): the order
     of the data and all random numbers of an epoch follow from the seed and its number alone.
     identity: what beside the schedule makes this run this run (data, losses); a checkpoint of another is refused.
@@ -179,7 +181,8 @@ def train(
         if progress and first_process:
             text = " ".join(f"{name}={value:.4g}" for name, value in row.items())
             tqdm.write(f"{text} seconds={time.monotonic() - started:.1f}")
-        if checkpoint is not None and first_process:
+        due = (epoch + 1) % checkpoint_every == 0 or epoch + 1 == schedule.epochs
+        if checkpoint is not None and first_process and due:
             state = {
                 "network": network.state_dict(),
                 "average": average.state_dict(),
@@ -213,9 +216,11 @@ def _optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
         {"params": [p for p in network.parameters() if p.ndim > 1], "weight_decay": schedule.weight_decay},
         {"params": [p for p in network.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
+    # One kernel for all weights: the step of a network of 100 million of them is bound by memory.
+    fused = next(network.parameters()).is_cuda or None
     if schedule.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum, nesterov=True)
-    return torch.optim.AdamW(groups, lr=schedule.lr)
+        return torch.optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum, nesterov=True, fused=fused)
+    return torch.optim.AdamW(groups, lr=schedule.lr, fused=fused)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float) -> None:

@@ -52,6 +52,7 @@ def retrain(
     teacher: Trainee | None = None,
     teacher_weight: float = 0.5,
     checkpoint: Path | None = None,
+    checkpoint_every: int = 1,
     progress: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
@@ -87,8 +88,8 @@ def retrain(
     )
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"):  # all batches are of one size
         outcome = train(
-            network, batches, loss, score, schedule, main=main, checkpoint=checkpoint, identity=identity,
-            progress=progress,
+            network, batches, loss, score, schedule, main=main, checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every, identity=identity, progress=progress,
         )  # fmt: skip
     seconds = time.monotonic() - begin
     after = _test(pupil, network, test_rows)

@@ -57,11 +57,12 @@ SCHEDULE = Schedule(epochs=6, lr=0.02, ema=0.9, seed=3)
 
 
 def run(
-    batches: object, checkpoint: Path | None = None, schedule: Schedule = SCHEDULE
+    batches: object, checkpoint: Path | None = None, schedule: Schedule = SCHEDULE, every: int = 1
 ) -> tuple[nn.Module, list[dict[str, float]]]:
     network = classifier()
     outcome = train(
-        network, batches, cross_entropy, accuracy, schedule, main="top1", checkpoint=checkpoint, progress=False  # type: ignore[arg-type]
+        network, batches, cross_entropy, accuracy, schedule, main="top1", checkpoint=checkpoint,  # type: ignore[arg-type]
+        checkpoint_every=every, progress=False,
     )  # fmt: skip
     return network, outcome.history
 
@@ -94,13 +95,13 @@ def test_it_learns_to_classify(optimizer: str) -> None:
     assert not network.training
 
 
-@pytest.mark.parametrize("killed_in", [0, 1, 4])
-def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, killed_in: int) -> None:
+@pytest.mark.parametrize(("killed_in", "every"), [(0, 1), (1, 1), (4, 1), (5, 2), (5, 4)])
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path: Path, killed_in: int, every: int) -> None:
     whole, whole_history = run(coloured())
     checkpoint = tmp_path / "run" / "last.ckpt"
     with pytest.raises(Killed):
-        run(DiesAt(coloured(), killed_in), checkpoint)
-    resumed, history = run(coloured(), checkpoint)
+        run(DiesAt(coloured(), killed_in), checkpoint, every=every)
+    resumed, history = run(coloured(), checkpoint, every=every)
     assert history == whole_history
     for name, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
