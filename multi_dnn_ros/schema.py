@@ -54,8 +54,8 @@ class DnnConfig(_Section):
     role: Role = Field(description="What its results are: lane, object or pedestrian.")
     model: str = Field(
         min_length=1,
-        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, `torchvision:<builder>`, or a .pt2, .onnx "
-        "or (of `multi-dnn decompose`) .safetensors file.",
+        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, each also with `_small` (decomposed), "
+        "`torchvision:<builder>`, or a .pt2, .onnx or (of `multi-dnn decompose`) .safetensors file.",
     )
     weights: str = Field(
         "default",

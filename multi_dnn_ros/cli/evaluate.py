@@ -98,10 +98,11 @@ def _cost(network: Trainee) -> dict[str, Any]:
     import torch
 
     from multi_dnn_ros.compression.macs import cost
+    from multi_dnn_ros.models.sources import weights_file
 
     width, height = network.size
     paid = cost(network.network.eval(), (torch.zeros(1, 3, height, width),))
-    path = Path(network.model)
+    file = weights_file(network.model)
     description = network.source.description
     return {
         "model": network.model,
@@ -109,7 +110,7 @@ def _cost(network: Trainee) -> dict[str, Any]:
         "decomposed_layers": len(description.plan) if description is not None else 0,
         "macs": paid.macs,
         "parameters": paid.parameters,
-        "file_bytes": path.stat().st_size if path.is_file() else paid.bytes,
+        "file_bytes": file.stat().st_size if file is not None else paid.bytes,
         "scores": {},
         "latency_ms": [],
     }

@@ -37,8 +37,20 @@ class Course:
     settings: Mapping[str, Any]
 
 
-def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> int:
-    """Write and print everything; the exit code: 1 if a DNN published nothing."""
+@dataclass(frozen=True)
+class Outcome:
+    """summary: what summary.json holds. silent: DNNs that published nothing."""
+
+    summary: Mapping[str, Any]
+    silent: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.silent else 0
+
+
+def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> Outcome:
+    """Write and print everything."""
     figures = _go_through(course)
     messages, counts = _diagnostics(course)
     streams = {}
@@ -63,10 +75,10 @@ def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> in
     if not ended_cleanly:
         print("warning: the node did not end within 10 s of SIGINT and was killed")
     print(f"written to {course.output}: overlay.mp4, overlay.png, summary.json, diagnostics.json, bag/")
-    silent = [stream.dnn for stream in course.streams if not figures[stream.dnn].stamps_ns]
+    silent = tuple(stream.dnn for stream in course.streams if not figures[stream.dnn].stamps_ns)
     if silent:
         print(f"FAILED: no result from {', '.join(silent)}; see {course.output / 'node.log'}")
-    return 1 if silent else 0
+    return Outcome(summary, silent)
 
 
 def _go_through(course: Course) -> dict[str, DnnFigures]:

@@ -24,11 +24,10 @@ from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.demo.evaluation import last_statuses
 from multi_dnn_ros.demo.moments import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
-from multi_dnn_ros.demo.report import Course, report
+from multi_dnn_ros.demo.report import Course, Outcome, report
 from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.processes import Child, Interrupts, free_domain, on_loopback
 from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
-from multi_dnn_ros.resources import config_file
 from multi_dnn_ros.schema import DnnConfig
 from multi_dnn_ros.training.scenes import LABELS
 
@@ -39,27 +38,30 @@ _PEDESTRIANS = ("pedestrian",)
 _START_LIMIT_S = 600.0
 #: Longest wait for the results that are under way when the camera has ended.
 _FINISH_LIMIT_S = 10.0
-_MADE = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "node.log", "camera.log")
+_MADE = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "comparison.json", "node.log", "camera.log")
 
 
 @dataclass(frozen=True)
 class Demo:
-    """One run of the demo; see ``multi-dnn demo --help``. domain_id: None chooses one that is not in use here."""
+    """One drive with one node; see ``multi-dnn demo --help``.
+
+    params_file: the node's parameters. domain_id: None chooses one that is not in use here.
+    """
 
     output: Path
-    seconds: float = 30.0
+    params_file: Path
+    seconds: float = 15.0
     rate_hz: float = 10.0
     size: tuple[int, int] = (640, 480)
     seed: int = 8
-    params_file: Path | None = None
     domain_id: int | None = None
 
-    def run(self) -> int:
-        """Record, score, report; 1 if a DNN published nothing.
+    def run(self) -> Outcome:
+        """Record, score, report.
 
         Raises CommandError: a process failed; its log is named. UsageError, ParameterError: bad arguments.
         """
-        config = read_params_file(self.params_file or config_file("multi_dnn.yaml"))
+        config = read_params_file(self.params_file)
         camera, settings = next(iter(config.cameras.items()))
         if settings.transport != "raw":
             raise UsageError(f"parameter camera.{camera}.transport is {settings.transport}; the demo needs raw")
@@ -107,7 +109,7 @@ class Demo:
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
             *("--seed", str(self.seed), "--wait-for-subscribers", "2", "--wait-timeout", str(_START_LIMIT_S)),
         ]
-        serve = ["run", *(("--params-file", str(self.params_file)) if self.params_file else ())]
+        serve = ["run", "--params-file", str(self.params_file)]
         print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
         with ExitStack() as stack:
             interrupts = stack.enter_context(Interrupts())
@@ -198,13 +200,19 @@ def _failed(child: Child, what: str) -> CommandError:
     return CommandError(f"the {child.name} process: {what} (log: {child.log})")
 
 
-def _clear(output: Path) -> None:
-    """Make the folder, or empty it of what an earlier demo left there."""
+def check_output(output: Path) -> None:
+    """UsageError where something lies in the way that no demo left there."""
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output} is a file; expected a folder")
     bag = output / "bag"
     if bag.exists() and not (bag / "metadata.yaml").is_file():
         raise UsageError(f"{bag} exists and is no recording of a demo; nothing is overwritten")
+
+
+def _clear(output: Path) -> None:
+    """Make the folder, or empty it of what an earlier demo left there."""
+    check_output(output)
+    bag = output / "bag"
     output.mkdir(parents=True, exist_ok=True)
     for name in _MADE:
         (output / name).unlink(missing_ok=True)

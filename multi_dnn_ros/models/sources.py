@@ -52,6 +52,13 @@ def load_artifact(path: Path) -> tuple[nn.Module, Description]:
     return source.module, source.description
 
 
+def weights_file(model: str) -> Path | None:
+    """The file that `builtin:<name>` is loaded from, or `model` itself where that is a file; None: neither."""
+    kind, _, name = model.partition(":")
+    path = _WEIGHTS / f"{name}.safetensors" if kind == "builtin" else Path(model)
+    return path if path.is_file() else None
+
+
 def _load(where: str, config: DnnConfig, *, classifiers: bool) -> Source:
     kind, _, rest = config.model.partition(":")
     if kind == "torchvision":

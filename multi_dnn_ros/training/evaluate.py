@@ -38,13 +38,13 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("--out", type=Path, required=True, help="JSON file to write")
 
 
-def builtin_dnns() -> dict[str, Dnn]:
-    """The package's three DNNs by role, loaded as the node loads them."""
+def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:
+    """The package's three DNNs by role, loaded as the node loads them. suffix: `_small` for the decomposed ones."""
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.schema import DnnConfig
 
     roles: tuple[Role, ...] = ("lane", "object", "pedestrian")
-    return {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}")) for role in roles}
+    return {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}{suffix}")) for role in roles}
 
 
 class Judge:

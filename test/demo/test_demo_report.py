@@ -14,11 +14,17 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.bags import BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
+from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.demo.comparison import SETS, Figures, comparison_table, run_both
 from multi_dnn_ros.demo.evaluation import accounts, quality
 from multi_dnn_ros.demo.moments import CameraTopics, Moment, Stream, moments
-from multi_dnn_ros.demo.report import Course, report
+from multi_dnn_ros.demo.report import Course, Outcome, report
+from multi_dnn_ros.demo.run import Demo
 from multi_dnn_ros.models.results import Detections, Lane, Lanes
+from multi_dnn_ros.models.sources import weights_file
+from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.replay.replay import msgtype_of
+from multi_dnn_ros.resources import config_file
 from multi_dnn_ros.ros.result_messages import (
     detections_message,
     lane_mask_message,
@@ -87,7 +93,7 @@ def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Cour
 
 def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     course = record(tmp_path / "demo", skip=3)
-    assert report(course, 512 << 20, ended_cleanly=True) == 0
+    assert report(course, 512 << 20, ended_cleanly=True).exit_code == 0
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     dnns = summary["dnns"]
     assert dnns["lane"]["lane_f1"] == pytest.approx(1.0)
@@ -114,7 +120,7 @@ def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_silent_dnn_fails_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     course = record(tmp_path / "demo", silent=("pedestrian",))
-    assert report(course, 0, ended_cleanly=False) == 1
+    assert report(course, 0, ended_cleanly=False).exit_code == 1
     out = capsys.readouterr().out
     assert "FAILED: no result from pedestrian" in out
     assert "was killed" in out
@@ -151,3 +157,52 @@ def test_quality_prefers_true_boxes_over_false_and_missed_ones() -> None:
 def test_accounts_keep_only_reasons_that_occurred() -> None:
     status = {"values": {"offered": "5", "published": "3", "pending": "1", "dropped: too_old": "1", "dropped: x": "0"}}
     assert accounts(status) == {"offered": 5, "published": 3, "pending": 1, "dropped": {"too_old": 1}}
+
+
+def test_sets_of_dnns_differ_in_nothing_but_the_networks() -> None:
+    original, decomposed = (read_params_file(config_file(file)) for file in SETS.values())
+    small = {name: dnn.model_copy(update={"model": f"{dnn.model}_small"}) for name, dnn in original.dnns.items()}
+    assert decomposed == original.model_copy(update={"dnns": small})
+
+
+@pytest.mark.skipif(weights_file("builtin:lane_small") is None, reason="needs the decomposed DNNs")
+def test_both_sets_drive_and_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    driven: list[Demo] = []
+
+    def run(demo: Demo) -> Outcome:
+        driven.append(demo)
+        demo.output.mkdir(parents=True)
+        late = len(driven) * 10.0
+        latency = {"p50": 20.0 + late, "p95": 40.0 + late}
+        dnns = {
+            "lane": {"lane_f1": 0.99, "latency_ms": latency},
+            "object": {"map50": 0.9 - late / 1000, "latency_ms": latency},
+            "pedestrian": {},
+        }
+        return Outcome({"drive": {"seed": 8}, "dnns": dnns}, ("pedestrian",) if len(driven) == 2 else ())
+
+    assert run_both(Demo(tmp_path / "out", tmp_path, seconds=2.0), run) == 1
+    assert [demo.output.relative_to(tmp_path).as_posix() for demo in driven] == ["out", "out/decomposed"]
+    assert [demo.params_file.name for demo in driven] == list(SETS.values())
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert content["decomposed"]["object"]["scores"] == {"map50": pytest.approx(0.88)}
+    assert content["decomposed"]["object"]["macs"] <= 0.6 * content["original"]["object"]["macs"]
+    assert content["original"]["lane"]["file_bytes"] == weights_file("builtin:lane").stat().st_size  # type: ignore[union-attr]
+    out = capsys.readouterr().out
+    for text in ("builtin:lane_small", "mAP@0.5 0.880 (-0.010)", "40.0 (+33.3%)", "nothing to compare"):
+        assert text in out
+
+
+def test_differences_are_against_the_original() -> None:
+    first = {"lane": Figures("a", 2_000_000, 1_000_000, {"lane_f1": 0.9}, 10.0)}
+    other = {"lane": Figures("b", 1_000_000, None, {"lane_f1": 0.95}, 8.0, 9.0)}
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in comparison_table(first, other).splitlines()]
+    assert rows[2] == ["lane", "a", "lane F1 0.900", "2.0", "10.0", "-", "1.00"]
+    assert rows[3] == ["", "b", "lane F1 0.950 (+0.050)", "1.0 (-50.0%)", "8.0 (-20.0%)", "9.0", "-"]
+
+
+def test_folder_of_the_second_drive_is_looked_at_before_the_first(tmp_path: Path) -> None:
+    (tmp_path / "decomposed").write_text("precious")
+    with pytest.raises(UsageError, match=r"decomposed is a file"):
+        run_both(Demo(tmp_path, tmp_path), lambda demo: pytest.fail("drove"))
+    assert (tmp_path / "decomposed").read_text() == "precious"

@@ -15,6 +15,7 @@ from torch import nn
 from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.models.sources import weights_file
 from multi_dnn_ros.schema import DnnConfig
 
 BUILDER = "ssdlite320_mobilenet_v3_large"
@@ -33,8 +34,11 @@ def run(dnn, image: np.ndarray) -> Detections | Lanes:
 
 @pytest.mark.parametrize(("role", "labels"), [("lane", ("lane",)), ("object", ("car", "truck")),
                                               ("pedestrian", ("pedestrian",))])  # fmt: skip
-def test_builtin(role: str, labels: tuple[str, ...]) -> None:
-    dnn = load_dnn(role, config(role=role, model=f"builtin:{role}"))
+@pytest.mark.parametrize("suffix", ["", "_small"])
+def test_builtin(role: str, labels: tuple[str, ...], suffix: str) -> None:
+    if weights_file(f"builtin:{role}{suffix}") is None:
+        pytest.skip("needs the decomposed DNNs")
+    dnn = load_dnn(role, config(role=role, model=f"builtin:{role}{suffix}"))
     assert dnn.labels == labels
     assert not dnn.module.training
     assert isinstance(run(dnn, np.zeros((48, 64, 3), np.uint8)), Lanes if role == "lane" else Detections)
@@ -122,7 +126,7 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str, con
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model": "builtin:sofa"}, r"dnn\.x\.model is 'builtin:sofa'; allowed: builtin:lane, builtin:object"),
+        ({"model": "builtin:sofa"}, r"dnn\.x\.model is 'builtin:sofa'; allowed: builtin:lane,.* builtin:pedestrian"),
         ({"model": "model.pkl"}, r"model is 'model\.pkl'; allowed: .*\.onnx file"),
         ({"model": "missing.pt2"}, r"model is 'missing\.pt2': there is no such file"),
         ({"model": "torchvision:resnet18", "weights": "random"}, r"allowed builders: .*ssd300_vgg16"),

@@ -1,0 +1,133 @@
+"""The package's DNNs and what decomposition made of them, on the same road one after the other, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from multi_dnn_ros.compression.macs import cost
+from multi_dnn_ros.demo.report import Outcome
+from multi_dnn_ros.demo.run import Demo, check_output
+from multi_dnn_ros.models.sources import load_network, weights_file
+from multi_dnn_ros.params_file import read_params_file
+from multi_dnn_ros.reporting import provenance, table, write_json
+from multi_dnn_ros.resources import config_file
+
+#: The sets of DNNs that the package brings -> the parameters that run them.
+SETS = {"original": "multi_dnn.yaml", "decomposed": "multi_dnn_small.yaml"}
+_SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One DNN of one set. scores: of those in the summary that it has. p50_ms, p95_ms: None without a result."""
+
+    model: str
+    macs: int
+    file_bytes: int | None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+
+
+def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
+    """`demo` with the original DNNs, then with the decomposed ones, into its folder and the folder in it named
+    ``decomposed``; a table of both at the end. The exit code: 1 if a DNN published nothing.
+
+    Two drives, not two nodes at once: each set has the machine for itself. run: a stand-in for tests. Raises what
+    Demo.run raises, and models.dnn.ModelError.
+    """
+    folders = {"original": demo.output, "decomposed": demo.output / "decomposed"}
+    for folder in folders.values():
+        check_output(folder)
+    paths = {name: config_file(file) for name, file in SETS.items()}
+    figures = {name: networks_of(path) for name, path in paths.items()}
+    outcomes = []
+    for number, (name, path) in enumerate(paths.items(), start=1):
+        print(f"drive {number} of {len(SETS)}: the {name} DNNs ({path.name})", flush=True)
+        outcomes.append(run(replace(demo, output=folders[name], params_file=path)))
+        figures[name] = driven(figures[name], outcomes[-1].summary)
+    content = {
+        **provenance(),
+        "drive": outcomes[0].summary["drive"],
+        **{name: {dnn: vars(each) for dnn, each in of_set.items()} for name, of_set in figures.items()},
+    }
+    write_json(demo.output / "comparison.json", content)
+    print(f"\nboth on the same road, {demo.seconds:g} s each; differences are against the original:")
+    print(comparison_table(figures["original"], figures["decomposed"]))
+    print(f"written to {demo.output / 'comparison.json'}")
+    return max(outcome.exit_code for outcome in outcomes)
+
+
+def networks_of(params_file: Path) -> dict[str, Figures]:
+    """What is known of each DNN before it drives. models.dnn.ModelError where one cannot be loaded."""
+    figures = {}
+    for name, settings in read_params_file(params_file).dnns.items():
+        source = load_network(settings.model)
+        width, height = source.input_size(settings.model, None, "an input size")
+        file = weights_file(settings.model)
+        figures[name] = Figures(
+            model=settings.model,
+            macs=cost(source.network, (torch.zeros(1, 3, height, width),)).macs,
+            file_bytes=file.stat().st_size if file is not None else None,
+        )
+    return figures
+
+
+def driven(networks: Mapping[str, Figures], summary: Mapping[str, Any]) -> dict[str, Figures]:
+    """`networks` with what a drive showed. summary: of that drive."""
+    figures = {}
+    for name, network in networks.items():
+        found = summary["dnns"][name]
+        latency = found.get("latency_ms", {})
+        scores = {score: found[score] for score in _SCORES if score in found}
+        figures[name] = replace(network, scores=scores, p50_ms=latency.get("p50"), p95_ms=latency.get("p95"))
+    return figures
+
+
+def comparison_table(originals: Mapping[str, Figures], others: Mapping[str, Figures]) -> str:
+    """Two rows a DNN; the second with its differences from the first."""
+    rows = []
+    for dnn, first in originals.items():
+        for own in (first, others[dnn]):
+            compared = own is not first
+            rows.append(
+                [
+                    dnn if not compared else "",
+                    own.model,
+                    _score(own, first, compared),
+                    *(
+                        _against(value, of_first, digits, compared)
+                        for value, of_first, digits in (
+                            (own.macs / 1e6, first.macs / 1e6, 1),
+                            (own.p50_ms, first.p50_ms, 1),
+                            (own.p95_ms, first.p95_ms, 1),
+                            (_megabytes(own.file_bytes), _megabytes(first.file_bytes), 2),
+                        )
+                    ),
+                ]
+            )
+    return table(["DNN", "model", "against the truth", "million MACs", "p50 ms", "p95 ms", "file MB"], rows)
+
+
+def _score(own: Figures, first: Figures, compared: bool) -> str:
+    for score, name in _SCORES.items():
+        if score in own.scores:
+            difference = own.scores[score] - first.scores[score] if score in first.scores else None
+            shown = f" ({difference:+.3f})" if compared and difference is not None else ""
+            return f"{name} {own.scores[score]:.3f}{shown}"
+    return "nothing to compare"
+
+
+def _against(value: float | None, first: float | None, digits: int, compared: bool) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" + (f" ({value / first - 1:+.1%})" if compared and first else "")
+
+
+def _megabytes(count: int | None) -> float | None:
+    return None if count is None else count / 1e6
