@@ -14,7 +14,6 @@ import pytest
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.models.sources import weights_file
 
 SHORT = ["--seconds", "3", "--size", "320x240"]
 
@@ -36,7 +35,6 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.skipif(weights_file("builtin:lane_small") is None, reason="needs the decomposed DNNs")
 def test_short_drives(tmp_path: Path) -> None:
     output = tmp_path / "out" / "demo"
     code, out, error = finish(start("--output", str(output), "--seconds", "1", "--size", "320x240"))

@@ -165,7 +165,6 @@ def test_sets_of_dnns_differ_in_nothing_but_the_networks() -> None:
     assert decomposed == original.model_copy(update={"dnns": small})
 
 
-@pytest.mark.skipif(weights_file("builtin:lane_small") is None, reason="needs the decomposed DNNs")
 def test_both_sets_drive_and_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driven: list[Demo] = []
 

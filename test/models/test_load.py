@@ -15,7 +15,6 @@ from torch import nn
 from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.results import Detections, Lanes
-from multi_dnn_ros.models.sources import weights_file
 from multi_dnn_ros.schema import DnnConfig
 
 BUILDER = "ssdlite320_mobilenet_v3_large"
@@ -36,8 +35,6 @@ def run(dnn, image: np.ndarray) -> Detections | Lanes:
                                               ("pedestrian", ("pedestrian",))])  # fmt: skip
 @pytest.mark.parametrize("suffix", ["", "_small"])
 def test_builtin(role: str, labels: tuple[str, ...], suffix: str) -> None:
-    if weights_file(f"builtin:{role}{suffix}") is None:
-        pytest.skip("needs the decomposed DNNs")
     dnn = load_dnn(role, config(role=role, model=f"builtin:{role}{suffix}"))
     assert dnn.labels == labels
     assert not dnn.module.training

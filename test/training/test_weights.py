@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.models.sources import weights_file
 from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import road_frames
 from multi_dnn_ros.training.evaluate import Judge, builtin_dnns
@@ -52,7 +51,6 @@ def test_unseen_scenes(scores: dict[str, Any]) -> None:
     assert scores["lane"]["f1"] >= 0.93
 
 
-@pytest.mark.skipif(weights_file("builtin:lane_small") is None, reason="needs the decomposed DNNs")
 def test_decomposed_dnns_answer_as_well_with_fewer_operations(
     judge: Judge, scenes: list[Scene], scores: dict[str, Any]
 ) -> None:
