@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import time
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
 from multi_dnn_ros.training import checkpoint as checkpoints
@@ -24,6 +26,8 @@ from multi_dnn_ros.training.checkpoint import TrainingError
 __all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "autocast", "train"]
 
 Batch = dict[str, Tensor]
+#: Batches from which the statistics of averaged weights are taken.
+_STATISTICS_BATCHES = 32
 
 
 class Batches(Protocol):
@@ -172,6 +176,8 @@ def train(
             )
         row = {"epoch": float(epoch), "loss": mean}
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
+            if schedule.ema and first_process:
+                _fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule)
             _set_training(average, False)
             scores = distributed.from_first(score(average) if first_process else {})
             row.update(scores)
@@ -235,8 +241,16 @@ def _set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float
 
 @torch.no_grad()
 def _average(average: nn.Module, network: nn.Module, decay: float) -> None:
-    """Exponential moving average of the weights; buffers are taken as they are."""
+    """Exponential moving average of the weights; buffers are taken as they are, see _fit_statistics."""
     kept, new = ([p.detach() for p in module.parameters()] for module in (average, network))
     torch._foreach_lerp_(kept, new, 1.0 - decay)
     for a, b in zip(average.buffers(), network.buffers(), strict=True):
         a.copy_(b)
+
+
+def _fit_statistics(average: nn.Module, images: Iterator[Tensor], schedule: Schedule) -> None:
+    """Batch normalization's statistics for averaged weights, from images: those of the network as it is now belong to
+    other weights while it still moves fast (Izmailov et al. 2018)."""
+    device = next(average.parameters()).device
+    with autocast(device, schedule.precision):
+        update_bn(itertools.islice(images, _STATISTICS_BATCHES), average)

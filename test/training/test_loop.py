@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,26 @@ def test_it_learns_to_classify(optimizer: str) -> None:
     assert accuracy(network)["top1"] > 0.9
     assert history[-1]["loss"] < history[0]["loss"]
     assert not network.training
+
+
+def test_averaged_statistics_fit_the_averaged_weights() -> None:
+    """Of a network that still moves fast: with its own statistics it answers as with those of the data."""
+    data = coloured().arrays["image"].float() / 255.0
+    apart = []
+
+    def score(network: nn.Module) -> dict[str, float]:
+        measured = copy.deepcopy(network)
+        for layer in measured.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.train()
+        with torch.no_grad():
+            own, expected = network(data), measured(data)
+        apart.append(float((own - expected).norm() / expected.norm()))
+        return accuracy(network)
+
+    schedule = dataclasses.replace(SCHEDULE, epochs=8, optimizer="sgd", lr=0.6, ema=0.98)
+    train(classifier(), coloured(), cross_entropy, score, schedule, main="top1", progress=False)  # type: ignore[arg-type]
+    assert max(apart) < 0.1  # a quarter to a half with the statistics of the moment
 
 
 @pytest.mark.parametrize(("killed_in", "every"), [(0, 1), (1, 1), (4, 1), (5, 2), (5, 4)])
