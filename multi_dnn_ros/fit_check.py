@@ -53,6 +53,7 @@ def demands_of(
             services[task.name].crowded_ms,
             config.dnns[task.name].deadline_ms or None,
             config.dnns[task.name].priority,
+            services[task.name].shared_ms,
         )
         for task in pipeline.tasks
     ]

@@ -21,7 +21,8 @@ class Demand:
 
     cameras: frames a second from each. alone_ms: of one frame from mailbox to result while nothing else runs.
     crowded_ms: the same while every other worker is busy, waiting for a worker not counted. deadline_ms: from arrival;
-    None: none. priority: the higher, the later it is the one to give way.
+    None: none. priority: the higher, the later it is the one to give way. shared_ms: of one frame on what all DNNs
+    have in common, one after another, where they do not wait for workers: of a GPU its units, and Python's lock.
     """
 
     dnn: str
@@ -30,6 +31,7 @@ class Demand:
     crowded_ms: float
     deadline_ms: float | None = None
     priority: int = 0
+    shared_ms: float = 0.0
 
     @property
     def hz(self) -> float:
@@ -61,9 +63,9 @@ def check_fit(
     """Judge `demands` on a device with so many workers.
 
     A DNN takes one frame at a time, so it needs at most `limit` of one worker; all together need at most `limit` of all
-    workers; and no frame may take longer than its deadline. How long a frame takes lies between alone_ms and
-    crowded_ms, as the other workers are busy. gpu: fp16 is worth advising, and what is called a worker here is a
-    stream: every DNN has one. Raises ValueError for no workers, or a demand that is not a number of hertz and
+    workers, and of what they share; and no frame may take longer than its deadline. How long a frame takes lies between
+    alone_ms and crowded_ms, as the other workers are busy. gpu: fp16 is worth advising, and what is called a worker
+    here is a stream: every DNN has one. Raises ValueError for no workers, or a demand that is not a number of hertz and
     milliseconds.
     """
     _check(demands, workers, limit)
@@ -73,15 +75,18 @@ def check_fit(
     utilization = sum(needs.values()) / workers
     own = [of for of in demands if needs[of.dnn] > limit]
     late = [of for of, ms in zip(demands, times, strict=True) if of.deadline_ms is not None and ms > of.deadline_ms]
+    shares = {of.dnn: of.hz * of.shared_ms / 1e3 for of in demands}
+    shared = sum(shares.values())
+    crowd: list[Demand] = []
     # Rounding apart: a set that is advised to be just within the limit is within it.
-    crowd = (
-        []
-        if own or utilization <= limit * (1.0 + 1e-9)
-        else [_gives_way(demands, needs, (utilization - limit) * workers)]
-    )
-    breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *late)))
+    if not own and utilization > limit * (1.0 + 1e-9):
+        crowd = [_gives_way(demands, needs, (utilization - limit) * workers)]
+    narrow = [] if own or crowd or shared <= limit * (1.0 + 1e-9) else [_gives_way(demands, shares, shared - limit)]
+    breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *narrow, *late)))
     ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
     text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late}, unit)
+    if narrow:
+        text += f"; together they need {shared:.0%} of what all share"
     most_hz: dict[str, float] = {}
     advice = []
     giving_way = (*own, *crowd)
@@ -92,7 +97,15 @@ def check_fit(
         left -= max(0.0, free)
         if free > _NOTHING:
             most_hz[of.dnn] = free / ms_of[of.dnn] * 1e3
-        advice.append(_advice(of, most_hz.get(of.dnn), free, ms_of[of.dnn], others / workers, gpu))
+        advice.append(
+            _advice(of, most_hz.get(of.dnn), free, ms_of[of.dnn], f"{others / workers:.0%} of the {unit}s", gpu)
+        )
+    for of in narrow:
+        free = limit - (shared - shares[of.dnn])
+        if free > _NOTHING:
+            most_hz[of.dnn] = free / of.shared_ms * 1e3
+        advice.append(_advice(of, most_hz.get(of.dnn), free * ms_of[of.dnn] / of.shared_ms, ms_of[of.dnn],
+                              f"{shared - shares[of.dnn]:.0%} of what all share", gpu))  # fmt: skip
     advice += [
         f"{of.dnn}: a deadline of at least {ms_of[of.dnn]:.0f} ms instead of {of.deadline_ms:g}, or {_cheaper(gpu)}"
         for of in late
@@ -151,10 +164,9 @@ def _text(
     return f"does not fit: {total}; broken by {'; '.join(parts)}"
 
 
-def _advice(of: Demand, hz: float | None, free: float, ms: float, others: float, gpu: bool) -> str:
-    unit = _UNIT[gpu]
+def _advice(of: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
     if hz is None:
-        return f"{of.dnn}: no rate fits beside the others, which need {others:.0%} of the {unit}s themselves"
+        return f"{of.dnn}: no rate fits beside the others, which need {others} themselves"
     each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
     return (
         f"{of.dnn}: at most {hz:.3g} Hz{each} instead of {of.hz:.3g}, or {free / of.hz * 1e3:.3g} ms a frame instead "
@@ -177,7 +189,7 @@ def _check(demands: Sequence[Demand], workers: int, limit: float) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"demands name a DNN twice: {', '.join(names)}")
     for of in demands:
-        numbers = {"alone_ms": of.alone_ms, "crowded_ms": of.crowded_ms, **of.cameras}
+        numbers = {"alone_ms": of.alone_ms, "crowded_ms": of.crowded_ms, "shared_ms": of.shared_ms, **of.cameras}
         for name, value in numbers.items():
             if not 0.0 <= value < 1e9:
                 raise ValueError(f"demand of {of.dnn}: {name} is {value}; allowed: 0 to a thousand million")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import queue
 import random
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +36,13 @@ LOST = 0.02
 
 @dataclass(frozen=True)
 class Service:
-    """Milliseconds of a frame from mailbox to result, waits for a worker not counted. crowded: all DNNs have frames."""
+    """Milliseconds of a frame from mailbox to result, waits for a worker not counted. crowded: all DNNs have frames.
+    shared: see fit.Demand.
+    """
 
     alone_ms: float
     crowded_ms: float
+    shared_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,17 @@ def measure_services(
     """Each DNN by itself, then all at once, until each has served `frames` frames.
 
     Alone, a frame costs what passes from one to the next. Among more DNNs than workers, costs are such that what was
-    served fills the workers: decoding beside them, and whatever else holds them up, is in that.
+    served fills the workers: decoding beside them, and whatever else holds them up, is in that. Among others, what was
+    served by all at once fills what they share.
     """
     alone = {task.name: 1e3 / _saturate([task], make_engine, image, frames)[task.name].hz for task in tasks}
     if len(tasks) == 1:
         return {name: Service(ms, ms) for name, ms in alone.items()}
     crowd = _saturate(tasks, make_engine, image, frames)
     if len(tasks) <= workers:
-        return {name: Service(alone[name], max(alone[name], 1e3 / of.hz)) for name, of in crowd.items()}
+        together = sum(of.hz * alone[name] for name, of in crowd.items()) / 1e3
+        return {name: Service(alone[name], max(alone[name], 1e3 / of.hz), alone[name] / together)
+                for name, of in crowd.items()}  # fmt: skip
     filled = sum(of.hz * of.frame_ms / 1e3 for of in crowd.values()) / workers
     return {name: Service(alone[name], of.frame_ms / filled) for name, of in crowd.items()}
 
@@ -74,16 +80,13 @@ def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, f
     """
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
     ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
-    served = threading.Event()
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # DNNs that want another frame: of this thread, as of a camera's
 
     def on_result(result: Result) -> None:
         timing = result.timing
         times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / 1e6)
         ends_ns[result.dnn].append(timing.finished_ns)
-        if all(len(of) > frames for of in times.values()):
-            served.set()
-        else:
-            engine.offer(Frame(result.dnn, 0, lambda: image))
+        free.put(result.dnn)
 
     engine = make_engine([replace(task, cameras=(task.name,), max_age_ns=None) for task in tasks], on_result)
     engine.start()
@@ -92,7 +95,12 @@ def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, f
         for name in times:
             engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)
             engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)  # once it has begun the first
-        while not served.wait(0.2):
+        while any(len(of) <= frames for of in times.values()):
+            try:
+                engine.offer(Frame(free.get(timeout=0.2), 0, lambda: image))
+                continue
+            except queue.Empty:
+                pass
             if engine.statistics().disabled:
                 raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
             if time.monotonic() > end:
@@ -189,12 +197,14 @@ def _at(
     demands: list[Demand] = []
     for _ in range(25):
         demands = [
-            Demand(name, {f"camera_{name}": hz}, services[name].alone_ms, services[name].crowded_ms)
-            for name, hz in zip(names, rates, strict=True)
+            Demand(name, {f"camera_{name}": hz}, of.alone_ms, of.crowded_ms, shared_ms=of.shared_ms)
+            for name, hz, of in zip(names, rates, (services[name] for name in names), strict=True)
         ]
         times = service_ms(demands, workers)
         rates = [share * part * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
-    return demands
+    # Where what they share is the narrower, the part is of that.
+    less = min(1.0, part / max(1e-9, sum(of.hz * of.shared_ms / 1e3 for of in demands)))
+    return [replace(of, cameras={camera: hz * less for camera, hz in of.cameras.items()}) for of in demands]
 
 
 def predicted_services(

@@ -60,6 +60,21 @@ def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> 
     assert check_fit(crowd, workers=2).breaks == ("object",)
 
 
+def test_what_all_share_is_a_limit_too() -> None:
+    """Two streams of a GPU that are half busy each, behind one lock."""
+    pair = [demand("lane", 100, 5, shared_ms=4.0), demand("object", 50, 10, shared_ms=12.0, priority=1)]
+    verdict = check_fit(pair, workers=2, gpu=True)
+    assert verdict.breaks == ("lane",)
+    assert "together they need 100% of what all share" in verdict.text
+    assert verdict.most_hz["lane"] == pytest.approx((LIMIT - 0.6) / 4e-3)
+    assert "at most 87.5 Hz instead of 100" in verdict.advice[0]
+    assert check_fit([pair[1]], workers=2).fits
+    none_left = [demand("lane", 50, 4, shared_ms=4.0), demand("object", 50, 19, shared_ms=19.0, priority=1)]
+    assert check_fit(none_left, workers=2).advice == (
+        "lane: no rate fits beside the others, which need 95% of what all share themselves",
+    )
+
+
 def test_no_room_beside_the_others_is_said() -> None:
     verdict = check_fit(
         [demand("lane", 10, 90, priority=1), demand("object", 10, 90, priority=1), demand("pedestrian", 10, 50)], 2,
@@ -114,21 +129,23 @@ def test_bad_demands_are_named(demands, workers: int, message: str) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.floats(0.5, 60.0), st.floats(0.5, 200.0), st.floats(1.0, 2.0), st.integers(-1, 1)),
+        st.tuples(
+            st.floats(0.5, 60.0), st.floats(0.5, 200.0), st.floats(1.0, 2.0), st.integers(-1, 1), st.floats(0.0, 1.5)
+        ),
         min_size=1,
         max_size=5,
     ),
     st.integers(1, 4),
 )
-@example([(1.0, 1.0, 1.0, 0), (1.0, 31.0, 1.0, 1), (20.0, 46.0, 1.0, 1)], 1)
+@example([(1.0, 1.0, 1.0, 0, 0.0), (1.0, 31.0, 1.0, 1, 0.0), (20.0, 46.0, 1.0, 1, 0.0)], 1)
 def test_following_the_advice_on_rates_makes_it_fit(rows, workers: int) -> None:
     demands = [
-        demand(f"dnn{number}", hz, ms, crowded_ms=ms * factor, priority=priority)
-        for number, (hz, ms, factor, priority) in enumerate(rows)
+        demand(f"dnn{number}", hz, ms, crowded_ms=ms * factor, priority=priority, shared_ms=ms * shared)
+        for number, (hz, ms, factor, priority, shared) in enumerate(rows)
     ]
     verdict = check_fit(demands, workers)
     assert verdict.fits == (not verdict.breaks)
-    for _ in range(2 * len(demands)):  # one by one, where the others alone are too much already
+    for _ in range(3 * len(demands)):  # one by one, where the others alone are too much already
         if verdict.fits:
             break
         rates = {name: verdict.most_hz.get(name, 0.0) for name in verdict.breaks}
@@ -163,6 +180,7 @@ def test_services_are_measured_in_the_engine() -> None:
     assert services["lane"].alone_ms >= 3.0
     assert services["object"].alone_ms >= 9.0
     assert all(of.crowded_ms >= of.alone_ms for of in services.values())
+    assert all(of.shared_ms < of.alone_ms for of in services.values())  # two workers that sleep share next to nothing
     three = [(f"dnn{number}", 10.0) for number in range(3)]
     crowded = measure_services(tasks(*three), engine, IMAGE, 2, frames=5)
     # Two workers that each wait 10 ms serve at most 200 frames a second, all DNNs together.
@@ -192,6 +210,10 @@ def test_mixes_lie_on_both_sides_of_what_fits() -> None:
     most = [max(verdict.utilization, *verdict.needs.values()) for verdict in verdicts]
     assert most[0] == pytest.approx(0.6, abs=0.25)
     assert most[-1] == pytest.approx(1.4, abs=0.25)
+    narrow = {name: dataclasses.replace(of, shared_ms=of.alone_ms) for name, of in services.items()}
+    cases = mixes(narrow, 3, 10, seed=1)
+    assert [check_fit(demands, 3, limit=1.0).fits for demands in cases] == [True] * 5 + [False] * 5
+    assert all(sum(of.hz * of.shared_ms for of in demands) <= 1.41e3 for demands in cases)
 
 
 def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
