@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import queue
 import random
@@ -30,6 +31,8 @@ from multi_dnn_ros.profiling.samples import Load
 Image = npt.NDArray[np.uint8]
 MakeEngine = Callable[[Sequence[DnnTask], Callable[[Result], None]], Engine]
 _TIMEOUT_S = 120.0
+#: How often it is looked at whether all is well.
+_LOOK_S = 0.2
 #: Part of the frames that may be lost when a set fits: the first ones meet cold caches.
 LOST = 0.02
 
@@ -95,12 +98,13 @@ def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, f
         for name in times:
             engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)
             engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)  # once it has begun the first
+        look = time.monotonic() + _LOOK_S
         while any(len(of) <= frames for of in times.values()):
-            try:
-                engine.offer(Frame(free.get(timeout=0.2), 0, lambda: image))
+            with contextlib.suppress(queue.Empty):
+                engine.offer(Frame(free.get(timeout=_LOOK_S), 0, lambda: image))
+            if time.monotonic() < look:
                 continue
-            except queue.Empty:
-                pass
+            look = time.monotonic() + _LOOK_S
             if engine.statistics().disabled:
                 raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
             if time.monotonic() > end:

@@ -192,6 +192,16 @@ def test_services_are_measured_in_the_engine() -> None:
     (task,) = tasks(("lane", 0.0))
     with pytest.raises(ProfileError, match="a DNN failed while it was measured"):
         measure_services([dataclasses.replace(task, stages=(broken,))], engine, IMAGE, 2, frames=5)
+    # Also while another one goes on.
+    pair = tasks(("lane", 0.0), ("object", 1.0))
+    calls = iter(range(1000))
+
+    def breaks_later(carried):
+        return carried if next(calls) < 20 else broken(carried)
+
+    pair[0] = dataclasses.replace(pair[0], stages=(breaks_later,))
+    with pytest.raises(ProfileError, match="a DNN failed while it was measured"):
+        measure_services(pair, engine, IMAGE, 2, frames=15)
 
 
 def test_what_is_served_and_what_is_not() -> None:
