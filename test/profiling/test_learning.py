@@ -243,6 +243,11 @@ def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
     sentence = words(found["convolution"])
     assert sentence.startswith("Convolution: the time is decided by ")
     assert "load (" in sentence
+    slowdown = dict(found["convolution"].slowdown)
+    assert list(slowdown) == ["4 x compute", "4 x memory", "4 x dnn"]
+    assert slowdown["4 x compute"] > 1.5 > slowdown["4 x memory"] == pytest.approx(1.0, abs=0.05)
+    assert f"as long: {slowdown['4 x compute']:.1f} beside 4 x compute, 1.0 beside 4 x memory, 1.0 b" in sentence
+    assert importances([row for row in samples() if not row.load.level])[0].slowdown == ()
     plot_importances(tmp_path / "plot.png", list(found.values()))
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
     (only,) = importances([row for row in samples(1) if row.counts.kind == "convolution"])
