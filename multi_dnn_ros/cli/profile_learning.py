@@ -22,7 +22,8 @@ _LEARN = """\
 From tables of `multi-dnn profile contention`: a decision tree for each kind of layer, whose importances say what
 decides its time; and regressors: a linear model on arithmetic at peak rate, bytes at full bandwidth and launches,
 gradient-boosted trees, and the former corrected by the latter. Whole models and whole load levels are held out in turn,
-and the errors stand beside those of two baselines. The best one is written to predictor.json, a file of numbers.
+and the errors stand beside those of two baselines. The one with the least error in the mean of all that was held out is
+written to predictor.json, a file of numbers.
 """
 _LOADS = ("compute", "memory", "dnn")
 
@@ -126,7 +127,7 @@ def _figures(predictor: Predictor, found: list[Importance], sentences: list[str]
                 "samples": importance.samples,
                 "shares": dict(importance.shares),
                 "explained_on_held_out_models": importance.explained,
-                "slowdown_under_greatest_load": importance.slowdown,
+                "slowdown_under_greatest_load": dict(importance.slowdown),
                 "words": sentence,
             }
             for importance, sentence in zip(found, sentences, strict=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.features import TREE_FEATURES, tree_features
-from multi_dnn_ros.profiling.samples import Sample, known_layers
+from multi_dnn_ros.profiling.samples import LOAD_KINDS, Load, Sample, known_layers
 from multi_dnn_ros.reporting import write_figure
 
 #: Fewer samples of a kind say nothing.
@@ -30,15 +30,15 @@ _LOAD_PARTS = ("load level", "oversubscription", "compute load", "memory load", 
 class Importance:
     """Of one kind of layer. shares: of the explained variance of log time, by feature, greatest first, sum 1.
 
-    explained: R^2 of the tree on models it was not grown on; below 0 where it knows nothing. slowdown: median time
-    under the greatest load over that alone; None without load.
+    explained: R^2 of the tree on models it was not grown on; below 0 where it knows nothing. slowdown: by
+    greatest load of each kind, median time under it over that alone; empty without load.
     """
 
     kind: str
     samples: int
     shares: tuple[tuple[str, float], ...]
     explained: float | None
-    slowdown: float | None
+    slowdown: tuple[tuple[str, float], ...]
 
 
 def importances(samples: Sequence[Sample], seed: int = 0) -> list[Importance]:
@@ -66,8 +66,9 @@ def words(importance: Importance) -> str:
         text += ", but this does not carry over to models that were held out"
     else:
         text += f"; on models held out this explains {importance.explained:.0%} of the variance"
-    if importance.slowdown is not None:
-        text += f". Under the greatest load it takes {importance.slowdown:.1f} times as long as alone"
+    if importance.slowdown:
+        listed = ", ".join(f"{ratio:.1f} beside {load}" for load, ratio in importance.slowdown)
+        text += f". Against alone it takes this many times as long: {listed}"
     return f"{text} ({importance.samples} samples)."
 
 
@@ -126,12 +127,13 @@ def _importance(kind: str, samples: Sequence[Sample], seed: int) -> Importance:
     return Importance(kind, len(samples), ordered, explained, _slowdown(samples))
 
 
-def _slowdown(samples: Sequence[Sample]) -> float | None:
+def _slowdown(samples: Sequence[Sample]) -> tuple[tuple[str, float], ...]:
     alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load.level}
-    most = max((sample.load.level for sample in samples), default=0)
-    ratios = [
-        sample.ms / alone[sample.model, sample.layer]
-        for sample in samples
-        if most and sample.load.level == most and (sample.model, sample.layer) in alone
-    ]
-    return float(np.median(ratios)) if ratios else None
+    found = []
+    for kind in LOAD_KINDS[1:]:
+        own = [sample for sample in samples if sample.load.kind == kind and (sample.model, sample.layer) in alone]
+        most = max((sample.load.level for sample in own), default=0)
+        ratios = [sample.ms / alone[sample.model, sample.layer] for sample in own if sample.load.level == most]
+        if most:
+            found.append((str(Load(kind, most)), float(np.median(ratios))))
+    return tuple(found)

@@ -58,10 +58,12 @@ def ideal_ms(questions: Sequence[Question]) -> Matrix:
 def pressure(setting: Setting, load: Load) -> tuple[float, float]:
     """(others beside the layer on free cores, others in excess of the cores), each over the cores.
 
-    On a GPU every stream competes with every other one: (0, level).
+    On a GPU: (the first other stream, those beyond it). A stream's kernels follow one another, and a layer's launch
+    finds room where one of them ends. From the second stream on there is always another kernel waiting by then, and
+    each further stream makes every launch wait for one more: longer by so much, not by so many times.
     """
     if not setting.cores:
-        return 0.0, float(load.level)
+        return float(min(load.level, 1)), float(max(0, load.level - 1))
     free = max(0, setting.cores - setting.threads)
     return min(load.level, free) / setting.cores, max(0, load.level - free) / setting.cores
 

@@ -24,20 +24,45 @@ Regressor = Callable[[Sequence[Sample], int], Linear | Trees]
 MACS, UNLOADED = "MACs x constant", "unloaded time"
 LINEAR, TREES, CORRECTED = "linear", "trees", "linear, corrected by trees"
 _TREES, _DEPTH, _RATE, _LEAF = 200, 4, 0.06, 6
+#: Of the linear model: logarithms that are as good as none, steps of the search, and what keeps logarithms finite.
+_ROUND, _SEARCH, _TINY_MS = 0.1, 200, 1e-9
 
 
 def fit_linear(samples: Sequence[Sample]) -> Linear:
-    """Non-negative least squares of relative errors, a set of weights for each kind of layer."""
-    from scipy.optimize import nnls
+    """A set of non-negative weights for each kind of layer, for the least absolute logarithms of predicted / measured.
 
+    Of logarithms, as a layer may take a hundred times as long under load as alone: errors relative to the measured time
+    are at most 1 below it and boundless above, so that their least squares are reached far below most of the times.
+    Absolute (rounded off for errors below _ROUND), so that the median is met and not the few layers unlike the others.
+    """
     weights = {}
     for kind in KINDS:
         own = [sample for sample in samples if sample.counts.kind == kind]
         if own:
-            scale = np.array([1.0 / sample.ms for sample in own])
-            found, _ = nnls(linear_features(_questions(own)) * scale[:, None], np.ones(len(own)), maxiter=10_000)
-            weights[kind] = tuple(float(weight) for weight in found)
+            times = np.array([sample.ms for sample in own])
+            weights[kind] = tuple(float(weight) for weight in _weights(linear_features(_questions(own)), times))
     return Linear(weights=weights)
+
+
+def _weights(features: Matrix, times: Matrix) -> Matrix:
+    """From the least squares of relative errors, which have one solution, to the least absolute logarithms."""
+    from scipy.optimize import least_squares, nnls
+
+    scale = features.max(axis=0)
+    seen = scale > 0.0
+    unit = features[:, seen] / scale[seen]
+    start, _ = nnls(unit / times[:, None], np.ones(len(times)), maxiter=10_000)
+    logs = np.log(times)
+    # The search begins inside of its bounds, where every weight has a slope.
+    found = least_squares(
+        lambda weights: np.log(unit @ weights + _TINY_MS) - logs,
+        np.maximum(start, 1e-3 * np.median(times)),
+        jac=lambda weights: unit / (unit @ weights + _TINY_MS)[:, None],
+        bounds=(0.0, np.inf), loss="soft_l1", f_scale=_ROUND, max_nfev=_SEARCH,
+    )  # fmt: skip
+    weights = np.zeros(len(scale))
+    weights[seen] = found.x / scale[seen]
+    return weights
 
 
 def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | None = None) -> Trees:
@@ -62,7 +87,9 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | No
 def learn(
     samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None, **origin: Any
 ) -> Predictor:
-    """The best regressor by held-out models, layers and wholes counting alike, with its scores and provenance.
+    """The best regressor, with its scores and provenance: the one with the least error in the mean of what was asked.
+
+    Asked are held-out models without load, models under load and load levels, of layers and of wholes, counting alike.
 
     All samples must be of one device, backend and precision, and of two models at least; else ProfileError. progress:
     called after each group that was held out.
@@ -70,8 +97,8 @@ def learn(
     rows = usable(samples)
     setting = rows[0].setting
     scores = compare(rows, seed=seed, progress=progress)
-    held_out = scores[0]
-    best = min(_REGRESSORS, key=lambda name: held_out.layer[name] + held_out.whole[name])
+    answered = [of for of in scores if of.layer]
+    best = min(_REGRESSORS, key=lambda name: sum(of.layer[name] + of.whole[name] for of in answered))
     model = _REGRESSORS[best](rows, seed)
     loads: dict[str, int] = defaultdict(int)
     for sample in rows:

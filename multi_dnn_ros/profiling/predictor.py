@@ -155,9 +155,13 @@ class Prediction:
 
 
 class Predictor(_Part):
-    """Layer times on one device with one backend and precision. loads: greatest level seen, by kind."""
+    """Layer times on one device with one backend and precision. loads: greatest level seen, by kind.
 
-    format: Literal["multi_dnn_ros predictor 1"] = "multi_dnn_ros predictor 1"
+    format: 2 since a GPU's first other stream is told from the further ones; files of format 1 are read for CPUs, to
+    which that makes no difference.
+    """
+
+    format: Literal["multi_dnn_ros predictor 1", "multi_dnn_ros predictor 2"] = "multi_dnn_ros predictor 2"
     device: str
     backend: str
     precision: str
@@ -170,6 +174,12 @@ class Predictor(_Part):
     model: Annotated[Linear | Trees, Field(discriminator="regressor")]
     scores: tuple[Scores, ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Predictor:
+        if self.format.endswith(" 1") and not self.cores:
+            raise ValueError("format 1 counts a GPU's streams in another way; learn from its table again for format 2")
+        return self
 
     def predict(
         self, layers: Sequence[LayerShape], load: Load | None = None, target: Target | None = None

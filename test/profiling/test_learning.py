@@ -168,6 +168,71 @@ def test_models_and_levels_are_held_out_beside_baselines() -> None:
     assert loaded.whole[LINEAR] < 0.02 < loaded.whole[MACS]
 
 
+GPU = dataclasses.replace(SETTING, device="a GPU, 100 SMs; auto", backend="cuda_graph", cores=0)
+#: Milliseconds that each stream beyond the first makes a launch wait.
+WAITS = {"compute": 0.3, "memory": 0.15, "dnn": 0.01}
+
+
+def waiting(counts: LayerCounts, load: Load) -> float:
+    """On a GPU: each launch waits for every stream but the first. Of many channels a convolution is three launches."""
+    launches = 3 if counts.kind == "convolution" and counts.channels_in >= 16 else 1
+    own = (3e3 * counts.flops + 2e3 * (counts.bytes_read + counts.bytes_written)) / 1e12 + 0.003
+    return launches * (own + WAITS.get(load.kind, 0.0) * max(0, load.level - 1))
+
+
+@pytest.fixture(scope="module")
+def crowded() -> list[Sample]:
+    """Of layers that take up to a thousand times as long under load as alone, measured to 10 %."""
+    order = random.Random(1)
+    found = []
+    for model in range(3):
+        for layer in range(16):
+            counts = convolution(order) if layer % 2 else elementwise(order)
+            for load in (Load(), *(Load(kind, level) for kind in WAITS for level in (1, 2, 4, 8))):
+                ms = waiting(counts, load) * (1.0 + 0.1 * order.uniform(-1.0, 1.0))
+                found.append(Sample(f"model {model}", f"layer_{layer}", counts, GPU, load, ms, ms, ms, ms, 2))
+    return found
+
+
+@pytest.mark.parametrize("level", [2, 4, 8])
+def test_a_level_of_load_that_was_held_out_follows_the_law_of_waiting(crowded: list[Sample], level: int) -> None:
+    """Between levels that were seen, and beyond them."""
+    train = [row for row in crowded if row.load.level != level]
+    test = [row for row in crowded if row.load.level == level]
+    asked = [(row.counts, row.setting, row.load) for row in test]
+    truth = np.array([waiting(row.counts, row.load) for row in test])
+    linear = fit_linear(train)
+    corrected = fit_trees(train, corrects=linear).predict(asked)
+    for kind in WAITS:
+        own = [place for place, row in enumerate(test) if row.load.kind == kind]
+        assert np.median(np.abs(corrected / truth - 1.0)[own]) < 0.2, kind
+    alone = fit_trees(train).predict(asked)  # which can only say what they have seen
+    assert np.median(np.abs(alone / truth - 1.0)) > 0.3
+
+
+def test_the_regressor_is_chosen_by_all_that_was_held_out(crowded: list[Sample]) -> None:
+    rows = [row for row in crowded if row.load.kind in ("none", "compute")]
+    predictor = learn(rows)
+    scores = {of.held_out: of.layer for of in predictor.scores}
+    assert scores["load levels"][CORRECTED] < 0.2 < scores["load levels"][TREES]
+    mean = {name: sum(of[name] for of in scores.values()) for name in (LINEAR, TREES, CORRECTED)}
+    assert predictor.provenance["regressor"] == min(mean, key=lambda name: mean[name]) != TREES
+    # A table without what runs alone asks less.
+    rows = [row for row in rows if row.load.level == 2 and row.model != "model 2"]
+    assert learn(rows).provenance["regressor"] in predictor.scores[0].layer
+
+
+def test_files_of_the_first_format_are_read_for_cpus_alone(tmp_path: Path, taught: Predictor) -> None:
+    path = tmp_path / "predictor.json"
+    old = {**json.loads(taught.model_dump_json()), "format": "multi_dnn_ros predictor 1"}
+    path.write_text(json.dumps(old))
+    layers = layers_of(trace_for(Small(8), SHAPE, target()))
+    assert read_predictor(path).predict(layers, Load("dnn", 2)) == taught.predict(layers, Load("dnn", 2))
+    path.write_text(json.dumps({**old, "cores": 0}))
+    with pytest.raises(ProfileError, match=r"predictor.json: .*format 1 counts a GPU's streams in another way"):
+        read_predictor(path)
+
+
 def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
     found = {of.kind: of for of in importances(samples(noise=0.02))}
     assert set(found) == {"convolution", "element-wise"}
@@ -178,6 +243,11 @@ def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
     sentence = words(found["convolution"])
     assert sentence.startswith("Convolution: the time is decided by ")
     assert "load (" in sentence
+    slowdown = dict(found["convolution"].slowdown)
+    assert list(slowdown) == ["4 x compute", "4 x memory", "4 x dnn"]
+    assert slowdown["4 x compute"] > 1.5 > slowdown["4 x memory"] == pytest.approx(1.0, abs=0.05)
+    assert f"as long: {slowdown['4 x compute']:.1f} beside 4 x compute, 1.0 beside 4 x memory, 1.0 b" in sentence
+    assert importances([row for row in samples() if not row.load.level])[0].slowdown == ()
     plot_importances(tmp_path / "plot.png", list(found.values()))
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
     (only,) = importances([row for row in samples(1) if row.counts.kind == "convolution"])
