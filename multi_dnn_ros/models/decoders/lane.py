@@ -65,19 +65,15 @@ class LaneDecoder(Decoder):
             found.append((_bottom_u(runs, line, curve, scale, source_size[0]), line.members, curve))
         found.sort(key=lambda line: line[0])
 
-        number_of_run = np.zeros(len(runs.row), np.uint8)
-        for number, (_, members, _) in enumerate(found, start=1):
-            number_of_run[members] = number
-        marked = np.flatnonzero(mask)  # pixel by pixel in the order of the runs
-        number_of_pixel = np.repeat(number_of_run, runs.end - runs.begin)
-        probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[marked].astype(np.float64)))
+        pixels, number_of_pixel = _pixels(runs, [members for _, members, _ in found], width)
+        probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[pixels].astype(np.float64)))
         score = np.bincount(number_of_pixel, probability) / np.maximum(np.bincount(number_of_pixel), 1)
         lanes = tuple(
             Lane(number, _points(runs, members, curve, scale[1]), curve, float(score[number]))
             for number, (_, members, curve) in enumerate(found, start=1)
         )
         numbers = np.zeros((height, width), np.uint8)
-        numbers.reshape(-1)[marked] = number_of_pixel
+        numbers.reshape(-1)[pixels] = number_of_pixel
         drawn = cv2.resize(numbers, source_size[::-1], interpolation=cv2.INTER_NEAREST)
         return Lanes(np.asarray(drawn, np.uint8), lanes)
 
@@ -103,6 +99,20 @@ class LaneDecoder(Decoder):
             height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
             content = np.asarray(cv2.resize(content, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA), np.float32)
         return content
+
+
+def _pixels(
+    runs: Runs, lines: Sequence[npt.NDArray[np.int64]], width: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Of a mask `width` pixels wide those of lines, in ascending order, and which line, from 1, each belongs to."""
+    number_of_run = np.zeros(len(runs.row), np.uint8)
+    for number, members in enumerate(lines, start=1):
+        number_of_run[members] = number
+    chosen = np.flatnonzero(number_of_run)
+    counts = (runs.end - runs.begin)[chosen]
+    first = (runs.row * width + runs.begin)[chosen]
+    pixels = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return pixels + np.arange(len(pixels)), np.repeat(number_of_run[chosen], counts)
 
 
 def _in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:

@@ -19,6 +19,8 @@ Integers = npt.NDArray[np.int64]
 
 #: Longest pieces that are looked at; the comparison of all with all stays below a millisecond.
 MAX_PIECES = 48
+#: Longest chains of runs that become pieces; noise has thousands.
+MAX_CHAINS = 256
 # Lengths below are shares of the mask's width.
 _NOISE = 0.6 / 320  # position noise of one run's center, across the line
 _SHORTEST_PIECE = 3.0 / 320
@@ -47,12 +49,12 @@ class Runs:
 def find_runs(mask: npt.NDArray[np.uint8]) -> Runs:
     """mask: (h, w), 0 or 1."""
     height, width = mask.shape
-    padded = np.zeros((height, width + 2), np.int8)
+    padded = np.zeros((height, width + 2), np.bool_)
     padded[:, 1:-1] = mask
-    edges = np.diff(padded, axis=1)
-    row, begin = np.nonzero(edges == 1)
-    _, end = np.nonzero(edges == -1)
-    return Runs(row, begin, end)
+    # A row begins and ends unset, so that the edges are in turn the begin and the end of a run.
+    edges = np.flatnonzero(padded[:, 1:] != padded[:, :-1])
+    row, begin = np.divmod(edges[0::2], width + 1)
+    return Runs(row, begin, edges[1::2] - row * (width + 1))
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def group_runs(runs: Runs, width: int) -> list[Line]:
 
     Runs of no line (specks, blobs, horizontal bars) are in none.
     """
-    pieces = [_Piece.fit(runs, members) for members in _touching(runs, width)]
+    pieces = _fit(runs, _touching(runs, width))
     pieces = [piece for piece in pieces if piece.length >= _SHORTEST_PIECE * width and _is_thin(piece, width)]
     pieces.sort(key=lambda piece: -piece.length)
     del pieces[MAX_PIECES:]
@@ -77,41 +79,46 @@ def group_runs(runs: Runs, width: int) -> list[Line]:
         lower, upper = np.unravel_index(int(misfit.argmin()), misfit.shape)
         if misfit[lower, upper] > 1.0:
             break
-        joined = _Piece.fit(runs, np.concatenate([pieces[lower].members, pieces[upper].members]))
-        pieces = [piece for index, piece in enumerate(pieces) if index not in (lower, upper)] + [joined]
+        joined = _fit(runs, [np.concatenate([pieces[lower].members, pieces[upper].members])])
+        pieces = [piece for index, piece in enumerate(pieces) if index not in (lower, upper)] + joined
     lines = [piece for piece in pieces if piece.length >= _SHORTEST_LINE * width and _is_line(piece)]
     return [Line(line.members, line.curve) for line in sorted(lines, key=lambda line: -line.length)]
 
 
-def fit_curve(v: Floats, u: Floats, bend: bool) -> Floats:
-    """Robust fit of u = c0 + c1 v + c2 v^2 (c2 = 0 unless `bend`): iteratively reweighted least squares, Huber weights.
+def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool_]) -> Floats:
+    """Robust fits of u = c0 + c1 v + c2 v^2 (c2 = 0 unless `bend`): iteratively reweighted least squares, Huber weights.
 
-    v, u: (K,) coordinates. Returns (3,) c0, c1, c2.
+    v, u: (K,) coordinates, curve after curve; counts: (P,) points of each, 1 or more; bend: (P,). Returns (P, 3) c0, c1,
+    c2. All curves at once: one by one, the calls into numpy take ten times as long as what they compute.
     """
-    origin, span = float(v.mean()), max(float(v.max() - v.min()), 1.0)
-    t = (v - origin) / span
-    powers = np.stack([np.ones_like(t), t, t * t] if bend else [np.ones_like(t), t], axis=1)
-    ridge = 1e-9 * len(t) * np.eye(powers.shape[1])
+    begins = np.cumsum(counts) - counts
+    number = np.repeat(np.arange(len(counts)), counts)
+    origin = np.add.reduceat(v, begins) / counts
+    span = np.maximum(np.maximum.reduceat(v, begins) - np.minimum.reduceat(v, begins), 1.0)
+    t = (v - origin[number]) / span[number]
+    powers = np.stack([np.ones_like(t), t, t * t * bend[number]])
+    products = np.concatenate([powers[:, None] * powers, powers[:, None] * u], axis=1)  # (3, 4, K)
+    ridge = (1e-9 * counts)[:, None, None] * np.eye(3)
+    ridge[~bend, 2, 2] = 1.0
     weights = np.ones_like(t)
-    for _ in range(4):
-        weighted = (powers * weights[:, None]).T
-        solution = np.linalg.solve(weighted @ powers + ridge, weighted @ u)
-        residuals = np.abs(u - powers @ solution)
-        scale = max(1.4826 * _median(residuals), 0.25)
-        weights = np.minimum(1.0, 1.5 * scale / np.maximum(residuals, 1e-12))
-    a, b, c = (*solution.tolist(), 0.0)[:3]
-    b, c = b / span, c / span**2
-    return np.array([a - b * origin + c * origin**2, b - 2 * c * origin, c])
+    for step in range(4):
+        if step:
+            residuals = np.abs(u - (solution.T[:, number] * powers).sum(0))
+            scale = np.maximum(1.4826 * _medians(residuals, number, begins + counts // 2), 0.25)
+            weights = np.minimum(1.0, 1.5 * scale[number] / np.maximum(residuals, 1e-12))
+        sums = np.moveaxis(np.add.reduceat(products * weights, begins, axis=2), 2, 0)
+        solution = np.linalg.solve(sums[:, :, :3] + ridge, sums[:, :, 3:])[:, :, 0]
+    a, b, c = solution.T / np.stack([np.ones_like(span), span, span**2])
+    return np.stack([a - b * origin + c * origin**2, b - 2 * c * origin, c], axis=1)
 
 
-def _median(values: npt.NDArray[Any]) -> float:
-    """The upper of the middle values; np.median takes ten times as long for as few values as a line has."""
-    middle = len(values) // 2
-    return float(np.partition(values, middle)[middle])
+def _medians(values: npt.NDArray[Any], number: Integers, middles: Integers) -> npt.NDArray[Any]:
+    """Of each group of values the upper of the middle ones. number: of a value's group, ascending."""
+    return values[np.lexsort((values, number))[middles]]
 
 
 def _touching(runs: Runs, width: int) -> list[Integers]:
-    """Chains of runs that touch one another one to one in neighboring rows, 8-connected."""
+    """Chains of runs that touch one another one to one in neighboring rows, 8-connected; the longest, from end to end."""
     count = len(runs.row)
     if not count:
         return []
@@ -122,11 +129,18 @@ def _touching(runs: Runs, width: int) -> list[Integers]:
     above = np.searchsorted(begins, ends - stride, "right") - first_above
     below = np.searchsorted(begins, ends + stride, "right") - np.searchsorted(ends, begins + stride, "left")
     follows = (above == 1) & (below[np.minimum(first_above, count - 1)] == 1)
-    chain = np.arange(count)
-    for index in np.nonzero(follows)[0].tolist():  # ascending, so the run above has its chain already
-        chain[index] = chain[first_above[index]]
+    chain = np.where(follows, first_above, np.arange(count))
+    while (further := chain[chain]).tobytes() != chain.tobytes():  # twice as far up each time
+        chain = further
     order = np.argsort(chain, kind="stable")
-    return np.split(order, np.nonzero(np.diff(chain[order]))[0] + 1)
+    ends = np.append(np.flatnonzero(np.diff(chain[order])), count - 1) + 1
+    begins = np.append(0, ends[:-1])
+    chosen = np.arange(len(ends))
+    if len(ends) > MAX_CHAINS:
+        first, last, center = order[begins], order[ends - 1], runs.center
+        length = np.hypot(center[last] - center[first], runs.row[last] - runs.row[first])
+        chosen = np.sort(np.argsort(-length, kind="stable")[:MAX_CHAINS])
+    return [order[begin:end] for begin, end in zip(begins[chosen].tolist(), ends[chosen].tolist(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -139,29 +153,27 @@ class _Piece:
     bottom: tuple[float, float, float]
     length: float
     thickness: float
-    filled_rows: float  # share of the rows between the ends that have a run
-
-    @staticmethod
-    def fit(runs: Runs, members: Integers) -> _Piece:
-        v, u = runs.row[members].astype(np.float64), runs.center[members]
-        high, low = float(v.min()), float(v.max())
-        rows = low - high + 1.0
-        curve = fit_curve(v, u, bend=rows >= 12) if len(v) > 2 else _chord(v, u)
-        c0, c1, c2 = curve.tolist()
-        ends = [(c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y) for y in (high, low)]
-        # An end row of a shallow line holds only the rest of a run that is cut by the line's own end.
-        slope = (ends[1][0] - ends[0][0]) / max(rows - 1.0, 1.0)
-        stretch = float(np.hypot(1.0, slope))
-        widths = (runs.end - runs.begin)[members]
-        filled = len(np.unique(runs.row[members])) / rows
-        return _Piece(members, curve, ends[0], ends[1], rows * stretch, _median(widths) / stretch, filled)
 
 
-def _chord(v: Floats, u: Floats) -> Floats:
-    if len(v) < 2 or v[0] == v[-1]:
-        return np.array([u.mean(), 0.0, 0.0])
-    slope = (u[-1] - u[0]) / (v[-1] - v[0])
-    return np.array([u[0] - slope * v[0], slope, 0.0])
+def _fit(runs: Runs, groups: list[Integers]) -> list[_Piece]:
+    """A piece of each group of runs."""
+    if not groups:
+        return []
+    members = np.concatenate(groups)
+    counts = np.array([len(group) for group in groups])
+    begins = np.cumsum(counts) - counts
+    v = runs.row[members].astype(np.float64)
+    high, low = np.minimum.reduceat(v, begins), np.maximum.reduceat(v, begins)
+    rows = low - high + 1.0
+    curves = fit_curves(v, runs.center[members], counts, (rows >= 12) & (counts > 2))
+    c0, c1, c2 = curves.T
+    top, bottom = (np.stack([c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y], axis=1) for y in (high, low))
+    # An end row of a shallow line holds only the rest of a run that is cut by the line's own end.
+    stretch = np.hypot(1.0, (bottom[:, 0] - top[:, 0]) / np.maximum(rows - 1.0, 1.0))
+    number = np.repeat(np.arange(len(groups)), counts)
+    widths = _medians((runs.end - runs.begin)[members], number, begins + counts // 2)
+    ends = zip(top.tolist(), bottom.tolist(), (rows * stretch).tolist(), (widths / stretch).tolist(), strict=True)
+    return [_Piece(group, curve, *end) for group, curve, end in zip(groups, curves, ends, strict=True)]
 
 
 def _is_thin(piece: _Piece, width: int) -> bool:
