@@ -14,7 +14,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 
 from multi_dnn_ros.ros.capacity import capacity, capacity_values
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
-from multi_dnn_ros.ros.machine import give_back_memory, hardware_id, versions
+from multi_dnn_ros.ros.machine import give_back_memory, hardware_id, settle_memory, versions
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
@@ -102,6 +102,7 @@ class MultiDnnNode(LifecycleNode):
             self._report = self._new_report(hardware_id(pipeline.device))
             self.destroy_timer(self._diagnostics_timer)
             self._diagnostics_timer = self._new_diagnostics_timer()
+            settle_memory()
         except Exception as error:
             self._fail("configure", error)
             self._release()

@@ -101,6 +101,28 @@ def test_lanes_are_numbered_from_the_left_and_dashes_are_one_line() -> None:
         assert lane.score > 0.9
 
 
+def test_lanes_of_several_classes_in_two_parts_are_those_in_one() -> None:
+    labels = ("none", "car", "solid", "dashed")
+    lane = lane_logits([line(20, 130), line(300, 190)])[0, 0]
+    raw = torch.randn(1, 4, 192, 320, generator=torch.Generator().manual_seed(0)) * 0.2
+    raw[0, 2:] -= 4.0
+    raw[0, 2, :, :160] += lane[:, :160] + 4.0
+    raw[0, 3, :, 160:] += lane[:, 160:] + 4.0
+    decoder = LaneDecoder(Preprocess(320, 192), labels, keep=["solid", "dashed"])
+    parts = decoder.in_two_parts()
+    assert parts is not None
+    condensed = parts.condense((raw,))
+    assert [tuple(tensor.shape) for tensor in condensed] == [(192, 320), ()]
+    one, two = decoder((raw,), SIZE), parts.decode(condensed, SIZE)
+    assert len(one.lanes) == 2
+    np.testing.assert_array_equal(two.mask, one.mask)
+    assert [lane.score for lane in two.lanes] == pytest.approx([lane.score for lane in one.lanes])
+    raw[0, 1, 5, 5] = float("nan")
+    with pytest.raises(OutputError, match="output 0 holds NaN or infinite values"):
+        parts.decode(parts.condense((raw,)), SIZE)
+    assert LaneDecoder(Preprocess(320, 192), ("lane",)).in_two_parts() is None  # nothing to gain
+
+
 def test_no_lane_and_a_blob_give_no_line() -> None:
     decoder = LaneDecoder(Preprocess(320, 192), ("lane",))
     for logits in (torch.full((1, 1, 192, 320), -4.0), lane_logits([np.array([[10, 150], [300, 150]])])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import cv2
@@ -33,6 +34,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert bench.state() == "unconfigured"
         assert bench.change("configure")
         assert bench.state() == "inactive"
+        assert gc.get_freeze_count() > 0  # what serving begins with is not gone through again and again
         heard = bench.listen(OUT, Detection2DArray)
         assert bench.change("activate")
         assert bench.state() == "active"
@@ -53,6 +55,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert 9 not in [message.header.stamp.sec for message in heard]
         assert bench.change("deactivate")
         assert bench.change("cleanup")
+        assert gc.get_freeze_count() == 0
         bench.peer.destroy_publisher(camera)
         assert ours() == []
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.decoders.base import Decoder, TwoParts
 from multi_dnn_ros.models.decoders.lane_lines import Line, Runs, find_runs, group_runs
 from multi_dnn_ros.models.preprocess import Geometry, Preprocess
 from multi_dnn_ros.models.results import Lane, Lanes, OutputError
@@ -49,9 +49,15 @@ class LaneDecoder(Decoder):
             )
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
-        logits = self._lane_logits(outputs[0][0])
-        place = self.preprocess.geometry(source_size)
-        logits = self._content(logits, place)
+        return self.decode_map(self.lane_logits(outputs[0][0]), source_size)
+
+    def in_two_parts(self) -> TwoParts | None:
+        """With several classes the first part makes one map of all of theirs."""
+        return _LaneMap(self) if len(self.labels) > 1 and len(self.lane_classes) < len(self.labels) else None
+
+    def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Lanes:
+        """Decode a map (h, w) float32 of logits of lane against none, on the CPU."""
+        logits = self._content(lane.contiguous().numpy(), self.preprocess.geometry(source_size))
         height, width = logits.shape
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
         mask = (logits >= math.log(threshold / (1.0 - threshold))).view(np.uint8)
@@ -65,33 +71,27 @@ class LaneDecoder(Decoder):
             found.append((_bottom_u(runs, line, curve, scale, source_size[0]), line.members, curve))
         found.sort(key=lambda line: line[0])
 
-        number_of_run = np.zeros(len(runs.row), np.uint8)
-        for number, (_, members, _) in enumerate(found, start=1):
-            number_of_run[members] = number
-        marked = np.flatnonzero(mask)  # pixel by pixel in the order of the runs
-        number_of_pixel = np.repeat(number_of_run, runs.end - runs.begin)
-        probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[marked].astype(np.float64)))
+        pixels, number_of_pixel = _pixels(runs, [members for _, members, _ in found], width)
+        probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[pixels].astype(np.float64)))
         score = np.bincount(number_of_pixel, probability) / np.maximum(np.bincount(number_of_pixel), 1)
         lanes = tuple(
             Lane(number, _points(runs, members, curve, scale[1]), curve, float(score[number]))
             for number, (_, members, curve) in enumerate(found, start=1)
         )
         numbers = np.zeros((height, width), np.uint8)
-        numbers.reshape(-1)[marked] = number_of_pixel
+        numbers.reshape(-1)[pixels] = number_of_pixel
         drawn = cv2.resize(numbers, source_size[::-1], interpolation=cv2.INTER_NEAREST)
         return Lanes(np.asarray(drawn, np.uint8), lanes)
 
-    def _lane_logits(self, logits: torch.Tensor) -> npt.NDArray[np.float32]:
-        if len(logits) > 1:
-            lane = torch.zeros(len(logits), dtype=torch.bool)
-            lane[list(self.lane_classes)] = True
-            if bool(lane.all()):
-                raise OutputError(f"keep names all {len(logits)} classes as lane; at least one must be background")
-            logits = torch.logsumexp(logits[lane], 0) - torch.logsumexp(logits[~lane], 0)
-        else:
-            logits = logits[0]
-        array: npt.NDArray[np.float32] = logits.contiguous().numpy()
-        return array
+    def lane_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """(classes, h, w) float32 on any device -> (h, w), lane against none; nothing in it depends on values."""
+        if len(logits) == 1:
+            return logits[0]
+        others = [index for index in range(len(logits)) if index not in self.lane_classes]
+        if not others:
+            raise OutputError(f"keep names all {len(logits)} classes as lane; at least one must be background")
+        lane, none = (torch.stack([logits[index] for index in of]) for of in (self.lane_classes, others))
+        return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
     def _content(self, logits: npt.NDArray[np.float32], place: Geometry) -> npt.NDArray[np.float32]:
         """The part of the map that shows the image, without padding, at most MAX_WIDTH wide."""
@@ -103,6 +103,39 @@ class LaneDecoder(Decoder):
             height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
             content = np.asarray(cv2.resize(content, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA), np.float32)
         return content
+
+
+class _LaneMap:
+    """Gives what `decoder` gives; of a map a class, which may be 20 megabytes a frame, one is left for the CPU."""
+
+    def __init__(self, decoder: LaneDecoder) -> None:
+        self._decoder = decoder
+
+    def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """(1, classes, h, w) logits on any device -> lane against none (h, w), and the sum of all logits ()."""
+        logits = outputs[0][0].float()
+        return self._decoder.lane_logits(logits), logits.sum(dtype=torch.float64)
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
+        """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        lane, total = outputs
+        if not math.isfinite(float(total)):
+            raise OutputError("output 0 holds NaN or infinite values")
+        return self._decoder.decode_map(lane, source_size)
+
+
+def _pixels(
+    runs: Runs, lines: Sequence[npt.NDArray[np.int64]], width: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Of a mask `width` pixels wide those of lines, in ascending order, and which line, from 1, each belongs to."""
+    number_of_run = np.zeros(len(runs.row), np.uint8)
+    for number, members in enumerate(lines, start=1):
+        number_of_run[members] = number
+    chosen = np.flatnonzero(number_of_run)
+    counts = (runs.end - runs.begin)[chosen]
+    first = (runs.row * width + runs.begin)[chosen]
+    pixels = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return pixels + np.arange(len(pixels)), np.repeat(number_of_run[chosen], counts)
 
 
 def _in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:

@@ -9,7 +9,7 @@ longer and surer, is compared anew.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ Integers = npt.NDArray[np.int64]
 
 #: Longest pieces that are looked at; the comparison of all with all stays below a millisecond.
 MAX_PIECES = 48
+#: Longest chains of runs that become pieces; noise has thousands.
+MAX_CHAINS = 256
 # Lengths below are shares of the mask's width.
 _NOISE = 0.6 / 320  # position noise of one run's center, across the line
 _SHORTEST_PIECE = 3.0 / 320
@@ -28,6 +30,7 @@ _LONGEST_GAP = 0.35
 _WIDEST_MISS = 6.0 / 320
 _LONGEST_GAP_PER_LENGTH = 8.0
 _SHALLOWEST = 14.0  # pixels sideways a row; a line flatter than this is none of the road ahead
+_NO_BEND = (0.0, 0.0, 1.0)  # row and column of the normal equations that make c2 zero
 _CURVATURE = 0.35  # how far a line may bend away from its tangent: this times gap squared, per mask width
 
 
@@ -47,12 +50,12 @@ class Runs:
 def find_runs(mask: npt.NDArray[np.uint8]) -> Runs:
     """mask: (h, w), 0 or 1."""
     height, width = mask.shape
-    padded = np.zeros((height, width + 2), np.int8)
+    padded = np.zeros((height, width + 2), np.bool_)
     padded[:, 1:-1] = mask
-    edges = np.diff(padded, axis=1)
-    row, begin = np.nonzero(edges == 1)
-    _, end = np.nonzero(edges == -1)
-    return Runs(row, begin, end)
+    # A row begins and ends unset, so that the edges are in turn the begin and the end of a run.
+    edges = np.flatnonzero(padded[:, 1:] != padded[:, :-1])
+    row, begin = np.divmod(edges[0::2], width + 1)
+    return Runs(row, begin, edges[1::2] - row * (width + 1))
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def group_runs(runs: Runs, width: int) -> list[Line]:
 
     Runs of no line (specks, blobs, horizontal bars) are in none.
     """
-    pieces = [_Piece.fit(runs, members) for members in _touching(runs, width)]
+    pieces = _fit(runs, _touching(runs, width))
     pieces = [piece for piece in pieces if piece.length >= _SHORTEST_PIECE * width and _is_thin(piece, width)]
     pieces.sort(key=lambda piece: -piece.length)
     del pieces[MAX_PIECES:]
@@ -77,41 +80,53 @@ def group_runs(runs: Runs, width: int) -> list[Line]:
         lower, upper = np.unravel_index(int(misfit.argmin()), misfit.shape)
         if misfit[lower, upper] > 1.0:
             break
-        joined = _Piece.fit(runs, np.concatenate([pieces[lower].members, pieces[upper].members]))
-        pieces = [piece for index, piece in enumerate(pieces) if index not in (lower, upper)] + [joined]
+        joined = _fit(runs, [np.concatenate([pieces[lower].members, pieces[upper].members])])
+        pieces = [piece for index, piece in enumerate(pieces) if index not in (lower, upper)] + joined
     lines = [piece for piece in pieces if piece.length >= _SHORTEST_LINE * width and _is_line(piece)]
     return [Line(line.members, line.curve) for line in sorted(lines, key=lambda line: -line.length)]
 
 
-def fit_curve(v: Floats, u: Floats, bend: bool) -> Floats:
-    """Robust fit of u = c0 + c1 v + c2 v^2 (c2 = 0 unless `bend`): iteratively reweighted least squares, Huber weights.
+def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool_]) -> Floats:
+    """Robust fits of u = c0 + c1 v + c2 v^2 (c2 = 0 unless `bend`) by reweighted least squares, Huber weights.
 
-    v, u: (K,) coordinates. Returns (3,) c0, c1, c2.
+    v, u: (K,) coordinates, curve after curve. counts: (P,) points of each, 1 or more. bend: (P,). Returns (P, 3) c0,
+    c1, c2. All curves at once: one by one, the calls into numpy take ten times as long as what they compute, and hold
+    Python's lock for it.
     """
-    origin, span = float(v.mean()), max(float(v.max() - v.min()), 1.0)
-    t = (v - origin) / span
-    powers = np.stack([np.ones_like(t), t, t * t] if bend else [np.ones_like(t), t], axis=1)
-    ridge = 1e-9 * len(t) * np.eye(powers.shape[1])
-    weights = np.ones_like(t)
-    for _ in range(4):
-        weighted = (powers * weights[:, None]).T
-        solution = np.linalg.solve(weighted @ powers + ridge, weighted @ u)
-        residuals = np.abs(u - powers @ solution)
-        scale = max(1.4826 * _median(residuals), 0.25)
-        weights = np.minimum(1.0, 1.5 * scale / np.maximum(residuals, 1e-12))
-    a, b, c = (*solution.tolist(), 0.0)[:3]
-    b, c = b / span, c / span**2
-    return np.array([a - b * origin + c * origin**2, b - 2 * c * origin, c])
+    begins = np.cumsum(counts) - counts
+    number = np.repeat(np.arange(len(counts)), counts)
+    origin = np.add.reduceat(v, begins) / counts
+    span = np.maximum(np.maximum.reduceat(v, begins) - np.minimum.reduceat(v, begins), 1.0)
+    t = (v - origin[number]) / span[number]
+    square = t * t
+    terms = np.stack([np.ones_like(t), t, square, square * t, square * square, u, u * t, u * square])
+    ridge = (1e-9 * counts)[:, None, None] * np.eye(3)
+    solution: Floats = np.zeros((len(counts), 3))
+    weighted = terms
+    for step in range(4):
+        if step:
+            c0, c1, c2 = solution.T[:, number]
+            residuals = np.abs(u - (c0 + c1 * t + c2 * square))
+            scale = np.maximum(1.4826 * _medians(residuals, number, begins + counts // 2), 0.25)
+            weighted = terms * np.minimum(1.0, 1.5 * scale[number] / np.maximum(residuals, 1e-12))
+        sums = np.add.reduceat(weighted, begins, axis=1).T
+        normal, right = sums[:, [0, 1, 2, 1, 2, 3, 2, 3, 4]].reshape(-1, 3, 3) + ridge, sums[:, 5:, None]
+        normal[~bend, 2], normal[~bend, :, 2], right[~bend, 2] = _NO_BEND, _NO_BEND, 0.0
+        solution = np.asarray(np.linalg.solve(normal, right), np.float64)[:, :, 0]
+    a, b, c = solution[:, 0], solution[:, 1] / span, solution[:, 2] / span**2
+    return np.stack([a - b * origin + c * origin**2, b - 2 * c * origin, c], axis=1)
 
 
-def _median(values: npt.NDArray[Any]) -> float:
-    """The upper of the middle values; np.median takes ten times as long for as few values as a line has."""
-    middle = len(values) // 2
-    return float(np.partition(values, middle)[middle])
+def _medians(values: npt.NDArray[Any], number: Integers, middles: Integers) -> Floats:
+    """Of each group of values, 0 or more, the upper of the middle ones. number: of a value's group, ascending."""
+    # As one sort, which is several times as quick as one by two keys; the steps cost 1e-12 of a pixel.
+    steps = number * (float(values.max()) + 1.0)
+    result: Floats = np.sort(values + steps)[middles] - steps[middles]
+    return result
 
 
 def _touching(runs: Runs, width: int) -> list[Integers]:
-    """Chains of runs that touch one another one to one in neighboring rows, 8-connected."""
+    """Chains of runs that touch one another one to one in neighboring rows, 8-connected; of many the longest."""
     count = len(runs.row)
     if not count:
         return []
@@ -122,15 +137,21 @@ def _touching(runs: Runs, width: int) -> list[Integers]:
     above = np.searchsorted(begins, ends - stride, "right") - first_above
     below = np.searchsorted(begins, ends + stride, "right") - np.searchsorted(ends, begins + stride, "left")
     follows = (above == 1) & (below[np.minimum(first_above, count - 1)] == 1)
-    chain = np.arange(count)
-    for index in np.nonzero(follows)[0].tolist():  # ascending, so the run above has its chain already
-        chain[index] = chain[first_above[index]]
+    chain = np.where(follows, first_above, np.arange(count))
+    while (further := chain[chain]).tobytes() != chain.tobytes():  # twice as far up each time
+        chain = further
     order = np.argsort(chain, kind="stable")
-    return np.split(order, np.nonzero(np.diff(chain[order]))[0] + 1)
+    ends = np.append(np.flatnonzero(np.diff(chain[order])), count - 1) + 1
+    begins = np.append(0, ends[:-1])
+    chosen = np.arange(len(ends))
+    if len(ends) > MAX_CHAINS:
+        first, last, center = order[begins], order[ends - 1], runs.center
+        length = np.hypot(center[last] - center[first], runs.row[last] - runs.row[first])
+        chosen = np.sort(np.argsort(-length, kind="stable")[:MAX_CHAINS])
+    return [order[begin:end] for begin, end in zip(begins[chosen].tolist(), ends[chosen].tolist(), strict=True)]
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Part of a line. Slopes are du/dv; the thickness is across the line."""
 
     members: Integers
@@ -139,29 +160,27 @@ class _Piece:
     bottom: tuple[float, float, float]
     length: float
     thickness: float
-    filled_rows: float  # share of the rows between the ends that have a run
-
-    @staticmethod
-    def fit(runs: Runs, members: Integers) -> _Piece:
-        v, u = runs.row[members].astype(np.float64), runs.center[members]
-        high, low = float(v.min()), float(v.max())
-        rows = low - high + 1.0
-        curve = fit_curve(v, u, bend=rows >= 12) if len(v) > 2 else _chord(v, u)
-        c0, c1, c2 = curve.tolist()
-        ends = [(c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y) for y in (high, low)]
-        # An end row of a shallow line holds only the rest of a run that is cut by the line's own end.
-        slope = (ends[1][0] - ends[0][0]) / max(rows - 1.0, 1.0)
-        stretch = float(np.hypot(1.0, slope))
-        widths = (runs.end - runs.begin)[members]
-        filled = len(np.unique(runs.row[members])) / rows
-        return _Piece(members, curve, ends[0], ends[1], rows * stretch, _median(widths) / stretch, filled)
 
 
-def _chord(v: Floats, u: Floats) -> Floats:
-    if len(v) < 2 or v[0] == v[-1]:
-        return np.array([u.mean(), 0.0, 0.0])
-    slope = (u[-1] - u[0]) / (v[-1] - v[0])
-    return np.array([u[0] - slope * v[0], slope, 0.0])
+def _fit(runs: Runs, groups: list[Integers]) -> list[_Piece]:
+    """A piece of each group of runs."""
+    if not groups:
+        return []
+    members = np.concatenate(groups)
+    counts = np.array([len(group) for group in groups])
+    begins = np.cumsum(counts) - counts
+    v = runs.row[members].astype(np.float64)
+    high, low = np.minimum.reduceat(v, begins), np.maximum.reduceat(v, begins)
+    rows = low - high + 1.0
+    curves = fit_curves(v, runs.center[members], counts, (rows >= 12) & (counts > 2))
+    c0, c1, c2 = curves.T
+    top, bottom = (np.stack([c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y], axis=1) for y in (high, low))
+    # An end row of a shallow line holds only the rest of a run that is cut by the line's own end.
+    stretch = np.hypot(1.0, (bottom[:, 0] - top[:, 0]) / np.maximum(rows - 1.0, 1.0))
+    number = np.repeat(np.arange(len(groups)), counts)
+    widths = _medians((runs.end - runs.begin)[members], number, begins + counts // 2)
+    ends = zip(top.tolist(), bottom.tolist(), (rows * stretch).tolist(), (widths / stretch).tolist(), strict=True)
+    return [_Piece(group, curve, *end) for group, curve, end in zip(groups, curves, ends, strict=True)]
 
 
 def _is_thin(piece: _Piece, width: int) -> bool:
