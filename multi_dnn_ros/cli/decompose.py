@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.compression.layers import survey
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
+    from multi_dnn_ros.models.balance import balance, random_image
     from multi_dnn_ros.models.dnn import ModelError
     from multi_dnn_ros.models.sources import load_network
 
@@ -111,10 +112,12 @@ def run(args: argparse.Namespace) -> int:
     whole = with_layers(source.module)  # in place
     network = source.network
     inputs = (torch.zeros(1, 3, height, width),)
+    timed = args.latency or args.ranks == "measured"
+    if timed and args.weights == "random":
+        balance(network, random_image(width, height))
     digest = weights_digest(whole.state_dict())
     before = cost(network, inputs)
     bytes_before = _bytes(whole)
-    timed = args.latency or args.ranks == "measured"
     original = copy.deepcopy(network) if timed else network
     layers = survey(network, inputs, linear=args.linear)
     target = read_target(args, args.batch) if timed else None

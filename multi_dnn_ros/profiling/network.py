@@ -35,11 +35,14 @@ def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int
     weights: "" is random for torchvision (no time depends on them), what the model brings for others. size: (width,
     height), for models without their own. Raises ModelError, which names the argument.
     """
+    from multi_dnn_ros.models.balance import balance, random_image
     from multi_dnn_ros.models.sources import load_network
 
     weights = weights or ("random" if model.startswith("torchvision:") else "default")
     source = load_network(model, weights=weights, num_classes=num_classes)
     width, height = source.input_size(model, size, "argument size")
+    if weights == "random":
+        balance(source.network, random_image(width, height))
     return Network(model, source.network, (1, 3, height, width))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +12,7 @@ from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.compression.layers import survey
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
+from multi_dnn_ros.models.balance import balance, random_image
 from multi_dnn_ros.models.decomposed import Plan, apply_plan
 from multi_dnn_ros.models.sources import load_artifact, load_network
 
@@ -49,7 +48,7 @@ def make_network(
 
 def example_image(network: Network, seed: int = 0) -> torch.Tensor:
     """Standard normal (1, 3, side, side) float32, the same for the same seed."""
-    return torch.randn(1, 3, network.side, network.side, generator=torch.Generator().manual_seed(seed))
+    return random_image(network.side, network.side, seed)
 
 
 def ratio_plan(module: nn.Module, network: Network, alignment: int) -> Plan:
@@ -57,31 +56,6 @@ def ratio_plan(module: nn.Module, network: Network, alignment: int) -> Plan:
     policy = Ratio(network.ratio, Rounding(alignment=alignment, floor=alignment))
     choices = policy.choose(survey(module, (example_image(network),)))
     return {name: choice.plan for name, choice in choices.items() if choice.plan is not None}
-
-
-def balance(module: nn.Module, image: torch.Tensor) -> None:
-    """Scale each layer so that its outputs on `image` have unit variance (LSUV, Mishkin and Matas 2015), in place.
-
-    Random weights of deep networks otherwise overflow in half precision, or sink into subnormal numbers, which CPUs
-    compute slowly and GPUs at other power.
-    """
-
-    def scale(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
-        deviation = float(output.std()) if output.numel() > 1 else 0.0
-        if not (math.isfinite(deviation) and deviation > 0.0):
-            return output
-        for parameter in layer.parameters(recurse=False):
-            parameter.div_(deviation)
-        return output / deviation
-
-    layers = [layer for layer in module.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
-    hooks = [layer.register_forward_hook(scale) for layer in layers]
-    try:
-        with torch.no_grad():
-            module(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _artifact(network: Network, folder: Path) -> nn.Module:

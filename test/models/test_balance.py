@@ -1,0 +1,40 @@
+"""Random weights of networks that are only timed: fit for half precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.models.balance import balance, random_image
+from multi_dnn_ros.profiling.network import load
+
+LARGEST_HALF = 65504.0
+
+
+def deep() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3 if k == 0 else 8, 8, 3, padding=1) for k in range(12)]
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.mul_(10.0)
+    return nn.Sequential(*layers)
+
+
+def test_a_deep_network_does_not_overflow() -> None:
+    network, image = deep(), random_image(16, 16)
+    with torch.no_grad():
+        assert float(network(image).abs().max()) > LARGEST_HALF
+        balance(network, image)
+        torch.testing.assert_close(float(network(image).std()), 1.0, rtol=0.05, atol=0.0)
+    assert torch.equal(image, random_image(16, 16))
+
+
+def test_what_is_profiled_with_random_weights_can_be_computed_in_half_precision() -> None:
+    network = load("torchvision:resnet152", num_classes=10, size=(64, 64)).module
+    with torch.no_grad():
+        largest = [0.0]
+        for layer in network.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.register_forward_hook(lambda layer, inputs, output: largest.append(float(output.abs().max())))
+        network(random_image(64, 64))
+    assert 0.0 < max(largest) < LARGEST_HALF / 10
