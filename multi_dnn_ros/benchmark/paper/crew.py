@@ -204,6 +204,7 @@ def _one_line(error: Exception) -> str:
 
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
     gc.collect()
+    gc.freeze()  # as the node does: going through what a pipeline consists of would hold up every thread
     late_ns: list[int] = []
     if with_ticker:
         with Ticker() as ticker:
