@@ -26,6 +26,8 @@ LINEAR, TREES, CORRECTED = "linear", "trees", "linear, corrected by trees"
 _TREES, _DEPTH, _RATE, _LEAF = 200, 4, 0.06, 6
 #: Of the linear model: logarithms that are as good as none, steps of the search, and what keeps logarithms finite.
 _ROUND, _SEARCH, _TINY_MS = 0.1, 200, 1e-9
+#: Least of a weight where the search begins, over the median time; the next where it fails from one.
+_BEGINS = (1e-3, 2e-3, 1e-2)
 
 
 def fit_linear(samples: Sequence[Sample]) -> Linear:
@@ -53,15 +55,21 @@ def _weights(features: Matrix, times: Matrix) -> Matrix:
     unit = features[:, seen] / scale[seen]
     start, _ = nnls(unit / times[:, None], np.ones(len(times)), maxiter=10_000)
     logs = np.log(times)
-    # The search begins inside of its bounds, where every weight has a slope.
-    found = least_squares(
-        lambda weights: np.log(unit @ weights + _TINY_MS) - logs,
-        np.maximum(start, 1e-3 * np.median(times)),
-        jac=lambda weights: unit / (unit @ weights + _TINY_MS)[:, None],
-        bounds=(0.0, np.inf), loss="soft_l1", f_scale=_ROUND, max_nfev=_SEARCH,
-    )  # fmt: skip
+    best = start
+    for begin in _BEGINS:
+        try:
+            best = least_squares(
+                lambda weights: np.log(unit @ weights + _TINY_MS) - logs,
+                # Inside of its bounds, where every weight has a slope.
+                np.maximum(start, begin * np.median(times)),
+                jac=lambda weights: unit / (unit @ weights + _TINY_MS)[:, None],
+                bounds=(0.0, np.inf), loss="soft_l1", f_scale=_ROUND, max_nfev=_SEARCH,
+            ).x  # fmt: skip
+            break
+        except ValueError:  # SciPy's, when rounding puts a step outside of its trust region
+            continue
     weights = np.zeros(len(scale))
-    weights[seen] = found.x / scale[seen]
+    weights[seen] = best / scale[seen]
     return weights
 
 

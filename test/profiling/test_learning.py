@@ -134,6 +134,26 @@ def test_the_linear_model_finds_a_linear_law() -> None:
     assert np.isnan(model.predict([(unknown, SETTING, Load())])).all()
 
 
+@pytest.mark.parametrize("failures", [1, 99])
+def test_a_search_that_fails_begins_elsewhere_or_leaves_the_least_squares(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SciPy's search may stop with a ValueError where rounding is against it."""
+    import scipy.optimize
+
+    search, calls = scipy.optimize.least_squares, iter(range(1000))
+
+    def failing(*args, **kwargs):
+        if next(calls) % 3 < failures:
+            raise ValueError("`x` is not within the trust region.")
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(scipy.optimize, "least_squares", failing)
+    rows = samples()
+    predicted = fit_linear(rows).predict([(row.counts, row.setting, row.load) for row in rows])
+    assert np.allclose(predicted, [row.ms for row in rows], rtol=0.05)
+
+
 def test_our_trees_give_what_scikit_learn_gives() -> None:
     from sklearn.ensemble import GradientBoostingRegressor
 
