@@ -113,9 +113,8 @@ def train(
 
     score: called with the network in eval mode; `main` names the score that decides, larger is better.
     checkpoint: written after every `checkpoint_every` epochs, beside and then renamed; a run that finds one goes on
-    behind it and ends with
-    the same weights as a run that was never stopped (bit for bit on the CPU with the same number of threads): the order
-    of the data and all random numbers of an epoch follow from the seed and its number alone.
+    behind it and ends with the same weights as a run that was never stopped (bit for bit on the CPU with the same
+    number of threads): the order of the data and all random numbers of an epoch follow from the seed and its number.
     identity: what beside the schedule makes this run this run (data, losses); a checkpoint of another is refused.
     Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows progress.
     Raises TrainingError for a loss that is not finite and for a checkpoint of another run.
