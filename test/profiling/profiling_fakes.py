@@ -11,6 +11,7 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.profiling.device import Limits, device_name
+from multi_dnn_ros.profiling.samples import LayerCounts, Load, Setting
 
 CPU = torch.device("cpu")
 
@@ -65,3 +66,14 @@ class FakeClock:
     def gaps_ms(self) -> list[float]:
         assert self.marked[-self._places :] == list(range(self._places))  # every place once, in order
         return list(self._by_places[self._places])
+
+
+#: A machine of those limits with two cores.
+SETTING = Setting(limits().name, "eager", "auto", 1, 2, 0, 1e9, 1e9)
+
+
+def law(counts: LayerCounts, load: Load) -> float:
+    """Arithmetic at a third of the peak, memory at half of it, 20 us a launch; compute loads hold arithmetic up."""
+    moved = counts.bytes_read + counts.bytes_written
+    over = max(0, load.level - 1) / 2 if load.kind == "compute" else 0.0
+    return 3e3 * counts.flops / 1e9 * (1.0 + 2.0 * over) + 2e3 * moved / 1e9 + 0.02

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from multi_dnn_ros.standalone.missing import UnsupportedError
-
-
-def _dds_entities(node: Any) -> int:
-    def count(entity: Any) -> int:
-        return int(entity._get_children(entity._ref, None, 0))
-
-    participant = node.context.participant
-    return count(participant.publisher) + count(participant.subscriber) + count(participant.entity)
 
 
 def test_messages_arrive_whole_and_in_order(ros: Any, spin_until: Callable[..., None]) -> None:
@@ -379,126 +366,6 @@ def test_rosout_carries_the_log(ros: Any, spin_until: Callable[..., None]) -> No
     entry = next(entry for entry in got if entry.msg == "heard")
     assert (entry.level, entry.name, entry.function) == (Log.ERROR, "robot.speaks", "test_rosout_carries_the_log")
     assert entry.file.endswith("test_standalone_nodes.py")
-
-
-def test_destroying_frees_everything(ros: Any) -> None:
-    from std_msgs.msg import String
-    from std_srvs.srv import Empty
-
-    keeper = ros.create_node("keeper")
-    gc.collect()
-    ros.spin_once(keeper, timeout_sec=0.0)  # makes the global executor
-    before, threads = _dds_entities(keeper), threading.active_count()
-    for _ in range(3):
-        node = ros.create_node("passing")
-        node.create_publisher(String, "t", 1)
-        node.create_subscription(String, "t", print, 1)
-        node.create_service(Empty, "s", lambda request, response: response)
-        node.create_client(Empty, "s")
-        node.create_timer(0.01, lambda: None)
-        ros.spin_once(node, timeout_sec=0.02)
-        assert _dds_entities(keeper) > before
-        node.destroy_node()
-        node.destroy_node()
-        assert _dds_entities(keeper) == before
-    assert threading.active_count() == threads
-    assert ("passing", "/") not in keeper.get_node_names_and_namespaces()
-
-
-def test_shutdown_leaves_no_thread_and_can_be_followed_by_init() -> None:
-    import rclpy
-    from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
-
-    tasks = len(os.listdir("/proc/self/task"))
-    for _ in range(2):
-        rclpy.init(args=[])
-        node = rclpy.create_node("brief")
-        executor = MultiThreadedExecutor(3)
-        executor.add_node(node)
-        timer = node.create_timer(0.01, rclpy.shutdown)
-        with contextlib.suppress(ExternalShutdownException):  # or it returns: who comes first is not defined
-            executor.spin()
-        assert not rclpy.ok()
-        executor.shutdown(5.0)
-        assert timer.is_canceled()
-        rclpy.try_shutdown()  # the timer's thread could not put the signal handlers back
-        deadline = time.monotonic() + 5
-        while len(os.listdir("/proc/self/task")) > tasks:
-            assert time.monotonic() < deadline, [thread.name for thread in threading.enumerate()]
-            time.sleep(0.01)
-
-
-def test_signals_end_spin() -> None:
-    import rclpy
-    from rclpy.executors import ExternalShutdownException
-
-    before = signal.getsignal(signal.SIGINT)
-    for number, error in ((signal.SIGTERM, ExternalShutdownException), (signal.SIGINT, KeyboardInterrupt)):
-        rclpy.init(args=[])
-        node = rclpy.create_node("stopped")
-        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-        with pytest.raises((error, ExternalShutdownException)):
-            rclpy.spin(node)
-        assert not rclpy.ok()
-        node.destroy_node()
-        rclpy.try_shutdown()
-        assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda node: node.create_rate(1.0), "no Node.create_rate"),
-        (lambda node: node.get_publishers_info_by_topic("x"), "no Node.get_publishers_info_by_topic"),
-    ],
-)
-def test_a_missing_method_says_so(ros: Any, call: Callable[[Any], Any], text: str) -> None:
-    with pytest.raises(AttributeError, match=f"standalone runtime .* {text}"):
-        call(ros.create_node("n"))
-
-
-def test_unsupported_arguments_are_refused(ros: Any) -> None:
-    from rclpy.node import Node
-    from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
-    from std_msgs.msg import String
-
-    node = ros.create_node("n")
-
-    async def coroutine(message: Any) -> None:
-        """Never runs."""
-
-    with pytest.raises(UnsupportedError, match="KEEP_LAST"):
-        QoSProfile(history=HistoryPolicy.KEEP_ALL)
-    with pytest.raises(UnsupportedError, match="BEST_AVAILABLE"):
-        node.create_publisher(String, "t", QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_AVAILABLE))
-    with pytest.raises(UnsupportedError, match="event_callbacks"):
-        node.create_subscription(String, "t", print, 1, event_callbacks=object())
-    with pytest.raises(UnsupportedError, match="enable_logger_service"):
-        Node("n", enable_logger_service=True)
-    with pytest.raises(NotImplementedError, match="no coroutine callbacks"):
-        node.create_subscription(String, "t", coroutine, 1)
-    with pytest.raises(TypeError, match="message class"):
-        node.create_publisher(str, "t", 1)
-    with pytest.raises(TypeError, match="carries std_msgs/msg/String"):
-        node.create_publisher(String, "t", 1).publish(3)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("ROS_DOMAIN_ID", "233", "ROS_DOMAIN_ID must be an integer from 0 to 232, not 233"),
-        ("ROS_DOMAIN_ID", "x", "ROS_DOMAIN_ID must be an integer from 0 to 232, not 'x'"),
-        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "OFF", "cannot turn discovery off"),
-        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "FAR", "must be one of LOCALHOST, SUBNET, not 'FAR'"),
-    ],
-)
-def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, text: str) -> None:
-    import rclpy
-
-    monkeypatch.setenv(name, value)
-    with pytest.raises((ValueError, UnsupportedError), match=text):
-        rclpy.init(args=[])
-    assert not rclpy.ok()
 
 
 def test_the_log_says_which_network_is_used(capfd: pytest.CaptureFixture[str]) -> None:

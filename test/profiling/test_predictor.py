@@ -1,0 +1,129 @@
+"""A predictor: a file of numbers, that knows its limits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from profiling_fakes import SETTING, SHAPE, Small, law, target
+
+from multi_dnn_ros.models.cut import split
+from multi_dnn_ros.profiling.learn import learn
+from multi_dnn_ros.profiling.measure import trace_for
+from multi_dnn_ros.profiling.predictor import (
+    Predictor,
+    Seen,
+    layers_of,
+    predicted_costs,
+    read_predictor,
+    write_predictor,
+)
+from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample
+
+
+@pytest.fixture(scope="module")
+def taught(few_trees: None) -> Predictor:
+    """By layers like those of `Small`, of 4 to 16 channels."""
+    rows = []
+    for channels in (2, 4, 6, 16):
+        for shape in layers_of(trace_for(Small(channels), SHAPE, target())):
+            counts = LayerCounts.of(shape)
+            for load in (Load(), Load("dnn", 1), Load("dnn", 2)):
+                ms = law(counts, load)
+                rows.append(Sample(f"small {channels}", shape.name, counts, SETTING, load, ms, ms, ms, ms, 5))
+    return learn(rows, note="tests")
+
+
+def test_the_predictor_is_a_file_of_numbers(tmp_path: Path, taught: Predictor) -> None:
+    predictor = taught
+    assert predictor.provenance["note"] == "tests"
+    assert predictor.scores
+    write_predictor(tmp_path / "predictor.json", predictor)
+    again = read_predictor(tmp_path / "predictor.json")
+    layers = layers_of(trace_for(Small(8), SHAPE, target()))
+    assert again == predictor
+    assert again.predict(layers) == predictor.predict(layers)
+    expected = [law(LayerCounts.of(layer), Load()) for layer in layers]
+    assert np.median(np.abs(np.array(again.predict(layers).ms) / expected - 1.0)) < 0.15
+
+
+def test_the_predictor_says_what_it_does_not_know(taught: Predictor) -> None:
+    predictor = taught
+
+    def doubts(module, load=None, at=None, shape=SHAPE) -> str:
+        return "; ".join(predictor.predict(layers_of(trace_for(module, shape, target())), load, at).doubts)
+
+    assert doubts(Small(8), Load("dnn", 2), target()) == ""
+    assert "it has seen no interpolation layer" in doubts(torch.nn.Upsample(scale_factor=2.0))
+    assert "it has seen" in doubts(Small(512))
+    corners = Seen(samples=2, sizes=((10, 10, 10, 10), (10**8, 10**8, 10**8, 10**8)))
+    apart = predictor.model_copy(update={"seen": {"convolution": corners}})
+    (doubt,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).doubts
+    assert "it has seen none within a factor of 2" in doubt  # within each range, beside everything
+    assert "a load of 9 x dnn is more than the 2" in doubts(Small(8), Load("dnn", 9))
+    assert "a load of 1 x memory is more than the 0" in doubts(Small(8), Load("memory", 1))
+    assert "made with backend eager, this is torchscript" in doubts(Small(8), at=target("torchscript"))
+    other = predictor.model_copy(update={"device": "Orin, 16 SMs; fp16"})
+    layers = layers_of(trace_for(Small(8), SHAPE, target()))
+    assert "made on 'Orin, 16 SMs; fp16', this is '" in other.predict(layers, None, target()).doubts[0]
+
+
+def test_cutting_by_prediction_and_measuring_when_in_doubt(caplog: pytest.LogCaptureFixture, taught: Predictor) -> None:
+    predictor = taught
+    traced = trace_for(Small(8), SHAPE, target())
+    costs, doubts = predicted_costs(predictor, traced, target(), measured=lambda: pytest.fail("measured"))
+    assert doubts == ()
+    stages = split(traced.graph_module, 2, costs=costs)
+    total = sum(predictor.predict(layers_of(traced)).ms)
+    assert sum(stage.cost_s for stage in stages) == pytest.approx(total / 1e3)
+
+    def alike(node) -> float:
+        return 1.0
+
+    costs, doubts = predicted_costs(predictor, trace_for(Small(512), SHAPE, target()), target(), measured=lambda: alike)
+    assert costs is alike
+    assert "layers are measured, as the predictor does not know them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: [], "is no predictor"),
+        (lambda content: {**content, "format": "pickle"}, "is no predictor"),
+        (lambda content: {**content, "extra": 1}, "extra"),
+        (lambda content: {**content, "flops_per_s": -1.0}, "flops_per_s"),
+        (lambda content: {**content, "model": {"regressor": "oracle"}}, "model"),
+        (lambda content: {**content, "model": {"regressor": "linear", "weights": {"pooling": [1.0]}}}, "weights of"),
+        (
+            lambda content: {**content, "model": {"regressor": "trees", "base": 0.0, "rate": 0.1, "trees": [
+                {"feature": [0, 0], "threshold": [0.0, 0.0], "left": [0, -1], "right": [1, -1], "value": [0.0, 0.0]}]}},
+            "node 0 of a tree has the children 0 and 1",
+        ),
+        (
+            lambda content: {**content, "model": {"regressor": "trees", "base": 0.0, "rate": 0.1, "trees": [
+                {"feature": [0], "threshold": [], "left": [-1], "right": [-1], "value": [0.0]}]}},
+            "differ in length",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_predictor_file_is_refused(change, message: str, tmp_path: Path, taught: Predictor) -> None:
+    path = tmp_path / "predictor.json"
+    write_predictor(path, taught)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ProfileError, match=f"predictor.json: .*{message}"):
+        read_predictor(path)
+
+
+def test_files_of_the_first_format_are_read_for_cpus_alone(tmp_path: Path, taught: Predictor) -> None:
+    path = tmp_path / "predictor.json"
+    old = {**json.loads(taught.model_dump_json()), "format": "multi_dnn_ros predictor 1"}
+    path.write_text(json.dumps(old))
+    layers = layers_of(trace_for(Small(8), SHAPE, target()))
+    assert read_predictor(path).predict(layers, Load("dnn", 2)) == taught.predict(layers, Load("dnn", 2))
+    path.write_text(json.dumps({**old, "cores": 0}))
+    with pytest.raises(ProfileError, match=r"predictor.json: .*format 1 counts a GPU's streams in another way"):
+        read_predictor(path)

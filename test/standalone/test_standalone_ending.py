@@ -1,0 +1,85 @@
+"""What is left of nodes, executors and signal handlers when they end: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+
+def _dds_entities(node: Any) -> int:
+    def count(entity: Any) -> int:
+        return int(entity._get_children(entity._ref, None, 0))
+
+    participant = node.context.participant
+    return count(participant.publisher) + count(participant.subscriber) + count(participant.entity)
+
+
+def test_destroying_frees_everything(ros: Any) -> None:
+    from std_msgs.msg import String
+    from std_srvs.srv import Empty
+
+    keeper = ros.create_node("keeper")
+    gc.collect()
+    ros.spin_once(keeper, timeout_sec=0.0)  # makes the global executor
+    before, threads = _dds_entities(keeper), threading.active_count()
+    for _ in range(3):
+        node = ros.create_node("passing")
+        node.create_publisher(String, "t", 1)
+        node.create_subscription(String, "t", print, 1)
+        node.create_service(Empty, "s", lambda request, response: response)
+        node.create_client(Empty, "s")
+        node.create_timer(0.01, lambda: None)
+        ros.spin_once(node, timeout_sec=0.02)
+        assert _dds_entities(keeper) > before
+        node.destroy_node()
+        node.destroy_node()
+        assert _dds_entities(keeper) == before
+    assert threading.active_count() == threads
+    assert ("passing", "/") not in keeper.get_node_names_and_namespaces()
+
+
+def test_shutdown_leaves_no_thread_and_can_be_followed_by_init() -> None:
+    import rclpy
+    from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+
+    tasks = len(os.listdir("/proc/self/task"))
+    for _ in range(2):
+        rclpy.init(args=[])
+        node = rclpy.create_node("brief")
+        executor = MultiThreadedExecutor(3)
+        executor.add_node(node)
+        timer = node.create_timer(0.01, rclpy.shutdown)
+        with contextlib.suppress(ExternalShutdownException):  # or it returns: who comes first is not defined
+            executor.spin()
+        assert not rclpy.ok()
+        executor.shutdown(5.0)
+        assert timer.is_canceled()
+        rclpy.try_shutdown()  # the timer's thread could not put the signal handlers back
+        deadline = time.monotonic() + 5
+        while len(os.listdir("/proc/self/task")) > tasks:
+            assert time.monotonic() < deadline, [thread.name for thread in threading.enumerate()]
+            time.sleep(0.01)
+
+
+def test_signals_end_spin() -> None:
+    import rclpy
+    from rclpy.executors import ExternalShutdownException
+
+    before = signal.getsignal(signal.SIGINT)
+    for number, error in ((signal.SIGTERM, ExternalShutdownException), (signal.SIGINT, KeyboardInterrupt)):
+        rclpy.init(args=[])
+        node = rclpy.create_node("stopped")
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        with pytest.raises((error, ExternalShutdownException)):
+            rclpy.spin(node)
+        assert not rclpy.ok()
+        node.destroy_node()
+        rclpy.try_shutdown()
+        assert signal.getsignal(signal.SIGINT) is before

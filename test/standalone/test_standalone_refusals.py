@@ -1,0 +1,66 @@
+"""What the standalone runtime does not have, and an environment that it cannot work in, are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from multi_dnn_ros.standalone.missing import UnsupportedError
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda node: node.create_rate(1.0), "no Node.create_rate"),
+        (lambda node: node.get_publishers_info_by_topic("x"), "no Node.get_publishers_info_by_topic"),
+    ],
+)
+def test_a_missing_method_says_so(ros: Any, call: Callable[[Any], Any], text: str) -> None:
+    with pytest.raises(AttributeError, match=f"standalone runtime .* {text}"):
+        call(ros.create_node("n"))
+
+
+def test_unsupported_arguments_are_refused(ros: Any) -> None:
+    from rclpy.node import Node
+    from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
+    from std_msgs.msg import String
+
+    node = ros.create_node("n")
+
+    async def coroutine(message: Any) -> None:
+        """Never runs."""
+
+    with pytest.raises(UnsupportedError, match="KEEP_LAST"):
+        QoSProfile(history=HistoryPolicy.KEEP_ALL)
+    with pytest.raises(UnsupportedError, match="BEST_AVAILABLE"):
+        node.create_publisher(String, "t", QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_AVAILABLE))
+    with pytest.raises(UnsupportedError, match="event_callbacks"):
+        node.create_subscription(String, "t", print, 1, event_callbacks=object())
+    with pytest.raises(UnsupportedError, match="enable_logger_service"):
+        Node("n", enable_logger_service=True)
+    with pytest.raises(NotImplementedError, match="no coroutine callbacks"):
+        node.create_subscription(String, "t", coroutine, 1)
+    with pytest.raises(TypeError, match="message class"):
+        node.create_publisher(str, "t", 1)
+    with pytest.raises(TypeError, match="carries std_msgs/msg/String"):
+        node.create_publisher(String, "t", 1).publish(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("ROS_DOMAIN_ID", "233", "ROS_DOMAIN_ID must be an integer from 0 to 232, not 233"),
+        ("ROS_DOMAIN_ID", "x", "ROS_DOMAIN_ID must be an integer from 0 to 232, not 'x'"),
+        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "OFF", "cannot turn discovery off"),
+        ("ROS_AUTOMATIC_DISCOVERY_RANGE", "FAR", "must be one of LOCALHOST, SUBNET, not 'FAR'"),
+    ],
+)
+def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str, text: str) -> None:
+    import rclpy
+
+    monkeypatch.setenv(name, value)
+    with pytest.raises((ValueError, UnsupportedError), match=text):
+        rclpy.init(args=[])
+    assert not rclpy.ok()
