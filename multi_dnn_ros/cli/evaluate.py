@@ -20,12 +20,20 @@ from multi_dnn_ros.cli.network_arguments import (
 )
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainee import Trainee
 
 _DESCRIPTION = f"""\
 Score DNNs on data that none of them was trained on, and show what each costs: MACs, parameters, file size and, with
 --latency, time on --device, all in the same run. The first MODEL is the one that the others are compared with, an
 original for instance, beside what `decompose` and `retrain` made of it.
+
+Scores are those of the network itself, layer by layer in float32. With --served each network has a second row: its
+scores as the node serves it, so that what precision and backend change is seen.
 
 Classifiers get top-1 and top-5 accuracy, detectors mAP (COCO's), lane networks the F1 of pixels within 3 px at 320 px
 wide.
@@ -35,6 +43,7 @@ _EXAMPLES = """\
 examples:
   multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
   multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
+  multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
   multi-dnn evaluate people.onnx --decoder yolo --labels person --data coco:coco
 """
 
@@ -59,7 +68,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--limit", type=positive, metavar="N", help="score the first N images only")
     add("--batch-size", type=positive, default=64, help="images at once while scoring (default: %(default)s)")
     add_network(parser.add_argument_group("networks"))
-    times = parser.add_argument_group("timing")
+    times = parser.add_argument_group("serving and timing")
+    times.add_argument(
+        "--served",
+        action="store_true",
+        help="a second row for each network, its scores as the node serves it: batch norms folded, one image at a time "
+        "through --backend at --precision on --device",
+    )
     times.add_argument("--latency", action="store_true", help="time all of them in turns")
     add_target(times)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
@@ -77,21 +92,48 @@ def run(args: argparse.Namespace) -> int:
     for network in networks[1:]:
         if network.task != networks[0].task:
             raise UsageError(f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}")
-    entries = []
-    for network in networks:
-        entry = _cost(network)
-        for data in read_data(args, network):
-            entry["scores"][data.name] = _scores(args, network, data, device)
-        entries.append(entry)
-    if args.latency:
-        _add_latency(args, networks, entries)
-    content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": entries}
+    target = _target(args) if args.served or args.latency else None
+    entries = [_scored(args, network, device, target if args.served else None) for network in networks]
+    if args.latency and target is not None:
+        _add_latency(args, target, networks, entries)
+    rows = [row for group in entries for row in group]
+    content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": rows}
     header, lines = rows_of(content)
     print(table(header, lines))
     if args.report is not None:
         write_report(args.report, content)
         print(f"report in {args.report}")
     return 0
+
+
+def _target(args: argparse.Namespace) -> Target:
+    target = read_target(args)
+    target.make_backend()  # refuses a precision that the device does not have, before minutes of scoring
+    return target
+
+
+def _scored(
+    args: argparse.Namespace, network: Trainee, device: torch.device, target: Target | None
+) -> list[dict[str, Any]]:
+    """The entry of a network and, with a target, that of the network as it is served there."""
+    from multi_dnn_ros.training.comparison import label
+    from multi_dnn_ros.training.served import Served
+
+    entries, modules = [_cost(network)], [network.network]
+    if target is not None:
+        chain = Served(network.network, network.size, target)  # while the network is on the CPU
+        served: dict[str, Any] = {"backend": target.backend, "precision": target.precision, "target": target.name()}
+        served["warnings"] = chain.warnings
+        entries.append({**entries[0], "served": served, "scores": {}, "latency_ms": []})
+        modules.append(chain)
+    network.network.to(device)
+    try:
+        for data in read_data(args, network):
+            for entry, module in zip(entries, modules, strict=True):
+                entry["scores"][data.name] = _scores(args, network, data, module, label(entry, short=True))
+    finally:
+        network.network.cpu()
+    return entries
 
 
 def _cost(network: Trainee) -> dict[str, Any]:
@@ -101,11 +143,12 @@ def _cost(network: Trainee) -> dict[str, Any]:
     from multi_dnn_ros.models.sources import weights_file
 
     width, height = network.size
-    paid = cost(network.network.eval(), (torch.zeros(1, 3, height, width),))
+    paid = cost(network.network, (torch.zeros(1, 3, height, width),))
     file = weights_file(network.model)
     description = network.source.description
     return {
         "model": network.model,
+        "served": None,
         "input_size": list(network.size),
         "decomposed_layers": len(description.plan) if description is not None else 0,
         "macs": paid.macs,
@@ -116,7 +159,7 @@ def _cost(network: Trainee) -> dict[str, Any]:
     }
 
 
-def _scores(args: argparse.Namespace, network: Trainee, data: Any, device: Any) -> dict[str, float]:
+def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.Module, name: str) -> dict[str, float]:
     from multi_dnn_ros.training.data import SomeRows
     from multi_dnn_ros.training.exercise import score_rows
     from multi_dnn_ros.training.retrain import check_labels
@@ -125,27 +168,26 @@ def _scores(args: argparse.Namespace, network: Trainee, data: Any, device: Any) 
     rows = data.part("test")
     if args.limit is not None and args.limit < len(rows):
         rows = SomeRows(rows, range(args.limit))
-    on_device = network.network.to(device).eval()
-    try:
-        return {
-            "images": len(rows),
-            **score_rows(
-                on_device, network.task, rows, network.inputs, network.decoder, network.labels, args.batch_size,
-                f"{Path(network.model).name} on {data.name}",
-            ),
-        }  # fmt: skip
-    finally:
-        network.network.cpu()
+    return {
+        "images": len(rows),
+        **score_rows(
+            module, network.task, rows, network.inputs, network.decoder, network.labels, args.batch_size,
+            f"{name} on {data.name}",
+        ),
+    }  # fmt: skip
 
 
-def _add_latency(args: argparse.Namespace, networks: list[Trainee], entries: list[dict[str, Any]]) -> None:
+def _add_latency(
+    args: argparse.Namespace, target: Target, networks: list[Trainee], entries: list[list[dict[str, Any]]]
+) -> None:
+    """Time each network once; all its rows show that, for it is timed as it is served."""
     from multi_dnn_ros.compression.timing import compare
 
-    target = read_target(args)
     if len({network.size for network in networks}) > 1:
         raise UsageError("--latency compares networks of one input size; these have several")
     width, height = networks[0].size
     for count in dict.fromkeys((1, instances(args, target))):
         times = compare([network.network for network in networks], (1, 3, height, width), target, instances=count)
-        for entry, ms in zip(entries, times, strict=True):
-            entry["latency_ms"].append({"instances": count, "ms": ms, "target": target.name()})
+        for rows, ms in zip(entries, times, strict=True):
+            for row in rows:
+                row["latency_ms"].append({"instances": count, "ms": ms, "target": target.name()})

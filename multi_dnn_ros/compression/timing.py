@@ -104,7 +104,7 @@ class _Crew:
         self._device = target.device
         self._sms = target.sms
         self._inputs = tuple(tensor.to(target.device) for tensor in inputs)
-        self._chains = [_prepared(module, inputs, target) for _ in range(instances)]
+        self._chains = [prepared(module, inputs, target) for _ in range(instances)]
         self.calls = 1
         self._stopped = False
         self._error: BaseException | None = None
@@ -159,7 +159,12 @@ class _Crew:
                 self._end.wait()
 
 
-def _prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
+def prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
+    """A copy of a module on the CPU as the node serves it in one job: batch norms folded, by the target's backend.
+
+    inputs: example inputs. The chain computes on the calling thread's current stream. Raises what cutting or the
+    backend raises.
+    """
     own = copy.deepcopy(module)
     for part in own.modules():
         part.training = False  # as eval(), which exported programs refuse

@@ -19,7 +19,7 @@ _SHOWN: dict[Task, tuple[str, ...]] = {
 
 
 def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of the table: a row a network, shares are of the first one."""
+    """Header and rows of the table: a row an entry, shares are of the first one."""
     networks, task = content["networks"], content["task"]
     first = networks[0]
     sets = list(first["scores"])
@@ -27,7 +27,7 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
     header += ["GMACs", "M parameters", "MB", *(_latency_name(entry) for entry in first["latency_ms"])]
     rows = []
     for network in networks:
-        cells = [network["model"]]
+        cells = [label(network)]
         cells += [f"{network['scores'][name][score]:.4f}" for name in sets for score in _SHOWN[task]]
         for key, scale in (("macs", 1e9), ("parameters", 1e6), ("file_bytes", 1e6)):
             cells.append(_against(network[key] / scale, first[key] / scale, network is first))
@@ -35,6 +35,15 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
             cells.append(_against(own["ms"], other["ms"], network is first))
         rows.append(tuple(cells))
     return tuple(header), rows
+
+
+def label(network: Mapping[str, Any], *, short: bool = False, separator: str = ", ") -> str:
+    """What a row or bar is called: the model, and behind it what it was served by. short: without folder and suffix."""
+    name = Path(network["model"]).stem if short else network["model"]
+    served = network["served"]
+    if served is None:
+        return str(name)
+    return f"{name}{separator}served: {served['backend']} {served['precision']}"
 
 
 def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
@@ -64,7 +73,7 @@ def plot(path: Path, content: Mapping[str, Any]) -> None:
     from matplotlib.figure import Figure
 
     networks, task = content["networks"], content["task"]
-    names = [Path(network["model"]).stem for network in networks]
+    names = [label(network, short=True, separator=",\n") for network in networks]
     panels: list[tuple[str, Sequence[float]]] = [("MACs, billions", [network["macs"] / 1e9 for network in networks])]
     panels += [
         (f"{MAIN[task]} on {name}", [network["scores"][name][MAIN[task]] for network in networks])

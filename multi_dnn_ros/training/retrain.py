@@ -141,7 +141,7 @@ def _loss(pupil: Trainee, teacher: Trainee | None, weight: float, device: torch.
             f"for {pupil.task} at {pupil.size[0]}x{pupil.size[1]}: both must take the same input"
         )
     _check_same_outputs(pupil, teacher)
-    knows = teacher.network.to(device).eval()
+    knows = teacher.network.to(device)  # in eval mode, as it was read; exported programs refuse to be told
     difference = SoftTargets() if pupil.task == "classes" else raw_outputs
     return Distilled(pupil.loss, knows, difference, weight=weight, precision=precision)
 

@@ -139,7 +139,7 @@ def _loss(dnn: Dnn, source: Source) -> Loss | None:
     return None
 
 
-class _OneByOne(nn.Module):
+class OneByOne(nn.Module):
     """A network that was exported for one image, on several."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -160,5 +160,5 @@ def _in_batches(network: nn.Module, size: tuple[int, int]) -> nn.Module:
                 if leaf.shape[0] != 2:
                     raise ValueError("its outputs are not by image")
     except Exception:  # whatever a graph for one image raises when it gets two
-        return _OneByOne(network)
+        return OneByOne(network)
     return network

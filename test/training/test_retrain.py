@@ -159,6 +159,9 @@ def test_an_exported_program_is_trained_in_batches(colours: Path, tmp_path: Path
     assert source.description is not None
     assert source.description.provenance["training"]["test_scores"]["after"]["top1"] == 1.0
     assert source.labels == ("green", "red")
+    taught = tmp_path / "taught.pt2"
+    taught_by = ["--decoder", "classification", "--teacher", str(out), "--epochs", "1", "--batch-size", "8"]
+    assert main(arguments(model, taught, f"classes:{colours}", *taught_by)) == 0
 
 
 # --- killed, and in several processes ---------------------------------------------------------------------------------
