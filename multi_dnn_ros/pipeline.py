@@ -17,7 +17,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
+from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.green_contexts import computing_on
@@ -171,6 +171,7 @@ def make_task(
             chains[size] = _cut(dnn, module, settings, size, len(stages))
         with alone, computing_on(device, settings.sms):
             batches = _ready(dnn, settings, chains, backend, device)
+            in_one = in_one_launch(batches)
             ready = batches.pop(1)
             graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
             parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
@@ -192,6 +193,7 @@ def make_task(
             batches=batches,
             batch_delay_ns=milliseconds(settings.batch_delay_ms),
             condense=condense,
+            in_one=in_one,
         )
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:

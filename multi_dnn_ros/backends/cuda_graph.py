@@ -7,13 +7,13 @@ graph is launched at once, without the lock, and its memory is planned when it i
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.stream_priority import capture_stream
@@ -82,11 +82,28 @@ class CudaGraph:
                     ready.append(stage)
                 carried = ready[-1](carried)
             torch.cuda.synchronize(device)
+            self._join(ready, device)
         return tuple(ready)
+
+    def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
+        """Capture the stages once more as one, for in_one_launch."""
+        captured = [stage for stage in stages if isinstance(stage, Captured)]
+        if len(captured) < max(2, len(stages)):
+            return
+        try:
+            captured[0].chain = _CapturedChain(captured, self._tolerance)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            torch.cuda.synchronize(device)
+            log.warning(
+                "the jobs of %s are launched one by one, as they cannot be captured as one: %s",
+                self._dnn, reason_of(error),
+            )  # fmt: skip
 
 
 class Captured:
-    """A stage as one graph. inputs, outputs: where it reads and writes.
+    """A stage as one graph. inputs, outputs: where it reads and writes. chain: of a first one, all stages in one graph.
 
     before: outputs of the captured stage in front of it, which are its inputs.
     """
@@ -100,7 +117,9 @@ class Captured:
         stream: torch.cuda.Stream,
         tolerance: float,
     ) -> None:
-        self._stage = stage  # the graph reads its parameters where they lie
+        self.stage = stage  # the graph reads its parameters where they lie
+        self.pool, self.stream = pool, stream
+        self.chain: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         expected = tuple(tensor.clone() for tensor in stage(carried))
         stream.wait_stream(torch.cuda.current_stream())
@@ -114,8 +133,53 @@ class Captured:
         check_agreement(self(carried), expected, tolerance)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        for place, tensor in zip(self.inputs, carried, strict=True):
-            if tensor is not place:
-                place.copy_(tensor, non_blocking=True)
+        _place(carried, self.inputs)
         self._graph.replay()
         return self.outputs
+
+
+class _CapturedChain:
+    """Captured stages as one graph in their pool of memory, from the inputs of the first to the outputs of the last."""
+
+    def __init__(self, stages: Sequence[Captured], tolerance: float) -> None:
+        first, last = stages[0], stages[-1]
+        self._inputs, self._outputs = first.inputs, last.outputs
+        self._functions = tuple(stage.stage for stage in stages)  # the graph reads their parameters where they lie
+        image = carried = probe(first.inputs)
+        for stage in stages:
+            carried = stage(carried)
+        expected = tuple(tensor.clone() for tensor in carried)
+        torch.cuda.synchronize(first.stream.device)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=first.pool, stream=first.stream, capture_error_mode="thread_local"):
+            carried = first.inputs
+            for function in self._functions:
+                carried = function(carried)
+            for place, result in zip(self._outputs, carried, strict=True):
+                place.copy_(result)
+        for place in self._outputs:
+            place.zero_()
+        check_agreement(self(image), expected, tolerance)
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        _place(carried, self._inputs)
+        self._graph.replay()
+        return self._outputs
+
+
+def in_one_launch(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
+    """Of the stages made ready for each number of images, all as one launch, where all of them were captured.
+
+    It reads where the first stage does and leaves the results where the last one does; it saves what lies between two
+    launches where the jobs of a frame need not be told apart. It must not run at the same time as the stages.
+    """
+    firsts = {size: stages[0] for size, stages in chains.items()}
+    return {
+        size: first.chain for size, first in firsts.items() if isinstance(first, Captured) and first.chain is not None
+    }
+
+
+def _place(carried: Tensors, places: Tensors) -> None:
+    for place, tensor in zip(places, carried, strict=True):
+        if tensor is not place:
+            place.copy_(tensor, non_blocking=True)

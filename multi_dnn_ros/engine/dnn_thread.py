@@ -366,6 +366,7 @@ class DnnThread(threading.Thread):
                 preprocess=fresh.preprocess,
                 stages=fresh.stages,
                 batches=fresh.batches,
+                in_one=fresh.in_one,
                 specialize=fresh.specialize,
                 in_place=fresh.in_place,
                 condense=fresh.condense,

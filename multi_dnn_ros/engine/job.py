@@ -105,6 +105,10 @@ class Job:
     def is_last(self) -> bool:
         return self.index == len(self.inference.stages) - 1
 
+    def successor(self) -> Job:
+        """The frame's next job, in the place that this one had in the queue."""
+        return Job(self.inference, self.index + 1, self.queued_ns)
+
     def run(
         self,
         device: torch.device,
@@ -116,7 +120,8 @@ class Job:
 
         On CUDA this only launches, on `stream`, which is the calling thread's current one: what came before is waited
         for on the GPU, and an event is left for what comes after. To take turns with equals between two launches would
-        cost and gain nothing there: the inference's next jobs are launched with this one for as long as it goes_on.
+        cost and gain nothing there: the inference's next jobs are launched with this one for as long as it goes_on, all
+        of them at once where the task has them as one.
         """
         inference = self.inference
         if stream is not None:
@@ -149,13 +154,15 @@ class Job:
                     tensor.record_stream(stream)
             inference.stream = stream
         begin = recorded(stream)
-        inference.carried = inference.stages[self.index](inference.carried)
-        while not self.is_last:
-            self.index += 1
-            if not goes_on(self):
-                self.index -= 1
-                break
+        all_in_one = inference.task.in_one.get(inference.batch) if self.index == 0 else None
+        if all_in_one is not None and goes_on(self.successor()):
+            inference.carried = all_in_one(inference.carried)
+            self.index = len(inference.stages) - 1
+        else:
             inference.carried = inference.stages[self.index](inference.carried)
+            while not self.is_last and goes_on(self.successor()):
+                self.index += 1
+                inference.carried = inference.stages[self.index](inference.carried)
         if self.is_last:
             if inference.task.condense is not None:
                 inference.carried = inference.task.condense(inference.carried)

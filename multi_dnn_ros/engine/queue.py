@@ -63,8 +63,8 @@ class JobQueue:
     def lets_go_on(self, job: Job) -> bool:
         """Whether `job`, the next of a frame that is under way, may be run at once: none that waits has a smaller key.
 
-        Of equals, the frame that began goes on. Looks without the lock, which costs as much as a launch: what changes
-        meanwhile counts from the next look on.
+        It has the place of the job before it: of equals, the frame that began goes on. Looks without the lock, which
+        costs as much as a launch: what changes meanwhile counts from the next look on.
         """
         if self._held or self._closed:
             return False
@@ -72,7 +72,6 @@ class JobQueue:
             first = self._heap[0][0]
         except IndexError:
             return True
-        job.queued_ns = self._clock()
         return first >= self._policy.key(job)
 
     def exchange(self, job: Job) -> Job | None:

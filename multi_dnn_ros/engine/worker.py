@@ -60,7 +60,7 @@ class Worker(threading.Thread):
                 inference.lost = loss_by(error, job.index)
                 inference.device_failed = is_device_failure(error)
         if inference.lost is None and not job.is_last:
-            return Job(inference, job.index + 1)
+            return job.successor()
         inference.done(inference)
         return None
 

@@ -54,11 +54,14 @@ def test_it_takes_the_job_that_would_be_first(policy: str, waiting: list[int], o
 
 
 def test_ahead_of_its_equals_but_not_of_its_betters() -> None:
-    queue = JobQueue(make_policy("priority", 50), FakeClock())
-    queue.put(job(0))
+    clock = FakeClock()
+    queue = JobQueue(make_policy("priority", 50), clock)
     own = job(1, index=1)
+    own.queued_ns = clock.now
+    queue.put(job(0))
+    clock.now += 100  # its place is that of the job before it
     assert queue.lets_go_on(own)
-    queue.put(job(2, priority=1))
+    queue.put(job(2, priority=3))
     assert not queue.lets_go_on(own)
     assert [number_of(queue.get()) for _ in range(2)] == [2, 0]
     assert queue.lets_go_on(own)

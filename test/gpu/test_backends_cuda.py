@@ -17,7 +17,7 @@ import torchvision
 from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
+from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
 from multi_dnn_ros.backends.inductor import missing_compiler
 from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, float32_products
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
@@ -106,6 +106,23 @@ def test_tf32_is_decided_when_a_graph_is_captured_and_not_when_it_is_launched(tf
         (result,) = through(prepared, on_gpu((values,)))
     error = float((result.double() - exact).abs().max() / exact.abs().max())
     assert (error > 1e-5) == tf32
+
+
+@pytest.mark.parametrize("backend", ["cuda_graph", "inductor"])
+@pytest.mark.parametrize("precision", ["auto", "fp32", "fp16"])
+def test_all_jobs_in_one_launch_give_the_same_in_the_same_place(backend: str, precision: str):
+    needs(precision, backend)
+    stages = choose_backend(backend, GPU, precision, dnn="a").prepare(cut(network(), EXAMPLE, 3), EXAMPLE, GPU)
+    whole = in_one_launch({1: stages})[1]
+    inputs = on_gpu(probe(EXAMPLE))
+    with torch.inference_mode():
+        expected = through(stages, inputs)
+        before = torch.cuda.memory_stats(GPU)["allocation.all.allocated"]
+        results = whole(inputs)
+        assert torch.cuda.memory_stats(GPU)["allocation.all.allocated"] == before
+        assert all(result is place for result, place in zip(results, stages[-1].outputs, strict=True))  # type: ignore[attr-defined]
+        check_agreement(results, expected, 1e-5)
+    assert in_one_launch({1: CudaGraph().prepare(cut(network(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
 
 
 def test_fp16_convolutions_lie_channels_last(caplog: pytest.LogCaptureFixture):

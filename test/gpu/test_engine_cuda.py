@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import Backend
-from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.cuda_graph import CudaGraph, in_one_launch
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
 from multi_dnn_ros.models.cut import cut
@@ -39,7 +39,10 @@ def images(count: int) -> list[np.ndarray]:
 def make_task(name: str, seed: int, device: torch.device, backend: Backend, jobs: int = 4) -> DnnTask:
     example = (torch.zeros(1, 3, *SIZE),)
     stages = backend.prepare(cut(network(seed), example, jobs), example, device)
-    return DnnTask(name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy())
+    return DnnTask(
+        name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy(),
+        in_one=in_one_launch({1: stages}),
+    )  # fmt: skip
 
 
 @both

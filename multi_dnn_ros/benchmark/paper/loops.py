@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.cuda_graph import in_one_launch
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.tally import Tally, Window
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
@@ -146,7 +147,10 @@ class _Unseen(Frame):
 
 def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: Partition) -> DnnTask:
     """A DNN whose input lies on the device already, as for all other conditions, with a camera of its own name."""
-    return DnnTask(name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0)
+    return DnnTask(
+        name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0,
+        in_one=in_one_launch({1: chain}),
+    )  # fmt: skip
 
 
 def make_batched_task(
@@ -155,7 +159,9 @@ def make_batched_task(
     """A DNN that serves several cameras at once. chains: stages for 1 image and for more."""
     batches = {size: chain for size, chain in chains.items() if size > 1}
     task = make_task(name, chains[1], inputs, partition)
-    return replace(task, cameras=tuple(cameras), batches=batches, batch_delay_ns=_BATCH_DELAY_NS)
+    return replace(
+        task, cameras=tuple(cameras), batches=batches, batch_delay_ns=_BATCH_DELAY_NS, in_one=in_one_launch(chains)
+    )
 
 
 def _image() -> npt.NDArray[np.uint8]:

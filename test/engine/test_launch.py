@@ -1,0 +1,124 @@
+"""What one turn launches on a GPU, which is a fake here: a frame's jobs, up to where somebody more important waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from engine_fakes import FakeClock, frame
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.engine import DnnTask
+from multi_dnn_ros.engine import job as job_module
+from multi_dnn_ros.engine.job import Inference, Item, Job
+from multi_dnn_ros.engine.policies import make_policy
+from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.task import Stage, Tensors
+
+CPU = torch.device("cpu")
+JOBS = 4
+
+
+class Stream:
+    def wait_event(self, event: object) -> None:
+        pass
+
+
+class Events:
+    def recorded(self, stream: object) -> object:
+        return object()
+
+
+@pytest.fixture(autouse=True)
+def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned memory needs a GPU, and so does telling its allocator of a stream."""
+    monkeypatch.setattr(job_module, "_to_pinned", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def inference(launched: list[str], *, in_one: bool, priority: int = 0) -> Inference:
+    def stage(number: int) -> Stage:
+        def run(carried: Tensors) -> Tensors:
+            launched.append(str(number))
+            return tuple(tensor + 1 for tensor in carried)
+
+        return run
+
+    def all_in_one(carried: Tensors) -> Tensors:
+        launched.append("all")
+        return tuple(tensor + JOBS for tensor in carried)
+
+    task = DnnTask(
+        "a",
+        ("front",),
+        lambda image: (torch.zeros(1),),
+        tuple(stage(number) for number in range(JOBS)),
+        lambda outputs, size: None,
+        in_one={1: all_in_one} if in_one else {},
+    )
+    events: Any = Events()
+    return Inference(task, (Item(frame()),), priority, None, 0, done=lambda done: None, events=events)
+
+
+def launch(queue: JobQueue, job: Job) -> None:
+    stream: Any = Stream()
+    job.run(CPU, stream, queue.lets_go_on)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
+@pytest.mark.parametrize("in_one", [False, True])
+def test_a_frame_that_nobody_comes_before_is_launched_in_one_go(policy: str, in_one: bool) -> None:
+    """Equals that wait behind it change nothing, however long they have waited."""
+    clock = FakeClock()
+    queue = JobQueue(make_policy(policy, 50), clock)
+    launched: list[str] = []
+    own = inference(launched, in_one=in_one)
+    queue.put(Job(own, 0))
+    clock.now += 1
+    queue.put(Job(inference([], in_one=in_one), 0))
+    clock.now += 1_000
+    job = queue.get()
+    assert job is not None
+    assert job.inference is own
+    launch(queue, job)
+    assert launched == (["all"] if in_one else ["0", "1", "2", "3"])
+    assert job.is_last
+    assert own.carried[0].item() == JOBS
+
+
+@pytest.mark.parametrize("in_one", [False, True])
+def test_a_more_important_frame_comes_in_between(in_one: bool) -> None:
+    queue = JobQueue(make_policy("priority", 50), FakeClock())
+    launched: list[str] = []
+    queue.put(Job(inference(launched, in_one=in_one), 0))
+    job = queue.get()
+    assert job is not None
+    important = Job(inference([], in_one=in_one, priority=1), 0)
+    queue.put(important)
+    launch(queue, job)
+    assert (launched, job.index, job.is_last) == (["0"], 0, False)
+    successor = job.successor()
+    assert queue.exchange(successor) is important
+    launch(queue, important)
+    assert queue.get(ended=True) is successor
+    launch(queue, successor)
+    assert launched == ["0", "1", "2", "3"]  # what has begun is not run again in one
+    assert successor.inference.carried[0].item() == JOBS
+
+
+@given(st.lists(st.booleans(), max_size=JOBS + 1), st.booleans())
+def test_whatever_comes_when_each_stage_runs_once(answers: list[bool], in_one: bool) -> None:
+    launched: list[str] = []
+    job = Job(inference(launched, in_one=in_one), 0)
+    stream: Any = Stream()
+    later = iter(answers)
+    while True:
+        job.run(CPU, stream, lambda successor: next(later, False))
+        if job.is_last:
+            break
+        job = job.successor()
+    assert launched in (["all"], ["0", "1", "2", "3"])
+    assert (launched == ["all"]) == (in_one and answers[:1] == [True])
+    assert job.inference.carried[0].item() == JOBS
