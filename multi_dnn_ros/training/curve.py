@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.layers import Layer, survey
@@ -87,6 +88,7 @@ def original(
     if path.exists():
         return None
     pupil = _trainee(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
+    begin_anew(pupil.source.module, settings.original.seed)
     say(f"{settings.model}: training the original for {settings.original.epochs} epochs at {settings.size}")
     result = retrain(
         pupil, [data], settings.original, batch_size=settings.batch_size, device=device, say=say,
@@ -99,6 +101,22 @@ def original(
     )  # fmt: skip
     save_artifact(path, pupil.source.module.eval(), description)
     return result
+
+
+def begin_anew(network: nn.Module, seed: int) -> None:
+    """Weights to begin training with (He et al. 2015), in place, whatever the builder itself begins with.
+
+    Torchvision's InceptionV3 has such large ones that training hardly turns them for ten epochs.
+    """
+    torch.manual_seed(seed)
+    for layer in network.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            else:
+                nn.init.normal_(layer.weight, std=0.01)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def point(
