@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.stream_priority import capture_stream
 
+#: Calls before capturing, in which libraries choose their algorithms and workspaces.
 _WARM_UP_CALLS = 3
 
 Run = Callable[[], None]
@@ -47,14 +50,41 @@ def capture_on(device: torch.device, priority: int = 0) -> Callable[[Run], Run]:
 
     def capture(run: Run) -> Run:
         torch.cuda.synchronize(device)
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_CALLS):
-                run()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            run()
-        replay: Run = graph.replay
+        replay: Run = capture_graph(run, pool, stream).replay
         return replay
 
     return capture
+
+
+def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """What `run` launches, as a graph in the memory of `pool`, captured on `stream` after a few calls to warm up.
+
+    Graphs of one pool must not run at the same time; those of different pools may. Raises what capturing raises.
+    """
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_UP_CALLS):
+            run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with (
+        _workspaces_in_the_pool(),
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+    ):
+        run()
+    return graph
+
+
+@contextlib.contextmanager
+def _workspaces_in_the_pool() -> Iterator[None]:
+    """Have cuBLAS work in memory of the graph's own pool.
+
+    PyTorch keeps a workspace for each stream. Captured as it is, graphs of several DNNs that were captured on one
+    stream, as those on a share of the SMs are, would write to the same one at the same time
+    (github.com/pytorch/pytorch/issues/193402). Without one, it is allocated while capturing.
+    """
+    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    forget()
+    try:
+        yield
+    finally:
+        forget()

@@ -14,14 +14,12 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.stream_priority import capture_stream
 
 log = logging.getLogger(__name__)
-
-#: Calls before capturing, in which libraries choose their algorithms and workspaces.
-_WARM_UP_CALLS = 3
 
 
 class CudaGraph:
@@ -123,14 +121,12 @@ class Captured:
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         expected = tuple(tensor.clone() for tensor in stage(carried))
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_CALLS):
-                stage(self.inputs)
-        stream.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self.outputs = stage(self.inputs)
+        self.outputs: Tensors = ()
+        self._graph = capture_graph(self._run, pool, stream)
         check_agreement(self(carried), expected, tolerance)
+
+    def _run(self) -> None:
+        self.outputs = self.stage(self.inputs)
 
     def __call__(self, carried: Tensors) -> Tensors:
         _place(carried, self.inputs)
@@ -150,16 +146,17 @@ class _CapturedChain:
             carried = stage(carried)
         expected = tuple(tensor.clone() for tensor in carried)
         torch.cuda.synchronize(first.stream.device)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=first.pool, stream=first.stream, capture_error_mode="thread_local"):
-            carried = first.inputs
-            for function in self._functions:
-                carried = function(carried)
-            for place, result in zip(self._outputs, carried, strict=True):
-                place.copy_(result)
+        self._graph = capture_graph(self._run, first.pool, first.stream)
         for place in self._outputs:
             place.zero_()
         check_agreement(self(image), expected, tolerance)
+
+    def _run(self) -> None:
+        carried = self._inputs
+        for function in self._functions:
+            carried = function(carried)
+        for place, result in zip(self._outputs, carried, strict=True):
+            place.copy_(result)
 
     def __call__(self, carried: Tensors) -> Tensors:
         _place(carried, self._inputs)

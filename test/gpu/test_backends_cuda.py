@@ -8,6 +8,7 @@ import sys
 import textwrap
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from multi_dnn_ros.backends.precision import PRECISIONS, allowed_precisions, flo
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
 from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.models.balance import balance
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.pipeline import ConfigError, build, choose_backend
@@ -123,6 +125,39 @@ def test_all_jobs_in_one_launch_give_the_same_in_the_same_place(backend: str, pr
         assert all(result is place for result, place in zip(results, stages[-1].outputs, strict=True))  # type: ignore[attr-defined]
         check_agreement(results, expected, 1e-5)
     assert in_one_launch({1: CudaGraph().prepare(cut(network(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
+
+
+def test_dnns_captured_on_one_stream_may_run_at_once():
+    """Those on a share of the SMs are captured so. Products of few rows and much depth need cuBLAS's workspace."""
+
+    class Products(torch.nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            torch.manual_seed(seed)
+            self.layers = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192, bias=False) for _ in range(2)))
+
+        def forward(self, carried: Tensors) -> Tensors:
+            return (self.layers(carried[0]),)
+
+    values = torch.randn(98, 8192, generator=torch.Generator().manual_seed(0)).half()
+    with torch.cuda.stream(torch.cuda.Stream(GPU)):
+        dnns = [CudaGraph().prepare([Products(seed).half().eval()], (values,), GPU)[0] for seed in range(4)]
+        torch.cuda.synchronize(GPU)
+    alone = [through((dnn,), on_gpu((values,)))[0] for dnn in dnns]
+    streams = [torch.cuda.Stream(GPU) for _ in dnns]
+    (there,) = on_gpu((values,))
+    torch.cuda.synchronize(GPU)
+    with torch.inference_mode():
+        for _ in range(50):
+            results = []
+            for dnn, stream in zip(dnns, streams, strict=True):
+                with torch.cuda.stream(stream):
+                    for _ in range(4):
+                        (result,) = dnn((there,))
+                    results.append(result)
+            torch.cuda.synchronize(GPU)
+            for result, expected in zip(results, alone, strict=True):
+                assert torch.equal(result.cpu(), expected)
 
 
 def test_fp16_convolutions_lie_channels_last(caplog: pytest.LogCaptureFixture):
@@ -286,7 +321,7 @@ def test_a_dnn_is_rebuilt_while_others_serve():
 
     failures, drops, results = [], [], []
     engine = Engine(
-        [replace(lane, stages=(fails,)), other],
+        [replace(lane, stages=(fails,), in_one={}), other],
         workers=2,
         device=pipeline.device,
         on_result=results.append,
@@ -384,10 +419,21 @@ def test_a_share_that_the_gpu_cannot_give_is_refused_by_name(sms: int):
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp16"])
-def test_a_detector_is_decoded_on_the_gpu_as_on_the_cpu(precision: str, caplog: pytest.LogCaptureFixture):
+def test_a_detector_is_decoded_on_the_gpu_as_on_the_cpu(
+    precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     """Candidates are chosen behind the last job, as one launch; the raw outputs stay on the GPU."""
     needs(precision, "cuda_graph")
-    flat = {"device": "cuda:0", "dnns": ["object"], "dnn.object.precision": precision, "dnn.object.weights": "random"}
+    weights = tmp_path / "detector.pt"
+    torch.manual_seed(0)
+    detector = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    # Scores far apart, as a trained one's are: which of equals are chosen is nobody's business.
+    balance(detector.eval().backbone, torch.randn(1, 3, 320, 320))
+    for head in detector.head.classification_head.module_list:
+        torch.nn.init.normal_(head[-1].weight, std=12.0)
+    torch.save(detector.state_dict(), weights)
+    flat = {"device": "cuda:0", "dnns": ["object"], "dnn.object.precision": precision}
+    flat |= {"dnn.object.weights": str(weights)}
     flat |= {"dnn.object.model": "torchvision:ssdlite320_mobilenet_v3_large", "dnn.object.score_threshold": 0.01}
     pipeline = build(to_config(flat))
     (task,) = pipeline.tasks
