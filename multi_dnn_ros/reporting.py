@@ -26,7 +26,7 @@ PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "cycloned
 def provenance() -> dict[str, Any]:
     """Machine, versions and the command of this process."""
     return {
-        "command": shlex.join(["multi-dnn", *sys.argv[1:]]),
+        "command": f"{_program()} {shlex.join(sys.argv[1:])}".rstrip(),
         "machine": {
             "cpu": cpu_model(),
             "cores": cpu_count(),
@@ -35,6 +35,14 @@ def provenance() -> dict[str, Any]:
         },
         "versions": {"multi_dnn_ros": __version__, "python": platform.python_version(), **_versions()},
     }
+
+
+def _program() -> str:
+    """What a person types to start this process."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec is not None else ""
+    tool = module.startswith("multi_dnn_ros.") and module != "multi_dnn_ros.cli.main"
+    return f"python -m {module}" if tool else "multi-dnn"
 
 
 def distribution(samples: Sequence[float]) -> dict[str, float]:

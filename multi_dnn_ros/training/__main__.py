@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
     evaluate.add_parser(verbs)
     curve.add_parser(verbs)
+    curve.add_curves_parser(verbs)
     return top
 
 
@@ -59,10 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
             from multi_dnn_ros.training import evaluate
 
             return evaluate.run(args)
-        if args.verb == "curve":
+        if args.verb in ("curve", "curves"):
             from multi_dnn_ros.training import curve
 
-            return curve.main(args)
+            return curve.main(args) if args.verb == "curve" else curve.draw(args)
         scenes = render(recipes.train_spec(args.count), args.scenes / "train", args.workers)
         choice = render(recipes.choice_spec(args.choice), args.scenes / "choice", args.workers)
         if args.verb == "render":
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
         recipes.export(network, recipe, training, args.out)
         print(json.dumps({"role": args.verb, "epoch": outcome.epoch, **outcome.best}))
         return 0
-    except (DatasetError, TrainingError, ValueError) as error:
+    except (DatasetError, TrainingError, ValueError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
 

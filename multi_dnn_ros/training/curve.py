@@ -25,17 +25,15 @@ from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, R
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.reporting import provenance, write_figure, write_json
+from multi_dnn_ros.reporting import provenance, write_json
+from multi_dnn_ros.training.curve_plot import WITHIN, plot
 from multi_dnn_ros.training.data import Data, Wanted, open_data
 from multi_dnn_ros.training.exercise import MAIN
 from multi_dnn_ros.training.loop import Schedule
 from multi_dnn_ros.training.retrain import Result, retrain
 from multi_dnn_ros.training.trainee import Trainee, trainee
 
-#: A point counts as accurate when it is at most this far under its own original.
-WITHIN = 0.010
 _STEPS = 18
-_COLOURS = {"ratio": "#8a97a8", "energy": "#3f7fbf", "budget": "#d1603d"}
 
 
 @dataclass(frozen=True)
@@ -204,7 +202,7 @@ def run(
                 print(row["error"])
     content["largest_cut_within"] = largest_cut(content)
     write_json(out, content)
-    plot(out.with_suffix(".png"), content)
+    plot(out.with_suffix(".png"), [content])
     return content
 
 
@@ -226,30 +224,6 @@ def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
     good = [row for row in content["points"] if "scores" in row and row["scores"][main] >= least]
     best = max(good, key=lambda row: row["macs_cut"], default=None)
     return best and {key: best[key] for key in ("policy", "parameter", "macs_cut", "scores")}
-
-
-def plot(path: Path, content: dict[str, Any]) -> None:
-    """Accuracy over the share of MACs that is left, a line a policy."""
-    from matplotlib.figure import Figure
-
-    main = MAIN["classes"]
-    whole = content["original"]["scores"][main]
-    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axhline(whole, color="#444444", linewidth=1, label="original")
-    axes.axhspan(whole - WITHIN, whole, color="#444444", alpha=0.12, label="within 1.0 point")
-    for policy in dict.fromkeys(row["policy"] for row in content["points"]):
-        rows = sorted((row["macs_cut"], row["scores"][main]) for row in content["points"]
-                      if row["policy"] == policy and "scores" in row)  # fmt: skip
-        if rows:
-            axes.plot(*zip(*rows, strict=True), marker="o", markersize=4, color=_COLOURS.get(policy), label=policy)
-    axes.set_xlabel("share of the MACs that is gone")
-    axes.set_ylabel(f"{main} after retraining")
-    axes.set_title(f"{content['settings']['model']} on {content['data'].partition(':')[0]}", fontsize=10)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.legend(fontsize=8, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    write_figure(path, figure)
 
 
 def _wanted(settings: Settings) -> Wanted:
@@ -288,6 +262,17 @@ def add_parser(verbs: Any) -> None:
     add("--keep", action="store_true", help="keep the decomposed networks there too")
     add("--out", type=Path, required=True, help="JSON file to write, and a .png beside it")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def add_curves_parser(verbs: Any) -> None:
+    verb = verbs.add_parser("curves", help="several such curves in one picture")
+    verb.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON that `curve` wrote")
+    verb.add_argument("--out", type=Path, required=True, help="PNG to write")
+
+
+def draw(args: argparse.Namespace) -> int:
+    plot(args.out, [json.loads(file.read_text()) for file in args.files])
+    return 0
 
 
 def main(args: argparse.Namespace) -> int:

@@ -38,6 +38,8 @@ def test_points_are_added_and_never_made_twice(
         assert 0.0 <= row["scores"]["top1"] <= 1.0
     assert all("cut" in row["error"] for row in content["points"][2:])
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert main(["curves", str(out), str(out), "--out", str(tmp_path / "both.png")]) == 0
+    assert (tmp_path / "both.png").stat().st_size > out.with_suffix(".png").stat().st_size
     assert main([*command[:2], *command[2:], "--policies", "ratio", "--cuts", "0.2", "--retrain-lr", "1"]) == 1
     assert "other data or settings" in capsys.readouterr().err
     assert json.loads(out.read_text()) == content

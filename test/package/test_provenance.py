@@ -1,0 +1,30 @@
+"""A result says how it was made: the command that a person would type again."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+import pytest
+
+from multi_dnn_ros.reporting import provenance
+
+
+@pytest.mark.parametrize(
+    ("module", "program"),
+    [
+        (None, "multi-dnn"),
+        ("multi_dnn_ros.cli.main", "multi-dnn"),
+        ("pytest.__main__", "multi-dnn"),
+        ("multi_dnn_ros.training.__main__", "python -m multi_dnn_ros.training"),
+    ],
+)
+def test_the_command(module: str | None, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = None if module is None else ModuleSpec(module, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["whatever", "curve", "two words"])
+    assert provenance()["command"] == f"{program} curve 'two words'"
+    monkeypatch.setattr(sys, "argv", ["whatever"])
+    assert provenance()["command"] == program
