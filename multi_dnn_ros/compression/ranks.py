@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -160,9 +161,11 @@ class Evbmf:
 class Budget:
     """Cut a fraction of the network's MACs where that costs least reconstruction error.
 
-    Each layer's ranks give points of MACs against the squared relative error of its weight (its upper bound, the energy
-    that the two unfoldings lose). On the lower convex hulls of these, steps are taken in the order of error per MAC
-    saved until enough is saved: the optimum for a sum of errors, up to the last step.
+    Each layer's ranks give points of MACs against the energy that its weight keeps, of its squares, in the two
+    unfoldings. Layers follow one another, so what counts is the product of what they keep: the error is the sum of
+    negative logarithms (a sum of the errors themselves would give up a few expensive layers wholly, and with them all
+    others). On the lower convex hulls of these points, steps are taken in the order of error per MAC saved until enough
+    is saved: the optimum, up to the last step.
     """
 
     macs_cut: float
@@ -209,6 +212,10 @@ def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return lost
 
 
+#: Of an unfolding's energy, where less is left: rounding, of which there is no logarithm.
+_LEAST_KEPT = 1e-12
+
+
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
     """(MACs, error, plan) along the lower convex hull from the layer as it is downwards, most MACs first."""
     inputs, outputs = layer.channels
@@ -223,8 +230,8 @@ def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan
         plan = plan_of(layer, in_rank, out_rank)
         if plan is not None and layer.macs(plan) < layer.macs():
             # A rank beyond the unfolding's own loses nothing.
-            error = float(lost_in[min(in_rank, len(lost_in) - 1)] + lost_out[min(out_rank, len(lost_out) - 1)])
-            points.append((layer.macs(plan), error, plan))
+            lost = lost_in[min(in_rank, len(lost_in) - 1)], lost_out[min(out_rank, len(lost_out) - 1)]
+            points.append((layer.macs(plan), -sum(math.log(max(1.0 - each, _LEAST_KEPT)) for each in lost), plan))
     hull: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
     macs, error = layer.macs(), 0.0
     while True:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchvision.models.regnet import ResBottleneckBlock
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.layers import Layer, survey
@@ -34,6 +36,7 @@ from multi_dnn_ros.training.retrain import Result, retrain
 from multi_dnn_ros.training.trainee import Trainee, trainee
 
 _STEPS = 18
+_RESIDUAL = (BasicBlock, Bottleneck, ResBottleneckBlock)
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,8 @@ def original(
 def begin_anew(network: nn.Module, seed: int) -> None:
     """Weights to begin training with (He et al. 2015), in place, whatever the builder itself begins with.
 
-    Torchvision's InceptionV3 has such large ones that training hardly turns them for ten epochs.
+    Torchvision's InceptionV3 has such large ones that training hardly turns them for ten epochs. Residual branches
+    begin at zero (Goyal et al. 2017): a deep network learns from the first step on, as a shallow one does.
     """
     torch.manual_seed(seed)
     for layer in network.modules():
@@ -115,6 +119,17 @@ def begin_anew(network: nn.Module, seed: int) -> None:
                 nn.init.normal_(layer.weight, std=0.01)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+        elif isinstance(layer, _RESIDUAL):
+            nn.init.zeros_(_branch_scale(layer).weight)
+
+
+def _branch_scale(block: nn.Module) -> nn.BatchNorm2d:
+    """What scales the branch of a residual block: its last batch normalization that is not on the way around."""
+    return [
+        part
+        for name, part in block.named_modules()
+        if isinstance(part, nn.BatchNorm2d) and not name.startswith(("downsample", "proj"))
+    ][-1]
 
 
 def point(

@@ -108,6 +108,19 @@ def test_budget_takes_where_it_costs_least() -> None:
     assert saved >= 0.4 * total
 
 
+def test_budget_gives_up_no_layer_for_another() -> None:
+    """What one layer loses wholly, no other can bring back: layers that are alike are cut alike."""
+    torch.manual_seed(0)
+    layers = layers_of(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)))
+    choices = Budget(0.6, sum(layer.macs() for layer in layers), Rounding(1, 1)).choose(layers)
+    plans = [choices[layer.name].plan for layer in layers]
+    for layer, plan in zip(layers, plans, strict=True):
+        assert isinstance(plan, TuckerPlan)
+        assert 0.3 < layer.macs(plan) / layer.macs() < 0.5
+        for rank, groups in zip((plan.in_rank, plan.out_rank), layer.unfoldings, strict=True):
+            assert rank is None or tail_energy(groups)[rank] < 0.6
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.8), st.integers(0, 100))
 def test_budget_is_met_and_not_far_exceeded(cut: float, seed: int) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.models.regnet import ResBottleneckBlock
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from multi_dnn_ros.compression.layers import survey
 from multi_dnn_ros.compression.ranks import Rounding
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training.__main__ import main
-from multi_dnn_ros.training.curve import largest_cut, policy_for
+from multi_dnn_ros.training.curve import begin_anew, largest_cut, policy_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,6 +56,28 @@ def test_each_policy_reaches_the_cut_and_not_much_more(name: str) -> None:
     choices = policy.choose(layers)
     saved = sum(layer.macs() - layer.macs(choices[layer.name].plan) for layer in layers if not layer.kept)
     assert 0.4 <= saved / total < 0.45
+
+
+@pytest.mark.parametrize("builder", ["resnet18", "resnet50", "regnet_y_400mf", "inception_v3", "squeezenet1_1"])
+def test_training_begins_with_signals_of_even_size(builder: str) -> None:
+    """Residual branches begin at zero, so that each block gives what it got; the seed says which weights."""
+    networks = [load_network(f"torchvision:{builder}", weights="random", num_classes=10).module for _ in range(2)]
+    for network in networks:
+        begin_anew(network, seed=3)
+    torch.testing.assert_close(dict(networks[0].named_parameters()), dict(networks[1].named_parameters()))
+    network = networks[0].train()
+    image = torch.randn(4, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert float(network(image).std()) < 3.0
+        for block in network.modules():
+            if isinstance(block, BasicBlock | Bottleneck | ResBottleneckBlock) and block_is_plain(block):
+                channels = next(part for part in block.modules() if isinstance(part, torch.nn.Conv2d)).in_channels
+                values = torch.rand(2, channels, 8, 8)
+                torch.testing.assert_close(block(values), values)
+
+
+def block_is_plain(block: torch.nn.Module) -> bool:
+    return getattr(block, "downsample", None) is None and getattr(block, "proj", None) is None
 
 
 def test_the_largest_cut_within_a_point() -> None:
