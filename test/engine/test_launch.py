@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from engine_fakes import FakeClock, frame
+from fake_gpu import FakeGpu, Stream
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.engine import job as job_module
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import make_policy
 from multi_dnn_ros.engine.queue import JobQueue
@@ -21,21 +21,9 @@ CPU = torch.device("cpu")
 JOBS = 4
 
 
-class Stream:
-    def wait_event(self, event: object) -> None:
-        pass
-
-
-class Events:
-    def recorded(self, stream: object) -> object:
-        return object()
-
-
 @pytest.fixture(autouse=True)
-def unpinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinned memory needs a GPU, and so does telling its allocator of a stream."""
-    monkeypatch.setattr(job_module, "_to_pinned", lambda tensor: tensor)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
 
 
 def inference(launched: list[str], *, in_one: bool, priority: int = 0) -> Inference:
@@ -58,8 +46,7 @@ def inference(launched: list[str], *, in_one: bool, priority: int = 0) -> Infere
         lambda outputs, size: None,
         in_one={1: all_in_one} if in_one else {},
     )
-    events: Any = Events()
-    return Inference(task, (Item(frame()),), priority, None, 0, done=lambda done: None, events=events)
+    return Inference(task, (Item(frame()),), priority, None, 0, done=lambda done: None)
 
 
 def launch(queue: JobQueue, job: Job) -> None:

@@ -1,0 +1,59 @@
+"""A GPU that takes no work but time: streams that are busy until a moment, events that stand for one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from multi_dnn_ros.engine import engine as engine_module
+from multi_dnn_ros.engine import job as job_module
+
+DEVICE = torch.device("cuda", 0)
+#: A clock's two readings may differ by this much more than what lies between them, seconds.
+_SLACK_S = 1e-4
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.until = 0.0
+
+    def wait_event(self, event: Event) -> None:
+        self.until = max(self.until, event.at)
+
+
+class Event:
+    def __init__(self, **kind: Any) -> None:
+        self.at = 0.0
+
+    def record(self, stream: Stream) -> None:
+        self.at = max(stream.until, time.perf_counter())
+
+    def synchronize(self) -> None:
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+
+    def elapsed_time(self, end: Event) -> float:
+        if max(self.at, end.at) > time.perf_counter() + _SLACK_S:
+            raise RuntimeError("CUDA error: device not ready")  # recorded again by another frame, say
+        return (end.at - self.at) * 1e3
+
+
+class FakeGpu:
+    """Put in CUDA's place by the fixture `gpu`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._current = threading.local()
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: setattr(self._current, "stream", stream))
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+        monkeypatch.setattr(job_module, "_to_pinned", lambda tensor: tensor.clone())
+        monkeypatch.setattr(engine_module, "make_stream", lambda device, sms, priority: Stream())
+
+    def launch(self, seconds: float) -> None:
+        """On the calling thread's stream."""
+        stream = self._current.stream
+        stream.until = max(stream.until, time.perf_counter()) + seconds
