@@ -6,7 +6,6 @@ where the outputs lie saves a GPU the copy and a CPU the arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,8 @@ from torchvision.models.detection.fcos import FCOS
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
-from multi_dnn_ros.models.results import Detections, OutputError
+from multi_dnn_ros.models.decoders.base import expect_finite, total_of
+from multi_dnn_ros.models.results import Detections
 
 
 class AnchorCandidates:
@@ -50,8 +50,7 @@ class AnchorCandidates:
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
         """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
         scores, classes, anchors, offsets = outputs
-        if not math.isfinite(float(scores.sum(dtype=torch.float64) + offsets.sum(dtype=torch.float64))):
-            raise OutputError(f"of {len(scores)} candidates some have scores or boxes that are NaN or infinite")
+        expect_finite(f"the list of {len(scores)} candidates", total_of(scores) + total_of(offsets))
         decoder = self._decoder
         chosen = scores > decoder.score_threshold
         scores, classes = scores[chosen], classes[chosen]
