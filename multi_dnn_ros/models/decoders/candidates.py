@@ -54,16 +54,12 @@ class AnchorCandidates:
         decoder = self._decoder
         chosen = scores > decoder.score_threshold
         scores, classes = scores[chosen], classes[chosen]
-        place = decoder.preprocess.geometry(source_size)
         coder: Any = decoder.detector.box_coder
         code = coder.decode if isinstance(decoder.detector, FCOS) else coder.decode_single
         boxes = code(offsets[chosen], decoder.anchors[anchors[chosen]])
-        boxes = clip_boxes_to_image(boxes, (place.top + place.height, place.left + place.width))
+        boxes = clip_boxes_to_image(boxes, decoder.image_end(source_size))
         first = batched_nms(boxes, scores, classes, decoder.iou_threshold)
-        # Classes that are not wanted must not use up the places of those that are.
-        kept = torch.isin(classes[first], torch.tensor(decoder.kept)) if decoder.kept else slice(decoder.max_detections)
-        first = first[kept]
-        return decoder.finish(place.to_source(boxes[first]), scores[first], classes[first], source_size)
+        return decoder.report(boxes[first], scores[first], classes[first], source_size)
 
     def _of_levels(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N, classes) -> the best of each feature map: scores, classes, anchors' numbers."""
