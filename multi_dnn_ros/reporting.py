@@ -100,8 +100,8 @@ def nvidia_smi_id(index: int = 0) -> str:
 def cpu_model() -> str:
     """Name of this machine's processor."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Model")):  # some ARM boards have the second alone
                 return line.partition(":")[2].strip()
     except OSError:
         pass  # not Linux

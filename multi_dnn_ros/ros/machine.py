@@ -6,15 +6,16 @@ import os
 import platform
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import rclpy
 import torch
 
+from multi_dnn_ros.reporting import cpu_model
+
 
 def hardware_id(device: torch.device) -> str:
     """Host name and the device's name: `robot1 NVIDIA Orin`, `robot1 Intel(R) Core(TM) i5-7260U`."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     return f"{platform.node()} {name}"
 
 
@@ -33,12 +34,3 @@ def versions() -> dict[str, str]:
         "CUDA": torch.version.cuda or "none",
         "Python": platform.python_version(),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
-    return next(names, platform.machine())
