@@ -81,7 +81,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seed", type=natural, default=0, help="of order, variation and dropout (default: %(default)s)")
     add("--checkpoint", type=Path, metavar="FILE", help="written while training; a run that finds it goes on there")
     add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
-        help="it takes four times the network's size (default: %(default)s)")  # fmt: skip
+        help="write it after every so many; on disk it takes up to five times the network's size, and as much again "
+        "while the next one is written (default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(run=run)
 
