@@ -102,9 +102,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 stream_priority=stream_priority,
             )
-            target, served_by = timing_target(name, settings, device)
             with computing_on(device, settings.sms):
-                plan = planner.plan(dnns[name], settings.jobs, target, served_by)
+                plan = planner.plan(dnns[name], settings.jobs, timing_target(name, settings, device))
             tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority, plan))
             if tasks[-1].remaining_ns is not None:
                 progress(plan.words(name, tasks[-1].remaining_ns))
@@ -323,16 +322,15 @@ def choose_backend(
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 
-def timing_target(name: str, settings: DnnConfig, device: torch.device) -> tuple[Target, str]:
-    """Where and how the layers of DNN `name` are timed, and the backend that serves it.
+def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
+    """Where and how the layers of DNN `name` are timed: by the backend that serves it.
 
-    Both are the same but for inductor, which would compile each layer by itself, for minutes: what it compiles is
-    timed as it runs without it.
+    But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it.
     """
     serves = backend_name(settings.backend, device, name)
     times = serves if serves != "inductor" else backend_name("auto", device)
     make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
-    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS), serves
+    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, served_by=serves)
 
 
 def milliseconds(value: float) -> int:

@@ -39,6 +39,7 @@ class Target:
     the node's parameters have them. batch: images at once.
 
     rounds: how often each module gets its turn; the median counts. sms: of a GPU, that everything runs on; 0: all.
+    served_by: the backend that will run them, if another than the one that they are timed with.
     """
 
     device: torch.device
@@ -48,6 +49,7 @@ class Target:
     batch: int = 1
     rounds: int = _ROUNDS
     sms: int = 0
+    served_by: str = ""
 
     @property
     def dtype(self) -> torch.dtype:

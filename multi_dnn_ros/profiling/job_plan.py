@@ -93,19 +93,18 @@ class JobPlanner:
         self._launch = launch
         self._told: set[str] = set()
 
-    def plan(self, dnn: Dnn, jobs: int, target: Target, backend: str = "") -> JobPlan:
+    def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         """How `dnn` is cut: into `jobs` where there is no bound, by its layers' times where those are asked for.
 
-        target: where, and by which backend and precision, layers are measured. backend: by which it will be served, if
-        by another one. What cannot be timed is told in the log, and the plan is then one without times; memory that
-        does not suffice is an error as elsewhere.
+        target: where, and by which backend and precision, layers are measured. What cannot be timed is told in the log,
+        and the plan is then one without times; memory that does not suffice is an error as elsewhere.
         """
         if self._predictor is None and not self._bound_s:
             return JobPlan(jobs)
         device = target.device
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                return self._plan(dnn, jobs, target, backend or target.backend)
+                return self._plan(dnn, jobs, target)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -118,13 +117,13 @@ class JobPlanner:
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # of what was captured to be timed alone
 
-    def _plan(self, dnn: Dnn, jobs: int, target: Target, backend: str) -> JobPlan:
+    def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         noise = torch.Generator().manual_seed(0)
         inputs = tuple(torch.rand(example.shape, generator=noise) for example in dnn.example_inputs())
         traced = Traced(trace(dnn.module, inputs, fold_batch_norm=True), inputs)
         make = target.make_backend
         target = replace(target, make_backend=lambda: _OnCopies(make()))
-        layers, ms, known = self._layer_ms(dnn, traced, target, backend)
+        layers, ms, known = self._layer_ms(dnn, traced, target)
         if not layers:
             return JobPlan(jobs)
         ms[0] += _preprocess_ms(dnn, target.device)
@@ -140,14 +139,10 @@ class JobPlanner:
             )
         return JobPlan(length.jobs, costs, length.limit_s, launch_s, known, self._bound_s)
 
-    def _layer_ms(
-        self, dnn: Dnn, traced: Traced, target: Target, backend: str
-    ) -> tuple[list[LayerShape], list[float], str]:
+    def _layer_ms(self, dnn: Dnn, traced: Traced, target: Target) -> tuple[list[LayerShape], list[float], str]:
         if self._predictor is not None:
             layers = layers_of(traced)
-            prediction = self._predictor.predict(
-                in_precision(layers, target.dtype), target=replace(target, backend=backend)
-            )
+            prediction = self._predictor.predict(in_precision(layers, target.dtype), target=target)
             if not prediction.doubts:
                 return layers, list(prediction.ms), "predicted"
             self._tell(dnn.name, prediction.doubts)
