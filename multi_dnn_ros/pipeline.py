@@ -18,7 +18,7 @@ from multi_dnn_ros.backends import Backend, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.green_contexts import computing_on
 from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
@@ -36,6 +36,7 @@ from multi_dnn_ros.models.trace import TraceError
 from multi_dnn_ros.profiling.job_plan import ROUNDS, JobPlan, JobPlanner
 from multi_dnn_ros.profiling.predictor import Predictor, read_predictor
 from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.reporting import cpu_count as cpu_count
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 

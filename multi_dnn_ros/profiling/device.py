@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.profiling.clock import Clock, clock_for
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.reporting import nvidia_smi_id
 from multi_dnn_ros.resources import cache_folder
 
@@ -188,7 +189,7 @@ def _read(path: Path) -> dict[str, Limits]:
             raise ValueError("not a file of device limits")
         return {str(key): Limits.model_validate(value) for key, value in content["devices"].items()}
     except (OSError, ValueError, ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning("device limits in %s are not used: %s", path, str(error).splitlines()[0])
+        log.warning("device limits in %s are not used: %s", path, reason_of(error))
         return {}
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import NodeCost
 from multi_dnn_ros.models.cut import Stage as Job
@@ -27,6 +27,7 @@ from multi_dnn_ros.profiling.launch_cost import launch_cost_s, synchronize
 from multi_dnn_ros.profiling.measure import Times, Traced, measure
 from multi_dnn_ros.profiling.predictor import Predictor, layers_of
 from multi_dnn_ros.profiling.profile import LayerShape, describe, node_costs
+from multi_dnn_ros.reasons import reason_of
 
 log = logging.getLogger(__name__)
 

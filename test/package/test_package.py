@@ -94,12 +94,12 @@ def test_rooms_import_one_way():
     """ros -> engine -> backends; the engine knows no ROS and no lane; only ros (and launch) import rclpy."""
     allowed = {
         "engine": {"engine", "backends"},
-        "backends": {"backends", "resources"},
-        "models": {"models", "schema"},
+        "backends": {"backends", "reasons", "resources"},
+        "models": {"models", "reasons", "schema"},
         "standalone": {"standalone"},
-        "compression": {"compression", "models", "backends", "reporting", "resources"},
-        "training": {"training", "models", "schema", "engine", "compression", "reporting", "resources"},
-        "profiling": {"profiling", "models", "backends", "compression", "reporting", "resources", "engine"},
+        "compression": {"compression", "models", "backends", "reporting", "reasons", "resources"},
+        "training": {"training", "models", "schema", "engine", "compression", "reporting", "reasons", "resources"},
+        "profiling": {"profiling", "models", "backends", "compression", "reporting", "reasons", "resources", "engine"},
     }
     for room, rooms in allowed.items():
         for source in (ROOT / "multi_dnn_ros" / room).rglob("*.py"):
