@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multi_dnn_ros import __version__
+from multi_dnn_ros.whole_file import written_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,18 +53,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write beside, then rename: a reader never sees half a file. Folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    with written_beside(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def write_figure(path: Path, figure: Figure) -> None:
     """A PNG, written as write_text does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
+    with written_beside(path) as beside:
+        figure.savefig(beside, dpi=120, format="png")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import nn
 from multi_dnn_ros.models.decomposed import LayerPlan, _Strict
 from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.whole_file import written_beside
 
 FORMAT: Literal["multi_dnn_ros network 1"] = "multi_dnn_ros network 1"
 _EXTRA = "multi_dnn_ros.json"
@@ -132,17 +132,11 @@ def _exporter(module: nn.Module, description: Description) -> Callable[[Path], N
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        write(beside)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
+        with written_beside(path, to_disk=True) as beside:
+            write(beside)
     except (OSError, RuntimeError) as error:
         raise OSError(f"{path} cannot be written: {reason_of(error)}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _safetensors_fields(path: Path) -> dict[str, Any] | None:
