@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.pipeline import Pipeline, milliseconds, timing_target
@@ -30,10 +29,7 @@ def services_of(
     """What a frame costs each DNN: predicted where the predictor has no doubts, else measured; and its doubts."""
     doubts: Sequence[str] = ()
     if predictor is not None:
-        targets = {}
-        for name, settings in config.dnns.items():
-            target, served_by = timing_target(name, settings, pipeline.device)
-            targets[name] = replace(target, backend=served_by)
+        targets = {name: timing_target(name, settings, pipeline.device) for name, settings in config.dnns.items()}
         services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, image)
         if not doubts:
             return services, ()

@@ -18,7 +18,7 @@ from multi_dnn_ros.backends import Backend, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage, reason_of
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.green_contexts import computing_on
 from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
@@ -36,6 +36,7 @@ from multi_dnn_ros.models.trace import TraceError
 from multi_dnn_ros.profiling.job_plan import ROUNDS, JobPlan, JobPlanner
 from multi_dnn_ros.profiling.predictor import Predictor, read_predictor
 from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.reporting import cpu_count as cpu_count
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
@@ -102,9 +103,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 stream_priority=stream_priority,
             )
-            target, served_by = timing_target(name, settings, device)
             with computing_on(device, settings.sms):
-                plan = planner.plan(dnns[name], settings.jobs, target, served_by)
+                plan = planner.plan(dnns[name], settings.jobs, timing_target(name, settings, device))
             tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority, plan))
             if tasks[-1].remaining_ns is not None:
                 progress(plan.words(name, tasks[-1].remaining_ns))
@@ -323,16 +323,15 @@ def choose_backend(
     return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
 
 
-def timing_target(name: str, settings: DnnConfig, device: torch.device) -> tuple[Target, str]:
-    """Where and how the layers of DNN `name` are timed, and the backend that serves it.
+def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
+    """Where and how the layers of DNN `name` are timed: by the backend that serves it.
 
-    Both are the same but for inductor, which would compile each layer by itself, for minutes: what it compiles is
-    timed as it runs without it.
+    But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it.
     """
     serves = backend_name(settings.backend, device, name)
     times = serves if serves != "inductor" else backend_name("auto", device)
     make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
-    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS), serves
+    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, served_by=serves)
 
 
 def milliseconds(value: float) -> int:

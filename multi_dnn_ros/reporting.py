@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multi_dnn_ros import __version__
+from multi_dnn_ros.whole_file import written_beside
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,18 +61,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write beside, then rename: a reader never sees half a file. Folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    with written_beside(path) as beside:
+        beside.write_text(text, encoding="utf-8")
 
 
 def write_figure(path: Path, figure: Figure) -> None:
     """A PNG, written as write_text does."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    figure.savefig(beside, dpi=120, format="png")
-    beside.replace(path)
+    with written_beside(path) as beside:
+        figure.savefig(beside, dpi=120, format="png")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -108,8 +105,8 @@ def nvidia_smi_id(index: int = 0) -> str:
 def cpu_model() -> str:
     """Name of this machine's processor."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Model")):  # some ARM boards have the second alone
                 return line.partition(":")[2].strip()
     except OSError:
         pass  # not Linux

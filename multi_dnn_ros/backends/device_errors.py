@@ -6,6 +6,8 @@ import re
 
 import torch
 
+from multi_dnn_ros.reasons import reason_of as reason_of
+
 _NO_MEMORY = re.compile(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED")
 _FAILURE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_STATUS")
 _REQUEST = re.compile(r"Tried to allocate ([\d.]+ \w+)")
@@ -25,11 +27,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def is_device_failure(error: BaseException) -> bool:
     """Whether a kernel, the driver or a library of the GPU failed; memory that did not suffice is none."""
     return isinstance(error, RuntimeError) and not is_out_of_memory(error) and bool(_FAILURE.search(str(error)))
-
-
-def reason_of(error: BaseException) -> str:
-    """The first line of its message, or its name."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def memory_shortage(error: BaseException, device: torch.device, allocated_before: int) -> str:

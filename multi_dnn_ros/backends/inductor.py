@@ -23,8 +23,9 @@ from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.resources import cache_folder
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ import torch
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.device_errors import reason_of
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.reasons import reason_of
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.rig import flat
 from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.memory import give_back_memory
 from multi_dnn_ros.processes import free_domain
 from multi_dnn_ros.reporting import table
-from multi_dnn_ros.ros.machine import give_back_memory
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.schema import NodeConfig
 

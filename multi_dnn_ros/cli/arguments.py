@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
+from collections.abc import Callable
 
 
 def natural(text: str) -> int:
@@ -22,13 +24,22 @@ def positive(text: str) -> int:
 
 def positive_float(text: str) -> float:
     """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
-    return value
+    return _number(text, lambda value: 0.0 < value < 1e9, "above 0")
+
+
+def not_negative(text: str) -> float:
+    """A finite number from 0."""
+    return _number(text, lambda value: 0.0 <= value < 1e6, "from 0")
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    return _number(text, lambda value: 0.0 <= value <= 1.0, "from 0 to 1")
+
+
+def positive_share(text: str) -> float:
+    """A number above 0, up to 1."""
+    return _number(text, lambda value: 0.0 < value <= 1.0, "above 0, up to 1")
 
 
 def size(text: str) -> tuple[int, int]:
@@ -46,3 +57,13 @@ def camera_name(text: str) -> str:
             f"'{text}' is not a camera name (lower-case letters, digits and _, letter first)"
         )
     return text
+
+
+def _number(text: str, allowed: Callable[[float], bool], which: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not allowed(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number {which}")
+    return value

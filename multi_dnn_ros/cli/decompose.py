@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural, positive, size
+from multi_dnn_ros.cli.arguments import natural, positive, positive_share, size
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import add_target, check_output, instances, origin, read_target
 
@@ -66,9 +66,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ranks = parser.add_argument_group("ranks")
     add = ranks.add_argument
     add("--ranks", choices=_POLICIES, default="ratio", help="how ranks are chosen, see above (default: %(default)s)")
-    add("--ratio", type=_fraction, default=0.5, help="ratio: rank / channels (default: %(default)s)")
-    add("--energy", type=_fraction, default=0.9, help="energy: fraction that is kept (default: %(default)s)")
-    add("--macs-cut", type=_fraction, default=0.4, help="budget: fraction that goes (default: %(default)s)")
+    add("--ratio", type=positive_share, default=0.5, help="ratio: rank / channels (default: %(default)s)")
+    add("--energy", type=positive_share, default=0.9, help="energy: fraction that is kept (default: %(default)s)")
+    add("--macs-cut", type=positive_share, default=0.4, help="budget: fraction that goes (default: %(default)s)")
     add("--base", choices=_POLICIES[:-1], default="ratio", help="measured: what is accurate enough (default: ratio)")
     add("--alignment", type=positive, default=8, help="ranks are multiples of it; 1 allowed (default: %(default)s)")
     add("--floor", type=positive, default=8, help="least rank (default: %(default)s)")
@@ -273,13 +273,3 @@ def _bar() -> Iterator[Progress]:
             bar.set_postfix_str(what[-40:])
 
         yield update
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value <= 1.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0, up to 1")
-    return value

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural, positive, positive_float
+from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float, share
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_data,
@@ -62,18 +62,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_network(parser.add_argument_group("network"))
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
     add("--teacher", metavar="MODEL", help="network whose answers count beside the truth, the original for instance")
-    add("--teacher-weight", type=_share, default=0.5, help="its share of the loss, 0..1 (default: %(default)s)")
+    add("--teacher-weight", type=share, default=0.5, help="its share of the loss, 0..1 (default: %(default)s)")
     add = parser.add_argument_group("schedule").add_argument
     add("--epochs", type=positive, default=10, help="default: %(default)s")
     add("--batch-size", type=positive, default=64, help="over all processes together (default: %(default)s)")
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="default: %(default)s")
     add("--lr", type=positive_float, default=1e-3, help="highest learning rate; cosine to zero (default: %(default)s)")
-    add("--weight-decay", type=_not_negative, default=0.02, help="default: %(default)s")
-    add("--warm-up", type=_not_negative, default=1.0, metavar="EPOCHS", help="default: %(default)s")
-    add("--label-smoothing", type=_share, default=0.1, help="of classes (default: %(default)s)")
-    add("--mix", type=_share, default=0.0, help="of classifiers: part of the images that are mixed with others "
+    add("--weight-decay", type=not_negative, default=0.02, help="default: %(default)s")
+    add("--warm-up", type=not_negative, default=1.0, metavar="EPOCHS", help="default: %(default)s")
+    add("--label-smoothing", type=share, default=0.1, help="of classes (default: %(default)s)")
+    add("--mix", type=share, default=0.0, help="of classifiers: part of the images that are mixed with others "
         "(CutMix), for long training (default: %(default)s)")  # fmt: skip
-    add("--average", type=_share, default=0.999, help="decay of the averaged weights; 0: none (default: %(default)s)")
+    add("--average", type=share, default=0.999, help="decay of the averaged weights; 0: none (default: %(default)s)")
     add("--patience", type=natural, default=0, metavar="EPOCHS",
         help="stop after so many epochs without a better score; 0: never (default: %(default)s)")  # fmt: skip
     add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
@@ -81,7 +81,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--seed", type=natural, default=0, help="of order, variation and dropout (default: %(default)s)")
     add("--checkpoint", type=Path, metavar="FILE", help="written while training; a run that finds it goes on there")
     add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
-        help="it takes four times the network's size (default: %(default)s)")  # fmt: skip
+        help="write it after every so many; on disk it takes up to five times the network's size, and as much again "
+        "while the next one is written (default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="no progress bars")
     parser.set_defaults(run=run)
 
@@ -154,23 +155,3 @@ def _print(result: Result, output: Path) -> None:
             for name, value in result.after.items()]  # fmt: skip
     print(table(("test part", "before", "after", "change"), rows))
     print(f"epoch {result.outcome.epoch + 1} kept, {result.seconds:.0f} s of training; written to {output}")
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value <= 1.0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0 to 1")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 0")
-    return value

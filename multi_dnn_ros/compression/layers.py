@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, check_ranks, is_plain
 from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.reasons import reason_of
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 #: A fully connected layer with fewer weights than this is not worth a second kernel.
@@ -163,8 +164,7 @@ def run_on_shapes(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             network(*(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in inputs))
     except Exception as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{type(network).__name__} cannot be run on inputs {shapes}: {first_line}") from None
+        raise ModelError(f"{type(network).__name__} cannot be run on inputs {shapes}: {reason_of(error)}") from None
 
 
 def _kept(layer: nn.Module, runs: bool, linear: bool, large: int) -> str:

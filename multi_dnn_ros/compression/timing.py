@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import logging
-import os
 import statistics
 import threading
 import time
@@ -23,6 +21,7 @@ from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.reporting import cpu_model
 from multi_dnn_ros.resources import cache_folder
+from multi_dnn_ros.whole_file import written_beside
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +38,7 @@ class Target:
     the node's parameters have them. batch: images at once.
 
     rounds: how often each module gets its turn; the median counts. sms: of a GPU, that everything runs on; 0: all.
+    served_by: the backend that will run them, if another than the one that they are timed with.
     """
 
     device: torch.device
@@ -48,6 +48,7 @@ class Target:
     batch: int = 1
     rounds: int = _ROUNDS
     sms: int = 0
+    served_by: str = ""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -193,15 +194,11 @@ class TimingCache:
         self._times.update(times)
         if self._path is None:
             return
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
-            beside.replace(self._path)
+            with written_beside(self._path) as beside:
+                beside.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
         except OSError as error:
             log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
-            with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
 
 
 def default_cache() -> Path:

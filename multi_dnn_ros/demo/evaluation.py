@@ -51,8 +51,7 @@ class DnnFigures:
         if self.latencies_ms:
             summary["latency_ms"] = distribution(self.latencies_ms)
         if self.lanes.true or self.lanes.predicted:
-            summary["lane_f1"] = self.lanes.f1
-            summary["lane_precision"], summary["lane_recall"] = self.lanes.precision, self.lanes.recall
+            summary.update({f"lane_{name}": value for name, value in self.lanes.scores().items()})
         if any(len(truth.boxes) for truth in self.truths):
             summary["true_boxes"] = sum(len(truth.boxes) for truth in self.truths)
             summary.update(mean_average_precision(self.found, self.truths, self.labels))
@@ -108,10 +107,7 @@ def accounts(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_classes(truth: Detections, labels: Sequence[str]) -> Truth:
     """The true boxes of these classes, numbered as in `labels`."""
-    names = [truth.labels[class_id] for class_id in truth.class_ids]
-    kept = np.array([name in labels for name in names], bool)
-    numbers = np.array([labels.index(name) for name in names if name in labels], np.int64)
-    return Truth(truth.boxes[kept], numbers)
+    return Truth.among(labels, truth.boxes, truth.class_ids, truth.labels)
 
 
 def _matched(found: Detections, truth: Truth) -> int:

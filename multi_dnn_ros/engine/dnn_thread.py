@@ -85,7 +85,7 @@ class DnnThread(threading.Thread):
         with self._wake:
             lost, reason, message = self._store(frame)
         if lost is not None:
-            self._tell_drop(lost, reason, message)
+            self._tell_drop(reason, message, lost)
 
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's slot is free, then offer; False when it was not in time."""
@@ -96,7 +96,7 @@ class DnnThread(threading.Thread):
                 return False
             lost, reason, message = self._store(frame)
         if lost is not None:
-            self._tell_drop(lost, reason, message)
+            self._tell_drop(reason, message, lost)
         return True
 
     def update(self, priority: int | None, deadline_ns: int | None, max_age_ns: int | None) -> None:
@@ -132,8 +132,7 @@ class DnnThread(threading.Thread):
                 self._recorders[frame.camera].dropped[DropReason.SHUTDOWN] += 1
             self._wake.notify()
             self._others.notify_all()
-        for frame in waiting:
-            self._tell_drop(frame, DropReason.SHUTDOWN, "the engine stopped before the frame's turn came")
+        self._tell_drop(DropReason.SHUTDOWN, "the engine stopped before the frame's turn came", *waiting)
 
     def abandon(self) -> None:
         """Give up what is under way: it counts as dropped, whatever still comes of it."""
@@ -144,8 +143,8 @@ class DnnThread(threading.Thread):
                 self._recorders[item.frame.camera].dropped[DropReason.SHUTDOWN] += 1
             self._wake.notify()
             self._others.notify_all()
-        for item in given_up:
-            self._tell_drop(item.frame, DropReason.SHUTDOWN, "still running when the engine's stop timed out")
+        frames = [item.frame for item in given_up]
+        self._tell_drop(DropReason.SHUTDOWN, "still running when the engine's stop timed out", *frames)
 
     def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
         """Per camera, and the failure that disabled the DNN."""
@@ -170,8 +169,7 @@ class DnnThread(threading.Thread):
             if inference is not None and not self._queue.put(Job(inference, 0)):
                 inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
                 self.done(inference)
-            if late:
-                self._tell_late(late)
+            self._tell_drop(DropReason.TOO_OLD, "waited longer than the maximum age", *late)
             if finished is not None:
                 self._settle(finished)
                 self._specialize(finished)
@@ -299,13 +297,11 @@ class DnnThread(threading.Thread):
                 if not rebuild:
                     failure, waiting = self._fail(message)
             self._others.notify_all()
-        for item in items:
-            self._tell_drop(item.frame, reason, message)
+        self._tell_drop(reason, message, *(item.frame for item in items))
         if rebuild:
             failure, waiting = self._rebuild(message)
-        for frame in waiting:
-            self._tell_drop(frame, DropReason.DISABLED, failure.message if failure else "")
         if failure is not None:
+            self._tell_drop(DropReason.DISABLED, failure.message, *waiting)
             guarded(self._callbacks.on_failure, failure)
 
     def _fail(self, message: str) -> tuple[Failure, list[Frame]]:
@@ -361,27 +357,21 @@ class DnnThread(threading.Thread):
                 waiting = self._take_out(why)
                 self._others.notify_all()
                 return Failure(self.task.name, message, self._failures, disabled=True), waiting
+            old = self.task  # whose settings update() may have changed
             self.task = replace(
-                self.task,
-                preprocess=fresh.preprocess,
-                stages=fresh.stages,
-                batches=fresh.batches,
-                in_one=fresh.in_one,
-                specialize=fresh.specialize,
-                in_place=fresh.in_place,
-                condense=fresh.condense,
-                remaining_ns=fresh.remaining_ns,
+                fresh,
+                priority=old.priority,
+                deadline_ns=old.deadline_ns,
+                max_age_ns=old.max_age_ns,
+                rebuild=old.rebuild,
             )
             self._ready = None
             self._sizes.clear()
         return Failure(self.task.name, message, self._failures, disabled=False, rebuilt=True), []
 
-    def _tell_late(self, frames: Sequence[Frame]) -> None:
+    def _tell_drop(self, reason: DropReason, message: str, *frames: Frame) -> None:
         for frame in frames:
-            self._tell_drop(frame, DropReason.TOO_OLD, "waited longer than the maximum age")
-
-    def _tell_drop(self, frame: Frame, reason: DropReason, message: str) -> None:
-        guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))
+            guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))
 
 
 def _decode(inference: Inference) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,8 @@ from torch import nn
 
 from multi_dnn_ros.models.decomposed import LayerPlan, _Strict
 from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.whole_file import written_beside
 
 FORMAT: Literal["multi_dnn_ros network 1"] = "multi_dnn_ros network 1"
 _EXTRA = "multi_dnn_ros.json"
@@ -126,25 +127,16 @@ def _exporter(module: nn.Module, description: Description) -> Callable[[Path], N
             warnings.simplefilter("ignore")  # of the exporter, about itself
             program = torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
     except Exception as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{description.model} cannot be exported: {first_line}") from None
+        raise ModelError(f"{description.model} cannot be exported: {reason_of(error)}") from None
     return lambda file: torch.export.save(program, file, extra_files={_EXTRA: description.model_dump_json()})
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        write(beside)
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
+        with written_beside(path, to_disk=True) as beside:
+            write(beside)
     except (OSError, RuntimeError) as error:
-        raise OSError(
-            f"{path} cannot be written: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-        ) from None
-    finally:
-        beside.unlink(missing_ok=True)
+        raise OSError(f"{path} cannot be written: {reason_of(error)}") from None
 
 
 def _safetensors_fields(path: Path) -> dict[str, Any] | None:
@@ -154,7 +146,7 @@ def _safetensors_fields(path: Path) -> dict[str, Any] | None:
         with safe_open(path, "pt") as file:
             header: dict[str, str] = file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: cannot be read as weights: {str(error).splitlines()[0]}") from None
+        raise ModelError(f"{path}: cannot be read as weights: {reason_of(error)}") from None
     if "format" not in header or "plan" not in header:
         return None
     fields = {}

@@ -19,6 +19,7 @@ from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
 from multi_dnn_ros.models.onnx_shapes import fix_shapes
 from multi_dnn_ros.models.torchvision_source import torchvision_source
 from multi_dnn_ros.models.weights import check_stored, existing_file, load_weights, no_pickles, read_state_dict
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import DnnConfig
 
 #: Of an input image, in pixels; as the parameters input_width and input_height.
@@ -155,7 +156,7 @@ def _exported(path: Path) -> Source:
     except UnsafeArchive as error:
         raise ModelError(f"{path}: refused, as loading it could run code: it {error}") from None
     except Exception as error:
-        raise ModelError(f"{path}: cannot be read as an exported program: {_first_line(error)}") from None
+        raise ModelError(f"{path}: cannot be read as an exported program: {reason_of(error)}") from None
     shapes = [
         tuple(axis if isinstance(axis, int) else 0 for axis in node.meta["val"].shape)  # symbolic: free
         for node in program.graph.find_nodes(op="placeholder")
@@ -177,9 +178,9 @@ def _onnx(path: Path) -> Source:
         module = onnx2torch.convert(model).eval()
         fix_shapes(module)
     except NotImplementedError as error:
-        raise ModelError(f"{path}: an operator that onnx2torch does not have: {_first_line(error)}") from None
+        raise ModelError(f"{path}: an operator that onnx2torch does not have: {reason_of(error)}") from None
     except Exception as error:
-        raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {_first_line(error)}") from None
+        raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {reason_of(error)}") from None
     constants = {tensor.name for tensor in model.graph.initializer}
     shapes = [
         tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
@@ -200,7 +201,3 @@ def _image_size(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int, int] | 
     if max(width, height) > _MAX_SIDE:
         raise ModelError(f"{path}: takes images of {width} x {height}; allowed: at most {_MAX_SIDE} x {_MAX_SIDE}")
     return width, height
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,6 +13,7 @@ from torchvision import models
 from multi_dnn_ros.models.decoders.anchor import ONE_STAGE
 from multi_dnn_ros.models.dnn import ModelError, Source
 from multi_dnn_ros.models.weights import existing_file, load_weights, no_pickles, read_state_dict
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import DnnConfig
 
 #: Input of torchvision's RetinaNet and FCOS where none is given: their 800 x 1333 rule applied to a 4:3 image.
@@ -96,9 +97,8 @@ def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any) -> 
             with no_pickles():  # the hash is checked when downloading only, not of what lies in the cache
                 weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ModelError(
-                f"{where}weights is '{config.weights}', which cannot be loaded: {reason}; give a file"
+                f"{where}weights is '{config.weights}', which cannot be loaded: {reason_of(error)}; give a file"
             ) from None
         fill(weights, f"{where}weights '{config.weights}'")
         return

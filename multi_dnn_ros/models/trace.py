@@ -16,6 +16,8 @@ from torch import fx, nn
 from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.reasons import reason_of
+
 aten = torch.ops.aten
 
 
@@ -63,8 +65,7 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
             # An empty table: functionalize, but keep convolution, batch norm, linear as the one kernel they are.
             graph_module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TraceError(f"torch.export cannot trace {type(module).__name__}: {first_line}") from error
+        raise TraceError(f"torch.export cannot trace {type(module).__name__}: {reason_of(error)}") from error
     finally:
         logger.setLevel(level)
     assert isinstance(graph_module, fx.GraphModule)

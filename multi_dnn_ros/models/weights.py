@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.reasons import reason_of
 
 #: Mismatches that an error message lists.
 _SHOWN = 3
@@ -48,7 +49,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     except ModelError:
         raise
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path}: cannot be read as weights: {_first_line(error)}") from None
+        raise ModelError(f"{path}: cannot be read as weights: {reason_of(error)}") from None
     for key in ("state_dict", "model"):  # how training scripts wrap it
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -116,7 +117,3 @@ def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise ModelError(f"{source} does not fit {type(network).__name__}: {'; '.join(problems[:_SHOWN])}{more}")
     network.load_state_dict(weights, strict=False)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -5,10 +5,8 @@ Method: Williams, Waterman, Patterson, Roofline: An Insightful Visual Performanc
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -23,8 +21,10 @@ from torch.nn import functional
 
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.profiling.clock import Clock, clock_for
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.reporting import nvidia_smi_id
 from multi_dnn_ros.resources import cache_folder
+from multi_dnn_ros.whole_file import written_beside
 
 log = logging.getLogger(__name__)
 
@@ -188,18 +188,14 @@ def _read(path: Path) -> dict[str, Limits]:
             raise ValueError("not a file of device limits")
         return {str(key): Limits.model_validate(value) for key, value in content["devices"].items()}
     except (OSError, ValueError, ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning("device limits in %s are not used: %s", path, str(error).splitlines()[0])
+        log.warning("device limits in %s are not used: %s", path, reason_of(error))
         return {}
 
 
 def _write(path: Path, known: dict[str, Limits]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    devices = {key: limits.model_dump() for key, limits in known.items()}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        devices = {key: limits.model_dump() for key, limits in known.items()}
-        beside.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
-        beside.replace(path)
+        with written_beside(path) as beside:
+            beside.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         log.warning("device limits are not kept: %s cannot be written: %s", path, error)
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import NodeCost
 from multi_dnn_ros.models.cut import Stage as Job
@@ -27,6 +27,7 @@ from multi_dnn_ros.profiling.launch_cost import launch_cost_s, synchronize
 from multi_dnn_ros.profiling.measure import Times, Traced, measure
 from multi_dnn_ros.profiling.predictor import Predictor, layers_of
 from multi_dnn_ros.profiling.profile import LayerShape, describe, node_costs
+from multi_dnn_ros.reasons import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -93,19 +94,18 @@ class JobPlanner:
         self._launch = launch
         self._told: set[str] = set()
 
-    def plan(self, dnn: Dnn, jobs: int, target: Target, backend: str = "") -> JobPlan:
+    def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         """How `dnn` is cut: into `jobs` where there is no bound, by its layers' times where those are asked for.
 
-        target: where, and by which backend and precision, layers are measured. backend: by which it will be served, if
-        by another one. What cannot be timed is told in the log, and the plan is then one without times; memory that
-        does not suffice is an error as elsewhere.
+        target: where, and by which backend and precision, layers are measured. What cannot be timed is told in the log,
+        and the plan is then one without times; memory that does not suffice is an error as elsewhere.
         """
         if self._predictor is None and not self._bound_s:
             return JobPlan(jobs)
         device = target.device
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                return self._plan(dnn, jobs, target, backend or target.backend)
+                return self._plan(dnn, jobs, target)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -118,13 +118,13 @@ class JobPlanner:
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # of what was captured to be timed alone
 
-    def _plan(self, dnn: Dnn, jobs: int, target: Target, backend: str) -> JobPlan:
+    def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         noise = torch.Generator().manual_seed(0)
         inputs = tuple(torch.rand(example.shape, generator=noise) for example in dnn.example_inputs())
         traced = Traced(trace(dnn.module, inputs, fold_batch_norm=True), inputs)
         make = target.make_backend
         target = replace(target, make_backend=lambda: _OnCopies(make()))
-        layers, ms, known = self._layer_ms(dnn, traced, target, backend)
+        layers, ms, known = self._layer_ms(dnn, traced, target)
         if not layers:
             return JobPlan(jobs)
         ms[0] += _preprocess_ms(dnn, target.device)
@@ -140,14 +140,10 @@ class JobPlanner:
             )
         return JobPlan(length.jobs, costs, length.limit_s, launch_s, known, self._bound_s)
 
-    def _layer_ms(
-        self, dnn: Dnn, traced: Traced, target: Target, backend: str
-    ) -> tuple[list[LayerShape], list[float], str]:
+    def _layer_ms(self, dnn: Dnn, traced: Traced, target: Target) -> tuple[list[LayerShape], list[float], str]:
         if self._predictor is not None:
             layers = layers_of(traced)
-            prediction = self._predictor.predict(
-                in_precision(layers, target.dtype), target=replace(target, backend=backend)
-            )
+            prediction = self._predictor.predict(in_precision(layers, target.dtype), target=target)
             if not prediction.doubts:
                 return layers, list(prediction.ms), "predicted"
             self._tell(dnn.name, prediction.doubts)

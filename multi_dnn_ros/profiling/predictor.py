@@ -206,8 +206,9 @@ class Predictor(_Part):
         doubts = []
         if device_name(target) != self.device:
             doubts.append(f"it was made on '{self.device}', this is '{device_name(target)}'")
-        if target.backend != self.backend:
-            doubts.append(f"it was made with backend {self.backend}, this is {target.backend}")
+        backend = target.served_by or target.backend
+        if backend != self.backend:
+            doubts.append(f"it was made with backend {self.backend}, this is {backend}")
         return doubts
 
     def _other_load(self, load: Load) -> list[str]:

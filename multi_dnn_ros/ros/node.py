@@ -12,9 +12,10 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from multi_dnn_ros.memory import give_back_memory, settle_memory
 from multi_dnn_ros.ros.capacity import capacity, capacity_values
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
-from multi_dnn_ros.ros.machine import give_back_memory, hardware_id, settle_memory, versions
+from multi_dnn_ros.ros.machine import hardware_id, versions
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving import LogThrottle, Serving

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multi_dnn_ros.reasons import reason_of
+
 FORMAT = "multi_dnn_ros training 1"
 
 
@@ -33,7 +35,7 @@ def save(path: Path, state: dict[str, Any], identity: str) -> None:
     except (OSError, RuntimeError) as error:
         beside.unlink(missing_ok=True)
         raise TrainingError(
-            f"{path}: checkpoint cannot be written ({_first_line(error)}); the last one is kept"
+            f"{path}: checkpoint cannot be written ({reason_of(error)}); the last one is kept"
         ) from None
 
 
@@ -47,7 +49,7 @@ def load(path: Path, network: nn.Module, identity: str) -> dict[str, Any]:
             raise ValueError(f"format is {state['format']!r}")
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise TrainingError(
-            f"{path}: not a checkpoint of this loop ({type(error).__name__}: {_first_line(error)})"
+            f"{path}: not a checkpoint of this loop ({type(error).__name__}: {reason_of(error)})"
         ) from None
     shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in stored.items()}
@@ -62,7 +64,3 @@ def load(path: Path, network: nn.Module, identity: str) -> dict[str, Any]:
 def weights(network: nn.Module) -> dict[str, Tensor]:
     """A copy of the state dict."""
     return {name: value.detach().clone() for name, value in network.state_dict().items()}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
+from multi_dnn_ros.whole_file import written_beside
 
 #: Most boxes kept an image, ignored ones included; a scene holds fewer than half of that.
 MAX_BOXES = 96
@@ -140,9 +140,8 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
             with multiprocessing.get_context("spawn").Pool(processes, _one_thread) as pool:
                 for count in pool.imap_unordered(_render_chunk, chunks):
                     bar.update(count)
-    beside = folder / "spec.json.part"
-    beside.write_text(json.dumps(wanted, indent=1) + "\n")
-    os.replace(beside, done)
+    with written_beside(done) as beside:
+        beside.write_text(json.dumps(wanted, indent=1) + "\n")
     return SceneArrays(folder)
 
 

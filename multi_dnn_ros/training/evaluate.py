@@ -73,17 +73,15 @@ class Judge:
             lanes.add(self.decode("lane", scene.image).mask, scene.lane_mask)
             for role, rows in found.items():
                 rows.append(self.decode(role, scene.image))
-                own = np.array([LABELS.index(label) for label in self.dnns[role].labels])
-                mine = np.isin(scene.class_ids, own)
-                class_ids = np.searchsorted(own, scene.class_ids[mine])
-                truths[role].append(Truth(scene.boxes[mine], class_ids, scene.ignored))
-        result: dict[str, Any] = {"lane": lane_scores(lanes)}
+                labels = self.dnns[role].labels
+                truths[role].append(Truth.among(labels, scene.boxes, scene.class_ids, LABELS, scene.ignored))
+        result: dict[str, Any] = {"lane": rounded(lanes.scores())}
         for role, rows in found.items():
             labels = self.dnns[role].labels
             plain = mean_average_precision(rows, truths[role], labels)
             crowd = mean_average_precision(rows, truths[role], labels, ignore=True)
             result[role] = {
-                **{key: round(value, 4) for key, value in plain.items()},
+                **rounded(plain),
                 "map50_ignoring_uncounted": round(crowd["map50"], 4),
                 "true_boxes": sum(len(truth.boxes) for truth in truths[role]),
             }
@@ -98,7 +96,7 @@ class Judge:
             for score in (total, single):
                 score.add(mask, frame.mask)
             each[frame.name] = round(single.f1, 4)
-        return {**lane_scores(total), "frames": len(frames), "f1_by_frame": each}
+        return {**rounded(total.scores()), "frames": len(frames), "f1_by_frame": each}
 
     def costs(self) -> dict[str, Any]:
         """Size of each network, and its CPU time on one thread, eager: the median of 20 runs after 3."""
@@ -126,8 +124,8 @@ class Judge:
         return result
 
 
-def lane_scores(score: LaneScore) -> dict[str, float]:
-    return {"f1": round(score.f1, 4), "precision": round(score.precision, 4), "recall": round(score.recall, 4)}
+def rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in scores.items()}
 
 
 def run(args: argparse.Namespace) -> int:

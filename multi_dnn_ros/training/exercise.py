@@ -126,7 +126,7 @@ def score_rows(
                 lanes = decoder(leaves, mask.shape)
                 assert isinstance(lanes, Lanes)
                 counted.add(lanes.mask, mask >= _LANE_SHARE)
-        return {"f1": counted.f1, "precision": counted.precision, "recall": counted.recall}
+        return counted.scores()
     detections: list[Detections] = []
     truths: list[Truth] = []
     for outputs, batch in found:

@@ -26,6 +26,19 @@ class Truth:
     class_ids: npt.NDArray[np.int64]
     ignored: npt.NDArray[np.float32] | None = None
 
+    @classmethod
+    def among(
+        cls,
+        labels: Sequence[str],
+        boxes: npt.NDArray[np.float32],
+        class_ids: npt.NDArray[np.int64],
+        names: Sequence[str],
+        ignored: npt.NDArray[np.float32] | None = None,
+    ) -> Truth:
+        """The true boxes whose class is among `labels`, numbered as there. names: what `class_ids` stand for."""
+        own = np.array([labels.index(name) if name in labels else -1 for name in names], np.int64)[class_ids]
+        return cls(boxes[own >= 0], own[own >= 0], ignored)
+
 
 class Found(Protocol):
     """What was detected in one image; `Detections` fits.
@@ -141,6 +154,10 @@ class LaneScore:
         """Harmonic mean; 1 when there is nothing to find and nothing was found."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
+
+    def scores(self) -> dict[str, float]:
+        """f1, precision and recall, 0..1."""
+        return {"f1": self.f1, "precision": self.precision, "recall": self.recall}
 
 
 def lane_f1(predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: float = 3.0) -> float:

@@ -25,6 +25,7 @@ from multi_dnn_ros.training.datasets import RenderSpec, RoadFrame, SceneArrays
 from multi_dnn_ros.training.exercise import MAIN, Exercise, make_batches, score_rows
 from multi_dnn_ros.training.loop import Loss, Schedule
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
+from multi_dnn_ros.whole_file import written_beside
 
 DETECTOR_SIZE = (384, 288)
 LANE_SIZE = (320, 192)
@@ -137,8 +138,6 @@ def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: P
         "decoder": recipe.decoder,
         "training": training,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    save_file(weights, beside, metadata={name: json.dumps(value) for name, value in header.items()})
-    beside.chmod(0o644)  # safetensors writes for its owner only
-    beside.replace(path)
+    with written_beside(path) as beside:
+        save_file(weights, beside, metadata={name: json.dumps(value) for name, value in header.items()})
+        beside.chmod(0o644)  # safetensors writes for its owner only

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from multi_dnn_ros.compression.decompose import decompose, output_difference, plan_of
 from multi_dnn_ros.compression.graph_layers import with_layers
 from multi_dnn_ros.compression.ranks import Ratio
-from multi_dnn_ros.models import artifact
 from multi_dnn_ros.models.artifact import Description, read_description, save_artifact, weights_digest
 from multi_dnn_ros.models.decoders.anchor import DetectorCore
 from multi_dnn_ros.models.dnn import ModelError
@@ -195,7 +194,7 @@ def test_a_failed_write_leaves_the_last_good_file(
     def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifact.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"object\.safetensors cannot be written: .*No space left"):
         save_artifact(path, made[1], description)
     assert path.read_bytes() == before

@@ -31,6 +31,7 @@ from multi_dnn_ros.ros.result_messages import (
     lane_points_message,
 )
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
+from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
 FRAMES = 12
@@ -46,9 +47,8 @@ TOPICS = CameraTopics("/front/image_raw/compressed", "/front/truth/detections", 
 
 def perfect(scene: Scene, labels: tuple[str, ...]) -> Detections:
     """What a faultless detector of these classes finds."""
-    kept = np.array([LABELS[class_id] in labels for class_id in scene.class_ids], bool)
-    numbers = np.array([labels.index(LABELS[class_id]) for class_id in scene.class_ids[kept]], np.int64)
-    return Detections(scene.boxes[kept], np.full(int(kept.sum()), 0.9, np.float32), numbers, labels)
+    truth = Truth.among(labels, scene.boxes, scene.class_ids, LABELS)
+    return Detections(truth.boxes, np.full(len(truth.boxes), 0.9, np.float32), truth.class_ids, labels)
 
 
 def diagnostics(offered: int, published: int, overwritten: int) -> DiagnosticArray:

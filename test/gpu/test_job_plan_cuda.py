@@ -72,14 +72,14 @@ def test_captured_jobs_keep_to_the_bound(precision: str) -> None:
 
 
 def test_launching_a_captured_job_is_cheap() -> None:
-    target, served_by = timing_target("object", configured().dnns["object"], GPU)
-    assert served_by == "cuda_graph"
+    target = timing_target("object", configured().dnns["object"], GPU)
+    assert target.served_by == "cuda_graph"
     assert 1e-7 < launch_cost_s(target) < 1e-3
 
 
 def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured()
-    target, _ = timing_target("object", config.dnns["object"], GPU)
+    target = timing_target("object", config.dnns["object"], GPU)
     dnn = build(config).dnns["object"]  # whose weights are on the GPU now
     layers = layers_of(trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target))
     setting = Setting(device_name(target), "cuda_graph", "auto", 0, 0, 0, 1e13, 1e12)

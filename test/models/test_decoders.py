@@ -135,7 +135,7 @@ def test_no_lane_and_a_blob_give_no_line() -> None:
 def test_values_that_are_not_finite_are_an_error(bad: float) -> None:
     raw = torch.zeros(1, 7, 5)
     raw[0, 0, 0] = bad
-    with pytest.raises(OutputError, match="output 0 holds 1 NaN or infinite values of 35"):
+    with pytest.raises(OutputError, match="output 0 holds NaN or infinite values: 1 of 35"):
         YoloDecoder(Preprocess(64, 64), LABELS)((raw,), SIZE)
 
 

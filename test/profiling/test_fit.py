@@ -235,19 +235,15 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         f"    dnn: {{lane: {{role: lane, model: {tmp_path}/lanes.pt2, decoder: lane, backend: eager, jobs: 1}}}}\n"
     )
     arguments = ["profile", "fit", "--params-file", str(params), "--device", "cpu", "--frames", "3"]
-    threads = torch.get_num_threads()
-    try:
-        out = tmp_path / "fit.json"
-        assert main([*arguments, "--rate", "front=0.1", "--verify", "0.2", "--output", str(out)]) == 0
-        text = capsys.readouterr().out
-        assert "fits: 1 DNN needs" in text
-        content = json.loads(out.read_text())
-        assert content["cases"][0]["fits"]
-        assert content["services_ms"]["lane"]["alone_ms"] > 0.0
-        assert main([*arguments, "--rate", "front=100000"]) == 1
-        assert "broken by lane" in capsys.readouterr().out
-        assert main([*arguments, "--rate", "rear=10"]) == 2
-        assert "--rate names camera 'rear'; the parameters have front" in capsys.readouterr().err
-        assert main([*arguments, "--predictor", str(tmp_path / "none.json")]) == 1
-    finally:
-        torch.set_num_threads(threads)
+    out = tmp_path / "fit.json"
+    assert main([*arguments, "--rate", "front=0.1", "--verify", "0.2", "--output", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "fits: 1 DNN needs" in text
+    content = json.loads(out.read_text())
+    assert content["cases"][0]["fits"]
+    assert content["services_ms"]["lane"]["alone_ms"] > 0.0
+    assert main([*arguments, "--rate", "front=100000"]) == 1
+    assert "broken by lane" in capsys.readouterr().out
+    assert main([*arguments, "--rate", "rear=10"]) == 2
+    assert "--rate names camera 'rear'; the parameters have front" in capsys.readouterr().err
+    assert main([*arguments, "--predictor", str(tmp_path / "none.json")]) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,14 +125,14 @@ def test_what_cannot_be_met_is_one_line_and_says_what_is_kept(caplog: pytest.Log
 
 def test_what_a_predictor_does_not_know_is_told_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
     own = planner(taught(device="Orin, 16 SMs; auto"), ms=(1.0,))
-    plans = [own.plan(dnn(nn.ReLU(), name), 2, target(), "eager") for name in ("lane", "object")]
+    plans = [own.plan(dnn(nn.ReLU(), name), 2, target()) for name in ("lane", "object")]
     assert [plan.known for plan in plans] == ["measured", "measured"]
     (record,) = told(caplog)
     assert "dnn.lane: layers are measured, as the predictor p.json does not know them: " in record.getMessage()
     assert "it was made on 'Orin, 16 SMs; auto', this is '" in record.getMessage()
     caplog.clear()
     unseen = planner(taught(module=nn.Conv2d(3, 4, 3, padding=1)))
-    assert unseen.plan(dnn(), 2, target(), "inductor").known == "measured"
+    assert unseen.plan(dnn(), 2, replace(target(), served_by="inductor")).known == "measured"
     (record,) = told(caplog)
     assert "with backend eager, this is inductor; it has seen no element-wise layer" in record.getMessage()
 

@@ -63,10 +63,8 @@ def box_score(messages: Iterable[Any], drive: Sequence[Scene], labels: tuple[str
     found, truths = [], []
     for message in messages:
         scene = drive[index_of(message)]
-        kept = np.array([LABELS[class_id] in labels for class_id in scene.class_ids], bool)
-        numbers = np.array([labels.index(LABELS[class_id]) for class_id in scene.class_ids[kept]], np.int64)
         found.append(detections(message, labels))
-        truths.append(Truth(scene.boxes[kept], numbers))
+        truths.append(Truth.among(labels, scene.boxes, scene.class_ids, LABELS))
     return mean_average_precision(found, truths, labels)["map50"]
 
 

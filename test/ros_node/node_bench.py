@@ -72,7 +72,7 @@ def _stage(name: str) -> Callable:
 def _detect(decoder: Any) -> Callable:
     def decode(outputs: tuple, size: tuple[int, int]) -> Detections:
         if not bool(torch.isfinite(outputs[0])):
-            raise OutputError("output 0 holds 1 NaN or infinite values of 1")
+            raise OutputError("output 0 holds NaN or infinite values: 1 of 1")
         count = int(float(outputs[0]) >= decoder.score_threshold)
         return Detections(
             np.array([[0, 0, size[1], size[0]]], np.float32)[:count],

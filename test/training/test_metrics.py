@@ -25,6 +25,17 @@ def found(*rows: tuple[float, float, float, float, int, float]) -> SimpleNamespa
     return SimpleNamespace(boxes=table[:, :4], class_ids=table[:, 4].astype(np.int64), scores=table[:, 5])
 
 
+def test_true_boxes_among_a_networks_classes_have_its_numbers() -> None:
+    boxes = np.arange(12, dtype=np.float32).reshape(3, 4)
+    found = Truth.among(("truck", "car"), boxes, np.array([0, 2, 1]), ("car", "truck", "pedestrian"), boxes[:1])
+    np.testing.assert_array_equal(found.boxes, boxes[[0, 2]])
+    np.testing.assert_array_equal(found.class_ids, [1, 0])
+    assert found.ignored is not None
+    none = Truth.among(("tram",), boxes[:0], np.zeros(0, np.int64), ())
+    assert none.boxes.shape == (0, 4)
+    assert len(none.class_ids) == 0
+
+
 def test_all_found_is_one() -> None:
     scores = mean_average_precision([found((0, 0, 10, 10, 0, 0.9))], [truth((0, 0, 10, 10, 0))], LABELS)
     assert scores == pytest.approx({"map50": 1.0, "map50_car": 1.0, "map": 1.0})
@@ -102,6 +113,7 @@ def test_precision_and_recall_by_hand() -> None:
     score.add(predicted, true)
     assert (score.precision, score.recall) == (0.5, pytest.approx(1 / 3))
     assert score.f1 == pytest.approx(2 * 0.5 / 3 / (0.5 + 1 / 3))
+    assert score.scores() == {"f1": score.f1, "precision": score.precision, "recall": score.recall}
 
 
 def test_images_are_summed_not_averaged() -> None:

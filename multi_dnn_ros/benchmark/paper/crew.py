@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import multiprocessing
 import signal
@@ -16,6 +15,7 @@ import psutil
 
 from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
 from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.memory import settle_memory
 
 #: Between the order to run and the window: every process gets the order and is up to speed.
 RUN_IN_S = 0.2
@@ -203,8 +203,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
-    gc.collect()
-    gc.freeze()  # as the node does: going through what a pipeline consists of would hold up every thread
+    settle_memory()  # as the node does
     late_ns: list[int] = []
     if with_ticker:
         with Ticker() as ticker:

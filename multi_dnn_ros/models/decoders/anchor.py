@@ -83,17 +83,25 @@ class AnchorDecoder(Decoder):
         detector: Any = self.detector
         detector.score_thresh = self.score_threshold
         detector.nms_thresh = self.iou_threshold
-        # Classes that are not wanted must not use up the places of those that are.
-        places = len(self.anchors) * len(self.labels)
-        detector.detections_per_img = places if self.kept else self.max_detections
+        detector.detections_per_img = len(self.anchors) * len(self.labels)  # all: report() chooses
         heads: dict[str, Any] = dict(zip(self.names, outputs, strict=True))
         anchors: list[Any] = [self.anchors]
         if self.by_level:
             heads = {name: list(head.split(self.level_sizes, dim=1)) for name, head in heads.items()}
             anchors = [list(self.anchors.split(self.level_sizes))]
+        (found,) = detector.postprocess_detections(heads, anchors, [self.image_end(source_size)])
+        return self.report(found["boxes"], found["scores"], found["labels"], source_size)
+
+    def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]:
+        """How far down and across the image reaches in the input; padding that lies beyond can hold no box."""
         place = self.preprocess.geometry(source_size)
-        image_size = (place.top + place.height, place.left + place.width)
-        (found,) = detector.postprocess_detections(heads, anchors, [image_size])
-        chosen = torch.isin(found["labels"], torch.tensor(self.kept)) if self.kept else slice(None)
-        boxes = place.to_source(found["boxes"][chosen])
-        return self.finish(boxes, found["scores"][chosen], found["labels"][chosen], source_size)
+        return place.top + place.height, place.left + place.width
+
+    def report(
+        self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, source_size: tuple[int, int]
+    ) -> Detections:
+        """Boxes in input pixels after NMS, best first -> the best few of the kept classes, in source pixels."""
+        # Classes that are not wanted must not use up the places of those that are.
+        chosen = torch.isin(classes, torch.tensor(self.kept)) if self.kept else slice(self.max_detections)
+        boxes = self.preprocess.geometry(source_size).to_source(boxes[chosen])
+        return self.finish(boxes, scores[chosen], classes[chosen], source_size)

@@ -17,6 +17,22 @@ from multi_dnn_ros.models.results import Decoded, Detections, OutputError
 MAX_CANDIDATES = 4096
 
 
+def total_of(values: torch.Tensor) -> torch.Tensor:
+    """The sum (), finite when every value is: float64 holds that of any float32. A GPU makes it without being waited
+    for."""
+    return values.sum(dtype=torch.float64)
+
+
+def expect_finite(name: str, total: torch.Tensor, values: torch.Tensor | None = None) -> None:
+    """Raise OutputError unless `total`, on the CPU, is finite. values: whose total it is, to count the bad ones.
+
+    Much quicker than to look at every value.
+    """
+    if not math.isfinite(float(total)):
+        counted = "" if values is None else f": {int((~torch.isfinite(values)).sum())} of {values.numel()}"
+        raise OutputError(f"{name} holds NaN or infinite values{counted}")
+
+
 class TwoParts(Protocol):
     """A decoder in two parts, which together give what the decoder gives."""
 
@@ -64,10 +80,7 @@ class Decoder:
         """Decode one frame. Raises OutputError for a wrong number, shape or class count and for NaN or infinity."""
         self.check(outputs)
         for index, output in enumerate(outputs):
-            # The sum is finite when every value is (float64 holds the sum of any float32), and much quicker to test.
-            if not math.isfinite(float(output.sum(dtype=torch.float64))):
-                bad = int((~torch.isfinite(output)).sum())
-                raise OutputError(f"output {index} holds {bad} NaN or infinite values of {output.numel()}")
+            expect_finite(f"output {index}", total_of(output), output)
         return self.decode([output.float() for output in outputs], source_size)
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:

@@ -6,7 +6,6 @@ where the outputs lie saves a GPU the copy and a CPU the arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,8 @@ from torchvision.models.detection.fcos import FCOS
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
 from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
-from multi_dnn_ros.models.results import Detections, OutputError
+from multi_dnn_ros.models.decoders.base import expect_finite, total_of
+from multi_dnn_ros.models.results import Detections
 
 
 class AnchorCandidates:
@@ -50,21 +50,16 @@ class AnchorCandidates:
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
         """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
         scores, classes, anchors, offsets = outputs
-        if not math.isfinite(float(scores.sum(dtype=torch.float64) + offsets.sum(dtype=torch.float64))):
-            raise OutputError(f"of {len(scores)} candidates some have scores or boxes that are NaN or infinite")
+        expect_finite(f"the list of {len(scores)} candidates", total_of(scores) + total_of(offsets))
         decoder = self._decoder
         chosen = scores > decoder.score_threshold
         scores, classes = scores[chosen], classes[chosen]
-        place = decoder.preprocess.geometry(source_size)
         coder: Any = decoder.detector.box_coder
         code = coder.decode if isinstance(decoder.detector, FCOS) else coder.decode_single
         boxes = code(offsets[chosen], decoder.anchors[anchors[chosen]])
-        boxes = clip_boxes_to_image(boxes, (place.top + place.height, place.left + place.width))
+        boxes = clip_boxes_to_image(boxes, decoder.image_end(source_size))
         first = batched_nms(boxes, scores, classes, decoder.iou_threshold)
-        # Classes that are not wanted must not use up the places of those that are.
-        kept = torch.isin(classes[first], torch.tensor(decoder.kept)) if decoder.kept else slice(decoder.max_detections)
-        first = first[kept]
-        return decoder.finish(place.to_source(boxes[first]), scores[first], classes[first], source_size)
+        return decoder.report(boxes[first], scores[first], classes[first], source_size)
 
     def _of_levels(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N, classes) -> the best of each feature map: scores, classes, anchors' numbers."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from multi_dnn_ros.models.decoders.base import Decoder, TwoParts
+from multi_dnn_ros.models.decoders.base import Decoder, TwoParts, expect_finite, total_of
 from multi_dnn_ros.models.decoders.lane_lines import Line, Runs, find_runs, group_runs
 from multi_dnn_ros.models.preprocess import Geometry, Preprocess
 from multi_dnn_ros.models.results import Lane, Lanes, OutputError
@@ -112,15 +112,14 @@ class _LaneMap:
         self._decoder = decoder
 
     def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """(1, classes, h, w) logits on any device -> lane against none (h, w), and the sum of all logits ()."""
+        """(1, classes, h, w) logits on any device -> lane against none (h, w), and the total of all logits ()."""
         logits = outputs[0][0].float()
-        return self._decoder.lane_logits(logits), logits.sum(dtype=torch.float64)
+        return self._decoder.lane_logits(logits), total_of(logits)
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
         """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
         lane, total = outputs
-        if not math.isfinite(float(total)):
-            raise OutputError("output 0 holds NaN or infinite values")
+        expect_finite("output 0", total)
         return self._decoder.decode_map(lane, source_size)
 
 

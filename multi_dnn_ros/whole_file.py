@@ -1,0 +1,29 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def written_beside(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
+    """Gives the path to write to; after the block that file takes the place of `path`.
+
+    A reader meets the old file or the new one, and so does whoever comes after a kill. Folders are made. to_disk: the
+    content is on the disk before it counts, so that this holds for a loss of power too. When the block raises, `path`
+    stays what it was, and nothing is left beside it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield beside
+        if to_disk:
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)

@@ -1,0 +1,20 @@
+"""An error in a line, whatever it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi_dnn_ros.reasons import reason_of
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such layer"), "no such layer"),
+        (RuntimeError("\n CUDA error\nCompile with TORCH_USE_CUDA_DSA"), "CUDA error"),
+        (RecursionError(), "RecursionError"),
+        (OSError(" \n"), "OSError"),
+    ],
+)
+def test_the_first_line_or_the_name(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason

@@ -1,0 +1,38 @@
+"""A file is the old one or the new one, and nothing is left beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multi_dnn_ros.whole_file import written_beside
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_it_takes_the_place_of_the_old_one_at_the_end(tmp_path: Path, to_disk: bool) -> None:
+    path = tmp_path / "folder" / "report.json"
+    with written_beside(path, to_disk=to_disk) as beside:
+        beside.write_text("old")
+        assert beside.suffix == path.suffix  # by which some libraries choose the format
+        assert not path.exists()
+    with written_beside(path, to_disk=to_disk) as beside:
+        beside.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_one_alone(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def write(text: str) -> None:
+        with written_beside(path) as beside:
+            beside.write_text(text)
+            raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        write("half")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
