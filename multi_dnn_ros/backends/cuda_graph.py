@@ -15,9 +15,10 @@ import torch
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.capture import capture_graph
-from multi_dnn_ros.backends.device_errors import is_out_of_memory, reason_of
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.stream_priority import capture_stream
+from multi_dnn_ros.reasons import reason_of
 
 log = logging.getLogger(__name__)
 
