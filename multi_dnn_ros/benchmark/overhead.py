@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.engine import DnnTask, Engine, Frame
-from multi_dnn_ros.engine.task import Tensors
 from multi_dnn_ros.reporting import distribution
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.events import Events
 from multi_dnn_ros.engine.frame import Frame, FrameError
-from multi_dnn_ros.engine.task import DnnTask, DropReason, Stage, Tensors
+from multi_dnn_ros.engine.task import DnnTask, DropReason
 
 Loss = tuple[DropReason, str]
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
+from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine.frame import Frame
-
-Tensors = tuple[torch.Tensor, ...]
-Stage = Callable[[Tensors], Tensors]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.engine import DnnTask, Drop, Engine, Failure, Frame, Result
-from multi_dnn_ros.engine.task import Tensors
 
 WAIT = 20.0  # seconds that no condition may take; none takes more than milliseconds unless something is broken
 

@@ -11,11 +11,11 @@ from fake_gpu import FakeGpu, Stream
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import make_policy
 from multi_dnn_ros.engine.queue import JobQueue
-from multi_dnn_ros.engine.task import Stage, Tensors
 
 CPU = torch.device("cpu")
 JOBS = 4

@@ -10,8 +10,8 @@ import torch
 from engine_fakes import WAIT
 from fake_gpu import DEVICE, FakeGpu
 
+from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
-from multi_dnn_ros.engine.task import Stage, Tensors
 
 IMAGE = np.zeros((2, 2, 3), np.uint8)
 JOBS, FRAMES = 4, 150

@@ -13,9 +13,10 @@ from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
+from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.engine.task import DnnTask, Tensors
+from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
 from multi_dnn_ros.replay.outputs import decode_message, result_messages
 from multi_dnn_ros.replay.replay import Replay, msgtype_of
