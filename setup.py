@@ -47,6 +47,7 @@ setup(
             "onnxruntime>=1.17",
             "pytest>=7.4",
             "pytest-timeout>=2.2",
+            "pytest-xdist>=3.3",
             "ruff>=0.9",
             "scikit-learn>=1.0",
             "types-PyYAML",

@@ -20,11 +20,15 @@ def test_overhead_reports_both_sides_of_the_same_run():
 
 
 def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsys):
-    output = tmp_path / "figures" / "cpu.json"
-    assert main(["benchmark", "cpu", "--frames", "1", "--repeats", "1", "--output", str(output)]) == 0
+    """Of two DNNs: each is made ready here, and in a process of its own."""
+    output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"
+    parameters.write_text("/**: {ros__parameters: {dnns: [object, pedestrian]}}\n")
+    command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
+    assert main([*command, "--output", str(output)]) == 0
     figures = json.loads(output.read_text())
     assert set(figures["ms_per_frame"]) == {"engine", "one thread, one after another", "one process each"}
     assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
+    assert set(figures["dnns"]) == {"object", "pedestrian"}
     assert figures["command"].split()[0] == "multi-dnn"
     assert figures["versions"]["torch"]
     assert "one process each" in capsys.readouterr().out

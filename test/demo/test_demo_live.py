@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,6 +17,14 @@ from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.cli.main import main
 
 SHORT = ["--seconds", "3", "--size", "320x240"]
+
+
+@pytest.fixture(autouse=True)
+def _own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo in this process sets where ROS speaks, for good."""
+    for name in ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+        monkeypatch.delenv(name)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -35,9 +44,10 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_short_drives(tmp_path: Path) -> None:
+def test_short_drives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out" / "demo"
-    code, out, error = finish(start("--output", str(output), "--seconds", "1", "--size", "320x240"))
+    code = main(["demo", "--output", str(output), "--seconds", "1", "--size", "320x240"])
+    out, error = capfd.readouterr()
     assert code == 0, error + out
     for word in ("lane F1", "mAP@0.5", "peak resident memory", "written to", "builtin:pedestrian_small", "MACs"):
         assert word in out
@@ -60,15 +70,15 @@ def test_short_drives(tmp_path: Path) -> None:
             assert bag.topics["/multi_dnn/front/lane/points"].count >= 2
 
 
-def test_node_that_cannot_configure_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_node_that_cannot_configure_is_told_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     parameters = tmp_path / "parameters.yaml"
     parameters.write_text(
         "/**:\n  ros__parameters:\n    dnns: [object]\n    dnn:\n"
         "      object: {role: object, model: /nowhere/model.onnx}\n"
     )
     output = tmp_path / "demo"
-    code, _, error = finish(start("--output", str(output), "--params-file", str(parameters), *SHORT))
-    assert code == 1
+    assert main(["demo", "--output", str(output), "--params-file", str(parameters), *SHORT]) == 1
+    error = capfd.readouterr().err
     assert "/nowhere/model.onnx" in error.splitlines()[-1]
     assert str(output / "node.log") in error.splitlines()[-1]
     assert not (output / "bag").exists()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.cut import cut, split
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.trace import TraceError
+from multi_dnn_ros.models.trace import TraceError, trace
 from multi_dnn_ros.schema import DnnConfig
 
 
@@ -29,10 +29,11 @@ def randomized(module: nn.Module) -> nn.Module:
 
 
 def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple[int, ...], **options: bool) -> None:
+    graph = trace(module, inputs, **options)  # what `cut` does first; it takes seconds, and is the same for all counts
     with torch.inference_mode():
         whole = [leaf for leaf in pytree.tree_leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
         for jobs in job_counts:
-            stages = cut(module, inputs, jobs, **options)
+            stages = split(graph, jobs)
             assert 1 <= len(stages) <= jobs
             carried = inputs
             for stage in stages:

@@ -83,7 +83,8 @@ def test_a_builder_learns_classes_and_is_evaluated(
     assert len(training["history"]) == 8
 
     small = tmp_path / "small.safetensors"
-    assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5"]) == 0
+    # Without sweeps: the SVDs of 512 channels take longer than all the rest here; what they gain is tested elsewhere.
+    assert main(["decompose", str(out), "--output", str(small), "--ratio", "0.5", "--iterations", "0"]) == 0
     better = tmp_path / "better.safetensors"
     assert main(arguments(small, better, data, "--teacher", str(out), "--epochs", "1")) == 0
     _, description = load_artifact(better)
@@ -124,15 +125,15 @@ def test_a_detector_is_decomposed_retrained_and_goes_into_the_node(
     assert before.keys() == after.keys()
     assert weights_digest(before) != weights_digest(after)
     capsys.readouterr()
-    models = ["builtin:pedestrian", str(better)]
-    timed = ["--latency", "--instances", "2", "--backend", "eager", "--scenes", "8", "--limit", "3", "--device", "cpu"]
-    report = tmp_path / "report"
-    assert main(["evaluate", *models, "--data", road, *timed, "--report", str(report)]) == 0
-    content = json.loads((report / "report.json").read_text())
-    for network in content["networks"]:
-        assert network["scores"][road]["images"] == 3
-        assert [entry["instances"] for entry in network["latency_ms"]] == [1, 2]
-        assert all(entry["ms"] > 0 for entry in network["latency_ms"])
+    report, few = tmp_path / "report", ["--scenes", "8", "--limit", "3", "--device", "cpu", "--report"]
+    timed = ["--latency", "--instances", "2", "--backend", "eager"]
+    for models, more in ((["builtin:pedestrian", str(better)], []), ([str(better)], timed)):
+        assert main(["evaluate", *models, "--data", road, *more, *few, str(report)]) == 0
+        networks = json.loads((report / "report.json").read_text())["networks"]
+        assert [network["model"] for network in networks] == models
+        assert all(network["scores"][road]["images"] == 3 for network in networks)
+    assert [entry["instances"] for entry in networks[0]["latency_ms"]] == [1, 2]
+    assert all(entry["ms"] > 0 for entry in networks[0]["latency_ms"])
 
 
 def test_lanes_learn_from_several_sets(tmp_path: Path) -> None:
