@@ -184,7 +184,7 @@ def _measure_set(
             entry.update(_prepare(plan, condition, crews, progress))
         of_set = {"dnns": [network.builder for network in dnns.networks], "conditions": entries}
         for block in range(done, plan.repeats):
-            runs = _block(plan, plan.order(dnns, block), crews, entries)
+            runs = _block(plan, plan.order(dnns, block), crews, entries, progress)
             for name, run in runs.items():
                 entries[name]["runs"].append({"block": block, **run})
             of_set["summary"] = summarize(entries)
@@ -235,7 +235,11 @@ def _used_bytes(device: torch.device, crew: Crew) -> int:
 
 
 def _block(
-    plan: Plan, order: Sequence[Condition], crews: dict[str, Crew], entries: Mapping[str, dict[str, Any]]
+    plan: Plan,
+    order: Sequence[Condition],
+    crews: dict[str, Crew],
+    entries: Mapping[str, dict[str, Any]],
+    progress: Progress,
 ) -> dict[str, dict[str, Any]]:
     """A turn of each condition; one that fails is left out from now on, with what it had measured."""
     runs = {}
@@ -248,6 +252,7 @@ def _block(
             beside = crew.run(plan.seconds / 2, ticker=True)
         except CrewError as error:
             entries[condition.name]["error"] = str(error)
+            progress(f"{condition.name}: left out from here on: {error}")
             crews.pop(condition.name).close()
             continue
         runs[condition.name] = run_figures(reports, beside, plan.seconds)
