@@ -1,0 +1,201 @@
+"""DNNs made from parameters: results, memory, failures, decoding on a GPU. CPU twins: test/backends, engine, models."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from gpu_stages import GPU, needs, through
+
+from multi_dnn_ros.backends import Tensors, green_contexts
+from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.capture import CapturedFunction
+from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.models.balance import balance
+from multi_dnn_ros.pipeline import ConfigError, build
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+WAIT = 60.0
+partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
+CAPTURED = {"capture_preprocess": True}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        CAPTURED,
+        {"precision": "fp16", **CAPTURED},
+        pytest.param({"sms": 16, **CAPTURED}, marks=partitioned),
+        pytest.param({"sms": 8, "backend": "eager"}, marks=partitioned),
+    ],
+)
+def test_our_dnns_give_the_cpus_results_through_the_engine(parameters: dict):
+    """Frame by frame at full speed, so that each is preprocessed while the one before is on the GPU."""
+
+    def answers(device: str, extra: dict) -> dict[tuple[str, int], Result]:
+        flat = {"device": device, "dnns": ["lane", "object"], "dnn.lane.priority": 2}
+        flat |= {f"dnn.{dnn}.{name}": value for dnn in ("lane", "object") for name, value in extra.items()}
+        pipeline = build(to_config(flat))
+        tasks = [_raw(task) for task in pipeline.tasks]
+        results: dict[tuple[str, int], Result] = {}
+        engine = Engine(
+            tasks,
+            workers=2,
+            policy="priority",
+            device=pipeline.device,
+            on_result=lambda r: results.__setitem__((r.dnn, r.frame.stamp_ns), r.output),
+        )
+        engine.start()
+        rng = np.random.default_rng(0)
+        for number in range(30):
+            height, width = ((240, 320), (360, 480))[number % 2]
+            image = rng.integers(0, 256, (height, width, 3), np.uint8)
+            assert engine.submit(Frame("front", number, lambda image=image: image), WAIT)
+        assert engine.wait_idle(WAIT)
+        assert engine.stop(WAIT) == []
+        return results
+
+    found, expected = answers("cuda:0", parameters), answers("cpu", {})
+    assert found.keys() == expected.keys()
+    assert len(found) == 60
+    for key, right in expected.items():
+        # The CPU resizes in grey levels, the GPU in float: half a level of 255, and the network on top.
+        check_agreement(found[key], right, 0.1)
+
+
+def _raw(task):
+    return replace(task, decode=lambda outputs, size: tuple(output.clone() for output in outputs))
+
+
+@pytest.mark.parametrize("parameters", [{}, CAPTURED])
+def test_in_the_steady_state_nothing_is_allocated_on_gpu_or_host(parameters: dict):
+    """Frames are uploaded through pinned memory; after the first ones, all of it is memory used before."""
+
+    def allocations() -> tuple[int, int]:
+        host = torch.cuda.host_memory_stats()
+        return torch.cuda.memory_stats(GPU)["num_device_alloc"], host["num_host_alloc"]
+
+    flat = {"device": "cuda:0", "dnns": ["lane"], **{f"dnn.lane.{name}": value for name, value in parameters.items()}}
+    pipeline = build(to_config(flat))
+    engine = Engine(pipeline.tasks, workers=2, device=pipeline.device, on_result=lambda r: None)
+    engine.start()
+    image = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
+
+    def serve(frames: int) -> None:
+        for number in range(frames):
+            assert engine.submit(Frame("front", number, lambda: image), WAIT)
+            assert engine.wait_idle(WAIT)
+
+    serve(50)
+    before = allocations()
+    serve(200)
+    after = allocations()
+    assert engine.stop(WAIT) == []
+    assert after == before
+
+
+def test_memory_that_does_not_suffice_names_the_dnn_and_leaves_nothing():
+    flat = {"device": "cuda:0", "dnns": ["lane", "object"]}
+    build(to_config({**flat, "dnns": ["lane"]}))
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-5, GPU)
+    try:
+        with pytest.raises(ConfigError, match=r"dnn.\w+: builtin:\w+ does not fit into the memory of cuda:0") as raised:
+            build(to_config(flat))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, GPU)
+    assert "MiB are free" in str(raised.value)
+    assert len(build(to_config(flat)).tasks) == 2
+
+
+def test_a_dnn_is_rebuilt_while_others_serve():
+    """Its stages raise as a failing GPU would; the new ones are captured between the other DNN's jobs."""
+    pipeline = build(to_config({"device": "cuda:0", "dnns": ["lane", "object"]}))
+    lane, other = pipeline.tasks
+
+    def fails(carried: Tensors) -> Tensors:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    failures, drops, results = [], [], []
+    engine = Engine(
+        [replace(lane, stages=(fails,), in_one={}), other],
+        workers=2,
+        device=pipeline.device,
+        on_result=results.append,
+        on_drop=drops.append,
+        on_failure=failures.append,
+    )
+    engine.start()
+    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    for number in range(50):
+        engine.submit(Frame("front", number, lambda: image), WAIT)
+    assert engine.wait_idle(WAIT)
+    statistics = engine.statistics()
+    assert engine.stop(WAIT) == []
+    assert [(f.dnn, f.rebuilt, f.disabled) for f in failures] == [("lane", True, False)]
+    assert statistics.disabled == {}
+    assert statistics.streams["object", "front"].published == 50
+    assert {drop.reason for drop in drops} == {DropReason.DNN_ERROR}
+    assert statistics.streams["lane", "front"].published >= 47
+
+
+def test_rebuilding_gives_the_same_results():
+    (task,) = build(to_config({"device": "cuda:0", "dnns": ["lane"]})).tasks
+    assert task.rebuild is not None
+    fresh = task.rebuild(nullcontext())
+    with torch.inference_mode():
+        image = torch.randint(0, 256, (240, 320, 3), dtype=torch.uint8, device=GPU)
+        outputs = [through(each.stages, each.preprocess(image)) for each in (task, fresh)]
+    check_agreement(outputs[0], outputs[1], 1e-2)
+
+
+@partitioned
+@pytest.mark.parametrize("sms", [9, 1000])
+def test_a_share_that_the_gpu_cannot_give_is_refused_by_name(sms: int):
+    count = torch.cuda.get_device_properties(GPU).multi_processor_count
+    with pytest.raises(
+        ConfigError, match=rf"parameter dnn\.lane\.sms is {sms}; allowed: .* \(cuda:0 has {count} SMs\)"
+    ):
+        build(to_config({"device": "cuda:0", "dnns": ["lane"], "dnn.lane.sms": sms}))
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp16"])
+def test_a_detector_is_decoded_on_the_gpu_as_on_the_cpu(
+    precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Candidates are chosen behind the last job, as one launch; the raw outputs stay on the GPU."""
+    needs(precision, "cuda_graph")
+    weights = tmp_path / "detector.pt"
+    torch.manual_seed(0)
+    detector = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    # Scores far apart, as a trained one's are: which of equals are chosen is nobody's business.
+    balance(detector.eval().backbone, torch.randn(1, 3, 320, 320))
+    for head in detector.head.classification_head.module_list:
+        torch.nn.init.normal_(head[-1].weight, std=12.0)
+    torch.save(detector.state_dict(), weights)
+    flat = {"device": "cuda:0", "dnns": ["object"], "dnn.object.precision": precision}
+    flat |= {"dnn.object.weights": str(weights)}
+    flat |= {"dnn.object.model": "torchvision:ssdlite320_mobilenet_v3_large", "dnn.object.score_threshold": 0.01}
+    pipeline = build(to_config(flat))
+    (task,) = pipeline.tasks
+    assert isinstance(task.condense, CapturedFunction)
+    assert not [r.getMessage() for r in caplog.records if r.name.startswith("multi_dnn_ros")]
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        image = torch.from_numpy(rng.integers(0, 256, (240, 320, 3), np.uint8)).to(GPU)
+        with torch.inference_mode():
+            carried = task.preprocess(image)
+            for stage in task.stages:
+                carried = stage(carried)
+            expected = pipeline.dnns["object"].decoder(tuple(tensor.cpu() for tensor in carried), (240, 320))
+            found = task.decode(tuple(tensor.cpu() for tensor in task.condense(carried)), (240, 320))
+        assert len(found.scores) == len(expected.scores) > 0
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4)
+        np.testing.assert_allclose(found.boxes, expected.boxes, rtol=1e-3, atol=0.1)
