@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
 from multi_dnn_ros.compression.timing import Target, prepared
+from multi_dnn_ros.heard import HeardWarnings
 from multi_dnn_ros.training.trainee import OneByOne
 
 
@@ -28,8 +25,9 @@ class Served(nn.Module):
         width, height = size
         # What was exported for one image is served as it is.
         single = network.network if isinstance(network, OneByOne) else network
-        with _warnings("multi_dnn_ros.backends") as self.warnings:
+        with HeardWarnings("multi_dnn_ros.backends") as heard:
             self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
+        self.warnings = heard.texts
         # The chain keeps its weights to itself; scoring asks a network's parameters for the device.
         self.place = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
 
@@ -46,16 +44,3 @@ class Served(nn.Module):
                 carried = stage(carried)
         # Captured graphs write every image's outputs to the same memory. Copied out here, they are ordinary tensors.
         return tuple(tensor.clone() for tensor in carried)
-
-
-@contextlib.contextmanager
-def _warnings(logger: str) -> Iterator[list[str]]:
-    """What is logged there within the block, from warnings up."""
-    found: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger(logger).addHandler(handler)
-    try:
-        yield found
-    finally:
-        logging.getLogger(logger).removeHandler(handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import signal
 import time
@@ -15,6 +14,7 @@ import psutil
 
 from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
 from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.heard import HeardWarnings
 from multi_dnn_ros.memory import settle_memory
 
 #: Between the order to run and the window: every process gets the order and is up to speed.
@@ -184,7 +184,7 @@ def serve(connection: Connection, work: Any) -> None:
             if built is None:
                 answer = Report(error=failure)
             elif order.prepare:
-                with _Warnings() as warnings:
+                with HeardWarnings() as warnings:
                     loop = make_loop(work, built)
                 built = built[:0]  # the device has its own now
                 answer = Report(notes=tuple(warnings.texts))
@@ -223,21 +223,3 @@ def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
         ),
         late_ms=tuple(late / 1e6 for late in late_ns),
     )
-
-
-class _Warnings(logging.Handler):
-    """The warnings of this package while the block runs, such as a job that cannot be captured."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-    def __enter__(self) -> _Warnings:
-        logging.getLogger("multi_dnn_ros").addHandler(self)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        logging.getLogger("multi_dnn_ros").removeHandler(self)

@@ -1,0 +1,24 @@
+"""What is logged within a block, kept for a report."""
+
+from __future__ import annotations
+
+import logging
+
+
+class HeardWarnings(logging.Handler):
+    """The warnings of this package while the block runs, such as a job that cannot be captured: `texts`."""
+
+    def __init__(self, logger: str = "multi_dnn_ros") -> None:
+        super().__init__(logging.WARNING)
+        self._logger = logging.getLogger(logger)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+    def __enter__(self) -> HeardWarnings:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._logger.removeHandler(self)
