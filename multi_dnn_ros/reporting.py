@@ -71,6 +71,16 @@ def write_figure(path: Path, figure: Figure) -> None:
         figure.savefig(beside, dpi=120, format="png")
 
 
+def against(value: float | None, first: float | None, digits: int = 3) -> str:
+    """A cell of a table: the value and how far it is from the first row's, `0.359 (-45.3%)`.
+
+    value: None is a dash. first: None in the first row itself; nothing is compared with 0.
+    """
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" + (f" ({value / first - 1:+.1%})" if first else "")
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table whose columns line up in a terminal too."""
     lines = [list(header), *map(list, rows)]

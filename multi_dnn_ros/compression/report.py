@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.compression.decompose import Outcome
 from multi_dnn_ros.compression.macs import Cost
-from multi_dnn_ros.reporting import write_figure, write_text
+from multi_dnn_ros.reporting import write_figure, write_json, write_text
 
 JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
 _BEFORE, _AFTER, _KEPT = "#8a97a8", "#d1603d", "#5b6470"
@@ -60,8 +59,7 @@ def summary(
 
 def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
     """Write JSON, Markdown and both pictures into `folder`, which is made; each beside and then renamed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / JSON_NAME, json.dumps(content, indent=2) + "\n")
+    write_json(folder / JSON_NAME, content)
     write_text(folder / MARKDOWN_NAME, markdown(content))
     _plot_summary(folder / SUMMARY_PLOT, content)
     _plot_layers(folder / LAYER_PLOT, content)

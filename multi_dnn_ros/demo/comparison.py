@@ -14,7 +14,7 @@ from multi_dnn_ros.demo.report import Outcome
 from multi_dnn_ros.demo.run import Demo, check_output
 from multi_dnn_ros.models.sources import load_network, weights_file
 from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.reporting import provenance, table, write_json
+from multi_dnn_ros.reporting import against, provenance, table, write_json
 from multi_dnn_ros.resources import config_file
 
 #: The sets of DNNs that the package brings -> the parameters that run them.
@@ -101,7 +101,7 @@ def comparison_table(originals: Mapping[str, Figures], others: Mapping[str, Figu
                     own.model,
                     _score(own, first, compared),
                     *(
-                        _against(value, of_first, digits, compared)
+                        against(value, of_first if compared else None, digits)
                         for value, of_first, digits in (
                             (own.macs / 1e6, first.macs / 1e6, 1),
                             (own.p50_ms, first.p50_ms, 1),
@@ -121,12 +121,6 @@ def _score(own: Figures, first: Figures, compared: bool) -> str:
             shown = f" ({difference:+.3f})" if compared and difference is not None else ""
             return f"{name} {own.scores[score]:.3f}{shown}"
     return "nothing to compare"
-
-
-def _against(value: float | None, first: float | None, digits: int, compared: bool) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.{digits}f}" + (f" ({value / first - 1:+.1%})" if compared and first else "")
 
 
 def _megabytes(count: int | None) -> float | None:

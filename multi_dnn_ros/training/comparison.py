@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.reporting import table, write_figure, write_json, write_text
+from multi_dnn_ros.reporting import against, table, write_figure, write_json, write_text
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.exercise import MAIN
 
@@ -30,9 +30,9 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
         cells = [label(network)]
         cells += [f"{network['scores'][name][score]:.4f}" for name in sets for score in _SHOWN[task]]
         for key, scale in (("macs", 1e9), ("parameters", 1e6), ("file_bytes", 1e6)):
-            cells.append(_against(network[key] / scale, first[key] / scale, network is first))
+            cells.append(against(network[key] / scale, None if network is first else first[key] / scale))
         for own, other in zip(network["latency_ms"], first["latency_ms"], strict=True):
-            cells.append(_against(own["ms"], other["ms"], network is first))
+            cells.append(against(own["ms"], None if network is first else other["ms"]))
         rows.append(tuple(cells))
     return tuple(header), rows
 
@@ -102,7 +102,3 @@ def _score_name(name: str, score: str, sets: Sequence[str]) -> str:
 
 def _latency_name(entry: Mapping[str, Any]) -> str:
     return "ms alone" if entry["instances"] == 1 else f"ms, {entry['instances']} at once"
-
-
-def _against(value: float, first: float, is_first: bool) -> str:
-    return f"{value:.3f}" if is_first or not first else f"{value:.3f} ({value / first - 1:+.1%})"
