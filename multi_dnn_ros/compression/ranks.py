@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -219,19 +218,19 @@ _LEAST_KEPT = 1e-12
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
     """(MACs, error, plan) along the lower convex hull from the layer as it is downwards, most MACs first."""
     inputs, outputs = layer.channels
-    lost_in, lost_out = (tail_energy(groups) for groups in layer.unfoldings)
+    # What each rank costs; the last, all of the unfolding's own, nothing.
+    cost_in, cost_out = (-np.log(np.maximum(1.0 - tail_energy(groups), _LEAST_KEPT)) for groups in layer.unfoldings)
     points: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
     if isinstance(layer.module, nn.Linear):
         pairs = [(rank, rank) for rank in rounding.all(min(inputs, outputs))]
-        lost_out = np.zeros_like(lost_in)
+        cost_out = np.zeros_like(cost_in)
     else:
         pairs = [(r, s) for r in _thinned(rounding.all(inputs)) for s in _thinned(rounding.all(outputs))]
     for in_rank, out_rank in pairs:
         plan = plan_of(layer, in_rank, out_rank)
         if plan is not None and layer.macs(plan) < layer.macs():
-            # A rank beyond the unfolding's own loses nothing.
-            lost = lost_in[min(in_rank, len(lost_in) - 1)], lost_out[min(out_rank, len(lost_out) - 1)]
-            points.append((layer.macs(plan), -sum(math.log(max(1.0 - each, _LEAST_KEPT)) for each in lost), plan))
+            error = cost_in[min(in_rank, len(cost_in) - 1)] + cost_out[min(out_rank, len(cost_out) - 1)]
+            points.append((layer.macs(plan), float(error), plan))
     hull: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
     macs, error = layer.macs(), 0.0
     while True:
