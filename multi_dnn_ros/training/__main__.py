@@ -56,14 +56,9 @@ def _scene_arguments(verb: argparse.ArgumentParser) -> None:
 def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     try:
-        if args.verb == "evaluate":
-            from multi_dnn_ros.training import evaluate
-
-            return evaluate.run(args)
-        if args.verb in ("curve", "curves"):
-            from multi_dnn_ros.training import curve
-
-            return curve.main(args) if args.verb == "curve" else curve.draw(args)
+        if "run" in args:  # a verb of its own module
+            status: int = args.run(args)
+            return status
         scenes = render(recipes.train_spec(args.count), args.scenes / "train", args.workers)
         choice = render(recipes.choice_spec(args.choice), args.scenes / "choice", args.workers)
         if args.verb == "render":
