@@ -203,10 +203,8 @@ def _latency(
     if isinstance(policy, Measured):
         chosen = policy.accepted
     else:
-        chosen = []
-        for count in dict.fromkeys((1, instances(args, target))):
-            times = compare([original, network], shape, target, instances=count)
-            chosen.append(WholeTime(count, times[0], times[1], 0))
+        times = compare([original, network], shape, target, (1, instances(args, target)))
+        chosen = [WholeTime(count, before, after, 0) for count, (before, after) in times.items()]
     return [
         {"instances": time.instances, "original_ms": time.original_ms, "decomposed_ms": time.decomposed_ms}
         for time in chosen

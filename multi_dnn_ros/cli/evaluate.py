@@ -186,8 +186,8 @@ def _add_latency(
     if len({network.size for network in networks}) > 1:
         raise UsageError("--latency compares networks of one input size; these have several")
     width, height = networks[0].size
-    for count in dict.fromkeys((1, instances(args, target))):
-        times = compare([network.network for network in networks], (1, 3, height, width), target, instances=count)
+    modules = [network.network for network in networks]
+    for count, times in compare(modules, (1, 3, height, width), target, (1, instances(args, target))).items():
         for rows, ms in zip(entries, times, strict=True):
             for row in rows:
                 row["latency_ms"].append({"instances": count, "ms": ms, "target": target.name()})

@@ -15,18 +15,13 @@ from multi_dnn_ros.compression.timing import Target, TimingCache, compare
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan, empty_chain
 
 LayerPlan = TuckerPlan | SvdPlan
-#: What the clock is asked: (modules, input shape, target, instances) -> ms of each. A parameter, so that tests have one
-#: of their own.
-Compare = Callable[[Sequence[nn.Module], tuple[int, ...], Target, int], list[float]]
+#: What the clock is asked, as timing.compare. A parameter, so that tests have one of their own.
+Compare = Callable[[Sequence[nn.Module], tuple[int, ...], Target, Sequence[int]], dict[int, list[float]]]
 
 #: Alignments beyond the policy's own that a candidate's ranks are rounded up to.
 _ALIGNMENTS = (16, 32, 64)
 #: A decomposed network must be faster than the original by this much, or the next run might find it slower.
 _WHOLE_MARGIN = 0.01
-
-
-def _compare(modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target, instances: int) -> list[float]:
-    return compare(modules, shape, target, instances=instances)
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Measured:
     cache: TimingCache = field(default_factory=lambda: TimingCache(None))
     instances: int = 2
     margin: float = 0.03
-    compare: Compare = _compare
+    compare: Compare = compare
     whole: list[WholeTime] = field(default_factory=list)
     accepted: list[WholeTime] = field(default_factory=list)
 
@@ -112,7 +107,7 @@ class Measured:
             known = [self.cache.get(key) for key in keys]
             if any(ms is None for ms in known):  # all of them, so that all were timed under the same conditions
                 modules = [layer.module, *(empty_chain(layer.module, plan) for plan in plans)]
-                found = self.compare(modules, shape, self.target, 1)
+                found = self.compare(modules, shape, self.target, (1,))[1]
                 self.cache.put(dict(zip(keys, found, strict=True)))
             else:
                 found = [ms for ms in known if ms is not None]
@@ -127,8 +122,8 @@ class Measured:
             decomposed = copy.deepcopy(self.network)
             apply_plan(decomposed, plans, "measured ranks")
             slower, measured = [], []
-            for instances in dict.fromkeys((1, self.instances)):
-                times = self.compare([self.network, decomposed], self.input_shape, self.target, instances)
+            pair = (self.network, decomposed)
+            for instances, times in self.compare(pair, self.input_shape, self.target, (1, self.instances)).items():
                 measured.append(WholeTime(instances, times[0], times[1], len(plans)))
                 if not measured[-1].ratio <= 1.0 - _WHOLE_MARGIN:
                     slower.append(measured[-1])

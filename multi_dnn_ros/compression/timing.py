@@ -18,7 +18,8 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.cut import cut, whole
+from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 from multi_dnn_ros.reporting import cpu_model
 from multi_dnn_ros.resources import cache_folder
 from multi_dnn_ros.whole_file import written_beside
@@ -30,6 +31,8 @@ _ROUNDS = 15
 _BLOCK_S = 0.004
 _MOST_CALLS = 200
 _THREAD_TIMEOUT_S = 600.0
+#: What becomes a job untraced.
+_LAYERS = (nn.Conv2d, nn.Linear, TuckerConv2d, SvdLinear)
 
 
 @dataclass(frozen=True)
@@ -68,15 +71,23 @@ class Target:
         return f"{device}; {self.precision}; {self.backend}; {versions}"
 
 
-def compare(modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target, *, instances: int = 1) -> list[float]:
-    """Milliseconds of one inference of each module, median of rounds in which they take turns.
+def compare(
+    modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target, counts: Sequence[int] = (1,)
+) -> dict[int, list[float]]:
+    """Milliseconds of one inference of each module, median of rounds in which they take turns; a list a count.
 
-    shape: of the one input, whose batch axis the target replaces. instances: copies of a module that run at once, a
+    shape: of the one input, whose batch axis the target replaces. counts: how many copies of a module run at once, a
     thread each (a CUDA stream each on a GPU); the time is until all are done. The modules stay as they are. Raises what
     cutting or the backend raises.
     """
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0))
-    inputs = (values,)
+    cut_up = [_one_job(module, (values,)) for module in modules]
+    return {count: _side_by_side(cut_up, (values,), target, count) for count in dict.fromkeys(counts)}
+
+
+def _side_by_side(
+    modules: Sequence[nn.Module], inputs: tuple[torch.Tensor, ...], target: Target, instances: int
+) -> list[float]:
     threads = torch.get_num_threads()
     if instances > 1 and target.device.type == "cpu":
         torch.set_num_threads(max(1, threads // instances))
@@ -99,13 +110,13 @@ def compare(modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target
 
 
 class _Crew:
-    """One module, made ready `instances` times; with more than one, a thread runs each."""
+    """One job, made ready `instances` times; with more than one, a thread runs each."""
 
-    def __init__(self, module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, instances: int) -> None:
+    def __init__(self, job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, instances: int) -> None:
         self._device = target.device
         self._sms = target.sms
         self._inputs = tuple(tensor.to(target.device) for tensor in inputs)
-        self._chains = [prepared(module, inputs, target) for _ in range(instances)]
+        self._chains = [_ready(copy.deepcopy(job), inputs, target) for _ in range(instances)]
         self.calls = 1
         self._stopped = False
         self._error: BaseException | None = None
@@ -161,16 +172,31 @@ class _Crew:
 
 
 def prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
-    """A copy of a module on the CPU as the node serves it in one job: batch norms folded, by the target's backend.
+    """A copy of a module on the CPU as the node serves it in one job, by the target's backend.
 
     inputs: example inputs. The chain computes on the calling thread's current stream. Raises what cutting or the
     backend raises.
     """
+    return _ready(_one_job(module, inputs), inputs, target)
+
+
+def _ready(job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
+    with computing_on(target.device, target.sms):
+        return target.make_backend().prepare([job], inputs, target.device)
+
+
+def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
+    """A copy of a module on the CPU as the node serves it in one job: batch norms folded. Raises what cutting raises.
+
+    A layer is one as it is: tracing takes longer than timing it.
+    """
     own = copy.deepcopy(module)
+    if isinstance(own, _LAYERS):
+        return whole(own.eval())
     for part in own.modules():
         part.training = False  # as eval(), which exported programs refuse
-    with computing_on(target.device, target.sms):
-        return target.make_backend().prepare(cut(own, inputs, 1, fold_batch_norm=True), inputs, target.device)
+    (job,) = cut(own, inputs, 1, fold_batch_norm=True)
+    return job
 
 
 class TimingCache:

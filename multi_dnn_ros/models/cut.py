@@ -88,6 +88,17 @@ def cut(
     return split(trace(module, example_inputs, fold_batch_norm=fold_batch_norm), jobs, costs=costs, limit_s=limit_s)
 
 
+def whole(layer: nn.Module) -> Stage:
+    """A module of one tensor, whose forward does not branch on values, as one stage; it is called as it is, not traced
+    into its operations.
+    """
+    parts = nn.Module()
+    parts.layer = layer
+    graph = fx.Graph()
+    graph.output((graph.call_module("layer", (graph.placeholder("image"),)),))
+    return Stage(fx.GraphModule(parts, graph, class_name="StageGraph"), (("layer",),), 0.0)
+
+
 def split(
     graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = None, limit_s: float = float("inf")
 ) -> list[Stage]:

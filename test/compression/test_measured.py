@@ -37,11 +37,14 @@ class Clock:
         self.whole_ms = whole_ms or (lambda decomposed, instances: 10.0 - decomposed)
         self.asked: list[tuple[int, tuple[int, ...], int]] = []
 
-    def __call__(self, modules, shape, target, instances):
+    def __call__(self, modules, shape, target, counts):
+        return {instances: self._times(modules, shape, instances) for instances in counts}
+
+    def _times(self, modules, shape, instances):
         self.asked.append((len(modules), shape, instances))
         if isinstance(modules[0], nn.Sequential):
-            counts = [sum(isinstance(part, TuckerConv2d) for part in whole) for whole in modules]
-            return [self.whole_ms(count, instances) for count in counts]
+            decomposed = [sum(isinstance(part, TuckerConv2d) for part in whole) for whole in modules]
+            return [self.whole_ms(count, instances) for count in decomposed]
         return [self.layer_ms(module) for module in modules]
 
 
@@ -159,12 +162,16 @@ def test_the_real_clock_tells_much_from_little(instances: int) -> None:
     for module in (little, much):
         module.eval()
     before = torch.get_num_threads()
-    times = compare([little, much], (1, 4, 48, 48), target(), instances=instances)
+    times = compare([little, much], (1, 4, 48, 48), target(), [instances])[instances]
     assert 0 < times[0] < times[1]
     assert torch.get_num_threads() == before
     assert all(parameter.dtype == torch.float32 for parameter in much.parameters())
 
 
 def test_a_module_that_fails_is_an_error() -> None:
-    with pytest.raises(ValueError, match="cannot trace"):
-        compare([nn.Conv2d(3, 4, 3).eval()], (1, 4, 8, 8), target(), instances=1)
+    for module, message in (
+        (nn.Conv2d(3, 4, 3), "to have 3 channels"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3)), "cannot trace"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            compare([module.eval()], (1, 4, 8, 8), target())
