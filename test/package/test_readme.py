@@ -1,9 +1,8 @@
-"""What the README tells people to type exists, and what it says of topics, parameters and figures is so."""
+"""What the README and the pages under docs/ tell people to type exists, and so does every file that they name."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import subprocess
@@ -16,14 +15,16 @@ from multi_dnn_ros.cli.main import VERBS, build_parser, split_ros_args
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+TEXT = "\n".join(PAGES.values())
 #: Code blocks, and code inside the text.
-CODE = [line for block in re.findall(r"```\w*\n(.*?)```", README, re.S) for line in block.splitlines()] + re.findall(
-    r"`([^`\n]+)`", README
+CODE = [line for block in re.findall(r"```\w*\n(.*?)```", TEXT, re.S) for line in block.splitlines()] + re.findall(
+    r"`([^`\n]+)`", TEXT
 )
 
 
 def commands(first: str) -> list[str]:
-    """Every command in the README that begins with this word, without its comment."""
+    """Every command on the pages that begins with this word, without its comment."""
     return sorted({line.split("  #")[0].split(" && ")[0].strip() for line in CODE if line.startswith(f"{first} ")})
 
 
@@ -81,14 +82,8 @@ def test_launch_arguments_exist() -> None:
 
 
 def test_files_that_are_named_are_there() -> None:
-    named = set(re.findall(r"`((?:results|config|launch|docs)/[\w./]+)`", README))
-    named |= set(re.findall(r"\]\((?!http)([^)#]+)\)", README))
+    named = {ROOT / name for name in re.findall(r"`((?:results|config|launch|docs)/[\w./]+)`", TEXT)}
+    for path, text in PAGES.items():
+        named |= {path.parent / name for name in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text)}
     assert named
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_every_result_has_its_origin() -> None:
-    for path in (ROOT / "results").glob("*.json"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-        assert content["command"], path
-        assert content["versions"], path
+    assert [str(path) for path in named if not path.exists()] == []
