@@ -16,7 +16,7 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Stage, Tensors, green_contexts
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
-from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
+from multi_dnn_ros.backends.capture import CapturedFunction, FastestConvolutions, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
@@ -320,7 +320,10 @@ def choose_backend(
         backend = CudaGraph(tolerance, stream_priority=stream_priority, dnn=dnn)
     if name == "inductor" and device.type == "cuda":
         backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority, dnn=dnn)
-    return backend if precision == "auto" else InPrecision(chosen, backend, dnn)
+    if precision != "auto":
+        backend = InPrecision(chosen, backend, dnn)
+    captured = device.type == "cuda" and name in ("cuda_graph", "inductor")
+    return FastestConvolutions(backend) if captured else backend
 
 
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.stream_priority import capture_stream
 
 #: Calls before capturing, in which libraries choose their algorithms and workspaces.
@@ -72,6 +72,32 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
     ):
         run()
     return graph
+
+
+class FastestConvolutions:
+    """Another backend, while whose work cuDNN tries its algorithms for each convolution and the fastest is captured.
+
+    By its own rules cuDNN chooses without trying. The choice belongs to the calling thread and to what it computes for
+    the first time; the setting is the whole process's, and as it was afterwards.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def prepare(
+        self,
+        stages: Sequence[torch.nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
+        """As the other backend does."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        try:
+            return self._backend.prepare(stages, inputs, device, shared)
+        finally:
+            torch.backends.cudnn.benchmark = before
 
 
 @contextlib.contextmanager

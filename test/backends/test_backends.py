@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torchvision
 
 from multi_dnn_ros.backends import Backend, Tensors
+from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline import BACKENDS, ConfigError, choose_backend
@@ -32,10 +34,27 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 
 def test_a_cpu_runs_scripts_and_a_gpu_does_not() -> None:
     assert type(choose_backend("auto", CPU)) is BACKENDS["torchscript"]
-    assert type(choose_backend("auto", torch.device("cuda:0"))) is BACKENDS["cuda_graph"]
+    assert type(choose_backend("auto", torch.device("cuda:0"))) is FastestConvolutions
     assert type(choose_backend("eager", CPU)) is BACKENDS["eager"]
     with pytest.raises(ConfigError, match=r"dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"):
         choose_backend("cuda_graph", CPU)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_algorithms_are_tried_while_a_dnn_is_made_ready_and_no_longer(fails: bool) -> None:
+    tried = []
+
+    class Observed:
+        def prepare(self, stages, inputs, device, shared=None):
+            tried.append(torch.backends.cudnn.benchmark)
+            if fails:
+                raise ValueError("no")
+            return ("ready",)
+
+    with pytest.raises(ValueError, match="no") if fails else nullcontext():
+        assert FastestConvolutions(Observed()).prepare([], (), CPU) == ("ready",)
+    assert tried == [True]
+    assert not torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize("jobs", [1, 5])
