@@ -12,14 +12,15 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.classification import logits_of, soft_targets
-from multi_dnn_ros.training.loop import Loss, autocast
+from multi_dnn_ros.training.loop import Loss
+from multi_dnn_ros.training.replay import replayed_answers
 
 
 class Distilled:
     """A loss that mixes the truth with a teacher's answers to the same (varied) images.
 
     loss: on the truth; None: the teacher alone. teacher: in eval mode on the training device. weight: share of the
-    teacher, 0..1. difference: of the student's and the teacher's outputs.
+    teacher, 0..1. difference: of the student's and the teacher's outputs. On a GPU all images must be of one size.
     """
 
     def __init__(
@@ -36,15 +37,22 @@ class Distilled:
         self.difference = difference
         self.weight = 1.0 if loss is None else weight
         self.precision = precision
+        self._replayed: Callable[[Tensor], Any] | None = None
 
     def __call__(self, outputs: Any, batch: Batch) -> Tensor:
-        image = batch["image"]
-        with torch.no_grad(), autocast(image.device, self.precision):
-            answer = self.teacher(image)
+        answer = self._answer(batch["image"])
         value = self.weight * self.difference(outputs, answer)
         if self.loss is not None and self.weight < 1.0:
             value = value + (1.0 - self.weight) * self.loss(outputs, batch)
         return value
+
+    def _answer(self, image: Tensor) -> Any:
+        if not image.is_cuda:
+            with torch.no_grad():
+                return self.teacher(image)
+        if self._replayed is None:
+            self._replayed = replayed_answers(self.teacher, image, self.precision)
+        return self._replayed(image)
 
 
 class SoftTargets:

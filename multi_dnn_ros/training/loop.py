@@ -8,7 +8,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +21,10 @@ from tqdm import tqdm
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
+from multi_dnn_ros.training.precision import autocast
+from multi_dnn_ros.training.replay import replayed
 
-__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "autocast", "train"]
+__all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "train"]
 
 Batch = dict[str, Tensor]
 #: Batches from which the statistics of averaged weights are taken.
@@ -90,12 +91,6 @@ class Outcome:
     history: list[dict[str, float]] = field(default_factory=list)
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Mixed precision on CUDA; elsewhere, and for fp32, nothing."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32" and device.type == "cuda")
-
-
 def train(
     network: nn.Module,
     batches: Batches,
@@ -139,6 +134,11 @@ def train(
         outcome = Outcome(state["best"], state["best_epoch"], state["history"])
     replica = distributed.replicated(network)
     steps = len(batches)
+    parameters = list(network.parameters())  # once: looking for them takes as long as some of the steps below
+    averaging = _Averaging(average, network) if schedule.ema else None
+    if device.type == "cuda" and distributed.world() == 1 and first < schedule.epochs:
+        _set_training(replica, True)
+        replica = replayed(replica, _laid(next(batches.epoch(first))["image"]), schedule.precision)
     for epoch in range(first, schedule.epochs):
         if schedule.patience and outcome.epoch >= 0 and epoch - 1 - outcome.epoch >= schedule.patience:
             break
@@ -153,20 +153,17 @@ def train(
         for k, batch in enumerate(bar):
             step = epoch * steps + k
             _set_rate(optimizer, schedule, step / steps)
-            image = batch["image"]
-            if device.type == "cuda":
-                image = image.to(memory_format=torch.channels_last)
             with autocast(device, schedule.precision):
-                outputs = replica(image)
+                outputs = replica(_laid(batch["image"]))
             value = loss(outputs, batch)
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(value).backward()
             scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(network.parameters(), schedule.clip)
+            torch.nn.utils.clip_grad_norm_(parameters, schedule.clip)
             scaler.step(optimizer)
             scaler.update()
-            if schedule.ema:
-                _average(average, network, min(schedule.ema, (1 + step) / (10 + step)))
+            if averaging is not None:
+                averaging.step(min(schedule.ema, (1 + step) / (10 + step)))
             total += value.detach()
         mean = float(distributed.mean(total)) / max(steps, 1)
         if not math.isfinite(mean):
@@ -238,13 +235,27 @@ def _set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float
         group["lr"] = schedule.lr * share
 
 
-@torch.no_grad()
-def _average(average: nn.Module, network: nn.Module, decay: float) -> None:
+def _laid(image: Tensor) -> Tensor:
+    """As a GPU's convolutions like it."""
+    return image.to(memory_format=torch.channels_last) if image.is_cuda else image
+
+
+class _Averaging:
     """Exponential moving average of the weights; buffers are taken as they are, see _fit_statistics."""
-    kept, new = ([p.detach() for p in module.parameters()] for module in (average, network))
-    torch._foreach_lerp_(kept, new, 1.0 - decay)
-    for a, b in zip(average.buffers(), network.buffers(), strict=True):
-        a.copy_(b)
+
+    def __init__(self, average: nn.Module, network: nn.Module) -> None:
+        self._weights = tuple([p.detach() for p in module.parameters()] for module in (average, network))
+        kinds = {buffer.dtype for buffer in network.buffers()}  # tensors of one type are copied in one launch
+        self._buffers = [
+            tuple([b for b in module.buffers() if b.dtype is kind] for module in (average, network)) for kind in kinds
+        ]
+
+    @torch.no_grad()
+    def step(self, decay: float) -> None:
+        kept, new = self._weights
+        torch._foreach_lerp_(kept, new, 1.0 - decay)
+        for kept, new in self._buffers:
+            torch._foreach_copy_(kept, new)
 
 
 def _fit_statistics(average: nn.Module, images: Iterator[Tensor], schedule: Schedule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -92,6 +93,7 @@ def retrain(
             checkpoint_every=checkpoint_every, identity=identity, progress=progress,
         )  # fmt: skip
     seconds = time.monotonic() - begin
+    gc.collect()  # captured passes hold themselves, and the GPU's memory
     after = _test(pupil, network, test_rows)
     say(f"after {seconds:.0f} s: {describe(after)}")
     network.cpu()

@@ -1,0 +1,122 @@
+"""Training on a GPU: captured passes give the same weights as launching kernel by kernel. CPU twin: test/training."""
+
+from __future__ import annotations
+
+import gc
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from multi_dnn_ros.training import loop
+from multi_dnn_ros.training.batches import ArrayBatches
+from multi_dnn_ros.training.loop import Schedule, train
+from multi_dnn_ros.training.precision import autocast
+from multi_dnn_ros.training.replay import replayed_answers
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+GPU = torch.device("cuda:0")
+
+
+class Branches(nn.Module):
+    """Batch normalization, dropout where asked for, and weights that nothing depends on."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+            nn.Dropout(dropout), nn.Linear(64, 3),
+        )  # fmt: skip
+        self.unused = nn.Linear(4, 4)
+
+    def forward(self, image: Tensor) -> Tensor:
+        result: Tensor = self.body(image)
+        return result
+
+
+class Looks(Branches):
+    """At a value, which a capture cannot."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        result: Tensor = self.body(image)
+        return result if float(result.sum()) > 0 else result * 2
+
+
+def batches() -> ArrayBatches:
+    labels = torch.arange(96) % 3
+    image = torch.randint(0, 90, (96, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    image[torch.arange(96), labels] += 120
+    return ArrayBatches({"image": image.to(GPU), "label": labels.to(GPU)}, 16, seed=1)
+
+
+def trained(network: nn.Module, precision: str) -> tuple[dict[str, Tensor], list[float]]:
+    network = network.to(GPU).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def accuracy(scored: nn.Module) -> dict[str, float]:
+        data = batches().arrays
+        with torch.no_grad():
+            right = scored(data["image"].float() / 255.0).argmax(1) == data["label"]
+        return {"top1": float(right.float().mean())}
+
+    outcome = train(
+        network, batches(), lambda outputs, batch: F.cross_entropy(outputs.float(), batch["label"]), accuracy,
+        Schedule(4, 0.02, ema=0.9, precision=precision, seed=3), main="top1", progress=False,
+    )  # fmt: skip
+    return {name: tensor.cpu() for name, tensor in network.state_dict().items()}, [r["loss"] for r in outcome.history]
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 5e-2)])
+def test_captured_passes_train_to_the_same_weights(
+    precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    captured = []
+    real = loop.replayed
+    monkeypatch.setattr(loop, "replayed", lambda *given: captured.append(real(*given)) or captured[-1])
+    weights, losses = trained(Branches(0.0), precision)
+    assert type(captured[0]) is not Branches
+    assert not caplog.records
+    monkeypatch.setattr(loop, "replayed", lambda network, image, precision: network)
+    expected, expected_losses = trained(Branches(0.0), precision)
+    assert losses == pytest.approx(expected_losses, rel=tolerance)
+    assert losses[-1] < losses[0] / 2
+    for name, tensor in weights.items():
+        assert torch.allclose(tensor.float(), expected[name].float(), rtol=10 * tolerance, atol=tolerance), name
+
+
+def test_dropout_draws_anew_in_every_step_and_a_seed_repeats_the_run() -> None:
+    first, losses = trained(Branches(0.5), "bf16")
+    again, same = trained(Branches(0.5), "bf16")
+    assert losses == pytest.approx(same, rel=1e-3)
+    assert len({round(value, 6) for value in losses}) == len(losses)
+    assert all(torch.allclose(first[name].float(), again[name].float(), atol=1e-2) for name in first)
+
+
+def test_a_network_that_looks_at_values_trains_uncaptured(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        _, losses = trained(Looks(0.0), "fp32")
+    assert losses[-1] < losses[0]
+    assert "cannot be captured" in caplog.text
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_captured_teacher_answers_the_same(precision: str) -> None:
+    teacher = Branches(0.5).to(GPU).eval()
+    images = [batch["image"] for batch in batches().epoch(0)]
+    answer = replayed_answers(teacher, images[0], precision)
+    for image in images:
+        with torch.no_grad(), autocast(GPU, precision):
+            assert torch.allclose(answer(image), teacher(image), rtol=1e-2, atol=1e-2)
+
+
+def test_the_memory_of_captured_passes_is_given_back() -> None:
+    trained(Branches(0.0), "bf16")
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        trained(Branches(0.0), "bf16")
+        gc.collect()
+    assert torch.cuda.memory_allocated() <= before + 2**20
