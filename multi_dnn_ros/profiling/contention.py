@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from multi_dnn_ros.profiling.clock import clock_for
 from multi_dnn_ros.profiling.device import Limits
 from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwork
 from multi_dnn_ros.profiling.marks import layers_run
-from multi_dnn_ros.profiling.measure import trace_for
+from multi_dnn_ros.profiling.measure import Traced, trace_for
 from multi_dnn_ros.profiling.network import Network
 from multi_dnn_ros.profiling.profile import Distribution, ProfileError, describe
 from multi_dnn_ros.profiling.samples import Load, LoadKind, Sample, Setting
@@ -119,11 +120,14 @@ def _slice(sms: int, target: Target) -> Iterator[MakeStream | None]:
 def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:
     """Makes what a DNN load runs. On a CPU its threads share one; on a GPU each has its own memory."""
 
-    def make() -> ReadyNetwork:
+    @functools.cache
+    def trace() -> Traced:
         if network is None:
             raise ProfileError("a load of kind dnn needs a network to run")
-        traced = trace_for(network.module, network.shape, target, seed)
-        inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
-        return target.make_backend().prepare(split(traced.graph_module, 1), inputs, target.device), inputs
+        return trace_for(network.module, network.shape, target, seed)
+
+    def make() -> ReadyNetwork:
+        graph, inputs = trace().graph_module, tuple(tensor.to(target.device) for tensor in trace().inputs)
+        return target.make_backend().prepare(split(copy.deepcopy(graph), 1), inputs, target.device), inputs
 
     return functools.cache(make) if target.device.type == "cpu" else make
