@@ -75,10 +75,11 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
 
 
 class FastestConvolutions:
-    """Another backend, while whose work cuDNN tries its algorithms for each convolution and the fastest is captured.
+    """Another backend; for several images at once cuDNN then tries its algorithms for each convolution.
 
-    By its own rules cuDNN chooses without trying. The choice belongs to the calling thread and to what it computes for
-    the first time; the setting is the whole process's, and as it was afterwards.
+    What it chooses by rules is slower for them (7 RegNetY-32GF at fp16 on an H200: 3.8 against 3.3 ms, decomposed 3.7
+    against 2.8); for single images it is not (1.8 against 2.0). The choice belongs to the calling thread and to what it
+    computes for the first time; the setting is the whole process's, and as it was afterwards.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -93,7 +94,7 @@ class FastestConvolutions:
     ) -> tuple[Stage, ...]:
         """As the other backend does."""
         before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = before or (bool(inputs) and len(inputs[0]) > 1)
         try:
             return self._backend.prepare(stages, inputs, device, shared)
         finally:

@@ -40,8 +40,11 @@ def test_a_cpu_runs_scripts_and_a_gpu_does_not() -> None:
         choose_backend("cuda_graph", CPU)
 
 
+@pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
-def test_algorithms_are_tried_while_a_dnn_is_made_ready_and_no_longer(fails: bool) -> None:
+def test_algorithms_are_tried_for_several_images_while_a_dnn_is_made_ready_and_no_longer(
+    fails: bool, images: int
+) -> None:
     tried = []
 
     class Observed:
@@ -52,8 +55,8 @@ def test_algorithms_are_tried_while_a_dnn_is_made_ready_and_no_longer(fails: boo
             return ("ready",)
 
     with pytest.raises(ValueError, match="no") if fails else nullcontext():
-        assert FastestConvolutions(Observed()).prepare([], (), CPU) == ("ready",)
-    assert tried == [True]
+        assert FastestConvolutions(Observed()).prepare([], (torch.zeros(images, 3, 4, 4),), CPU) == ("ready",)
+    assert tried == [images > 1]
     assert not torch.backends.cudnn.benchmark
 
 

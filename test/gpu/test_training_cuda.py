@@ -112,11 +112,12 @@ def test_a_captured_teacher_answers_the_same(precision: str) -> None:
 
 
 def test_the_memory_of_captured_passes_is_given_back() -> None:
-    trained(Branches(0.0), "bf16")
-    gc.collect()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    for _ in range(2):
+    def held() -> int:
         trained(Branches(0.0), "bf16")
         gc.collect()
-    assert torch.cuda.memory_allocated() <= before + 2**20
+        torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()  # one for each stream that ever needed it
+        return torch.cuda.memory_allocated()
+
+    before = held()
+    assert max(held(), held()) <= before + 2**20
