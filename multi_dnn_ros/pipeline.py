@@ -20,7 +20,7 @@ from multi_dnn_ros.backends.capture import CapturedFunction, FastestConvolutions
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.green_contexts import computing_on
+from multi_dnn_ros.backends.green_contexts import computing_on, planned_apart
 from multi_dnn_ros.backends.inductor import Inductor, end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
@@ -103,11 +103,13 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 stream_priority=stream_priority,
             )
-            with computing_on(device, settings.sms):
-                plan = planner.plan(dnns[name], settings.jobs, timing_target(name, settings, device))
-            tasks.append(make_task(dnns[name], settings, cameras, backend, device, stream_priority, plan))
-            if tasks[-1].remaining_ns is not None:
-                progress(plan.words(name, tasks[-1].remaining_ns))
+            plan, task = planned_apart(
+                settings.sms,
+                partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device, stream_priority),
+            )
+            tasks.append(task)
+            if task.remaining_ns is not None:
+                progress(plan.words(name, task.remaining_ns))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -140,6 +142,15 @@ def _predictor(path: str) -> Predictor | None:
         raise ConfigError(
             f"parameter predictor is '{path}'; expected a file of `multi-dnn profile learn`: {error}"
         ) from None
+
+
+def _plan_and_make(
+    planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend,
+    device: torch.device, stream_priority: int,
+) -> tuple[JobPlan, DnnTask]:  # fmt: skip
+    with computing_on(device, settings.sms):
+        plan = planner.plan(dnn, settings.jobs, timing_target(dnn.name, settings, device))
+    return plan, make_task(dnn, settings, cameras, backend, device, stream_priority, plan)
 
 
 def make_task(

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 #: (least, step) of a share, by the major number of the GPU's compute capability; from 9 on as _FROM_9. CUDA driver API,
 #: "Green Contexts".
@@ -78,6 +81,18 @@ def computing_on(device: torch.device, sms: int = 0) -> AbstractContextManager[A
     if device.type != "cuda":
         return contextlib.nullcontext()
     return torch.cuda.stream(make_stream(device, sms)) if sms else torch.cuda.device(device)
+
+
+def planned_apart(sms: int, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; for a share of `sms` SMs it is done by a thread of its own, for 0 by this one.
+
+    cuDNN plans each convolution once for a thread, whatever SMs that computes on, and a plan for a whole GPU can fail
+    on a few SMs (on 8 of an H200's, with EXECUTION_FAILED).
+    """
+    if not sms:
+        return work()
+    with ThreadPoolExecutor(1, thread_name_prefix=f"{sms} SMs") as one:
+        return one.submit(work).result()
 
 
 def _make_share(device: torch.device, sms: int) -> tuple[Any, Iterator[Any]]:

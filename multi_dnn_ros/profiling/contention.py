@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,13 +21,15 @@ from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwo
 from multi_dnn_ros.profiling.marks import layers_run
 from multi_dnn_ros.profiling.measure import Traced, trace_for
 from multi_dnn_ros.profiling.network import Network
-from multi_dnn_ros.profiling.profile import Distribution, ProfileError, describe
+from multi_dnn_ros.profiling.profile import Distribution, LayerShape, ProfileError, describe
 from multi_dnn_ros.profiling.samples import Load, LoadKind, Sample, Setting
 from multi_dnn_ros.reporting import cpu_count
 
 LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2
 _CHUNKS = 2
+#: Layers, and by load the milliseconds of each of them in each round.
+_Measured = tuple[list[LayerShape], dict[Load, list[list[float]]]]
 
 
 def loads_of(kinds: Sequence[LoadKind], levels: Sequence[int]) -> list[Load]:
@@ -58,25 +61,30 @@ def measure_contention(
     network_of_load = _load_networks(load_network, target, seed)
     order = random.Random(seed)
     total = len(networks) * len(slices) * len(loads) * _CHUNKS
-    done = 0
+    done = itertools.count(1)
     samples: list[Sample] = []
     for network in networks:
         traced = trace_for(network.module, network.shape, target, seed)
         for sms in slices:
-            with torch.inference_mode(), _slice(sms, target) as make_stream:
-                stages = split(traced.graph_module, 1)
-                inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
-                run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
-                shapes = describe(traced, stages[0].layers)
+            visits = order.sample(list(loads) * _CHUNKS, len(loads) * _CHUNKS)
+
+            def measure(traced: Traced = traced, sms: int = sms, visits: Sequence[Load] = visits) -> _Measured:
                 times: dict[Load, list[list[float]]] = {load: [] for load in loads}
-                for load in order.sample(list(loads) * _CHUNKS, len(loads) * _CHUNKS):
-                    with background(load, target, network_of_load, make_stream):
-                        for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _CHUNKS)):
-                            (layers,) = run() if timed is None else timed(load, len(shapes))
-                            if turn >= 0:
-                                times[load].append(layers)
-                    done += 1
-                    progress(done, total)
+                with torch.inference_mode(), _slice(sms, target) as make_stream:
+                    stages = split(traced.graph_module, 1)
+                    inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
+                    run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
+                    shapes = describe(traced, stages[0].layers)
+                    for load in visits:
+                        with background(load, target, network_of_load, make_stream):
+                            for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _CHUNKS)):
+                                (layers,) = run() if timed is None else timed(load, len(shapes))
+                                if turn >= 0:
+                                    times[load].append(layers)
+                        progress(next(done), total)
+                return shapes, times
+
+            shapes, times = green_contexts.planned_apart(sms, measure)
             setting = setting_of(target, limits, sms)
             for load, rounds in times.items():
                 for shape, column in zip(shapes, zip(*rounds, strict=True), strict=True):

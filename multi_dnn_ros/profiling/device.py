@@ -86,12 +86,7 @@ def measure_limits(
         source = torch.ones(max(1, int(mebibytes * scale * scale)) << 18, device=device)
         place = torch.empty_like(source)
         product_s = _fastest_s(lambda: torch.mm(a, b), clock, hold)
-        try:
-            convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
-        except RuntimeError as error:
-            # On 8 of an H200's SMs the algorithm that cuDNN chooses for it by its rules does not run.
-            log.warning("%s is rated by matrix products alone: a 3x3 convolution fails: %s", device, reason_of(error))
-            convolution_s = float("inf")
+        convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
         copy_s = _fastest_s(lambda: place.copy_(source), clock, hold)
     return Limits(
         name=device_name(target),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.backends.green_contexts import planned_apart
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.pipeline import ConfigError, build
 
@@ -69,3 +71,14 @@ def test_streams_of_one_size_are_of_one_share_and_handed_out_in_turn(monkeypatch
     assert streams[0] is streams[16]
     green_contexts.make_stream(CPU, 8)
     assert [context.sms for context in contexts] == [16, 8]
+
+
+def test_what_is_planned_for_a_share_is_planned_by_a_thread_of_its_own() -> None:
+    def fail() -> None:
+        raise ValueError("no such stream")
+
+    assert planned_apart(0, threading.get_ident) == threading.get_ident()
+    assert planned_apart(8, threading.get_ident) != threading.get_ident()
+    for sms in (0, 8):
+        with pytest.raises(ValueError, match="no such stream"):
+            planned_apart(sms, fail)

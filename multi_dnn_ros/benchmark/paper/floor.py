@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.green_contexts import planned_apart
 from multi_dnn_ros.backends.precision import PRECISIONS, float32_products
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
@@ -21,7 +22,7 @@ from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.compression.macs import Cost, cost
 from multi_dnn_ros.compression.timing import Target
-from multi_dnn_ros.profiling.device import measure_limits
+from multi_dnn_ros.profiling.device import Limits, measure_limits
 
 #: (network, alignment of its ranks or None for the original) -> what one inference costs.
 Costs = Mapping[tuple[Network, int | None], Cost]
@@ -40,8 +41,12 @@ def measure_rates(device: str, sms: int | None, tf32: bool, cpu_threads: int) ->
     torch.set_num_threads(cpu_threads)
     partition = Partition(torch.device(device), sms)
     precisions = ("fp32", "fp16") if partition.device.type == "cuda" else ("fp32",)
-    with partition.own_stream(), float32_products(tf32):
-        limits = {name: measure_limits(Target(partition.device, "eager", Eager, name)) for name in precisions}
+
+    def measure() -> dict[str, Limits]:
+        with partition.own_stream(), float32_products(tf32):
+            return {name: measure_limits(Target(partition.device, "eager", Eager, name)) for name in precisions}
+
+    limits = planned_apart(sms or 0, measure)
     return Rates(
         max(each.bytes_per_s for each in limits.values()), {name: each.flops_per_s for name, each in limits.items()}
     )
