@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from multi_dnn_ros.choices import timing_target
 from multi_dnn_ros.engine import Engine
-from multi_dnn_ros.pipeline import Pipeline, milliseconds, timing_target
+from multi_dnn_ros.pipeline import Pipeline, milliseconds
 from multi_dnn_ros.profiling.fit import Demand, Verdict, check_fit
 from multi_dnn_ros.profiling.predictor import Predictor
 from multi_dnn_ros.profiling.service import Image, MakeEngine, Service, measure_services, predicted_services

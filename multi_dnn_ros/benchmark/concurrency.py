@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.pipeline import build, cpu_count
-from multi_dnn_ros.reporting import distribution
+from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.reporting import cpu_count, distribution
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 

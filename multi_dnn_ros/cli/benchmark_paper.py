@@ -204,7 +204,7 @@ def run_deadlines(args: argparse.Namespace) -> int:
 
 def _device(args: argparse.Namespace) -> torch.device:
     from multi_dnn_ros.benchmark.paper.partition import check_partition
-    from multi_dnn_ros.pipeline import choose_device
+    from multi_dnn_ros.choices import choose_device
 
     device = choose_device(args.device)
     check_partition(device, args.sms)

@@ -83,7 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
-    from multi_dnn_ros.pipeline import choose_device
+    from multi_dnn_ros.choices import choose_device
     from multi_dnn_ros.reporting import provenance, table
     from multi_dnn_ros.training.comparison import rows_of, write_report
 

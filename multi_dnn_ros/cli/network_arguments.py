@@ -109,7 +109,7 @@ def add_target(parser: argparse._ActionsContainer) -> None:
 
 def check_backend(args: argparse.Namespace) -> None:
     """UsageError unless --backend names one."""
-    from multi_dnn_ros.pipeline import BACKENDS
+    from multi_dnn_ros.choices import BACKENDS
 
     if args.backend != "auto" and args.backend not in BACKENDS:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
@@ -118,8 +118,8 @@ def check_backend(args: argparse.Namespace) -> None:
 def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
     """Where networks are timed: --device, --sms, --backend and --precision."""
     from multi_dnn_ros.benchmark.paper.partition import check_partition
+    from multi_dnn_ros.choices import backend_name, choose_backend, choose_device
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import backend_name, choose_backend, choose_device
 
     check_backend(args)
     device = choose_device(args.device)

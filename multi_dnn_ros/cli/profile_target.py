@@ -35,8 +35,9 @@ def open_target(args: argparse.Namespace) -> Iterator[Target]:
     """The device and backend of the arguments, with PyTorch's threads set for as long as it is used."""
     import torch
 
+    from multi_dnn_ros.choices import backend_name, choose_backend, choose_device
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.pipeline import backend_name, choose_backend, choose_device, cpu_count
+    from multi_dnn_ros.reporting import cpu_count
 
     check_backend(args)
     device = choose_device(args.device)

@@ -89,7 +89,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact, print the scores."""
-    from multi_dnn_ros.pipeline import choose_device
+    from multi_dnn_ros.choices import choose_device
     from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import retrain, settings

@@ -12,9 +12,9 @@ import torchvision
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.choices import BACKENDS, ConfigError, choose_backend
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.pipeline import BACKENDS, ConfigError, choose_backend
 from multi_dnn_ros.schema import DnnConfig
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory, missing_compiler
 from multi_dnn_ros.backends.precision import InPrecision
+from multi_dnn_ros.choices import ConfigError, backend_name, choose_backend
 from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.pipeline import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 needs_compiler = pytest.mark.skipif(bool(missing_compiler(CPU)), reason="needs a C++ compiler")

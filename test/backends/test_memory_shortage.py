@@ -10,8 +10,9 @@ import torch
 from multi_dnn_ros import pipeline
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.choices import ConfigError
 from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.pipeline import ConfigError, build
+from multi_dnn_ros.pipeline import build
 
 
 class Full(Eager):

@@ -15,8 +15,8 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.precision import PRECISIONS, float32_products
+from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.pipeline import choose_backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -90,7 +90,7 @@ def test_compiled_kernels_are_found_on_disk_by_the_next_process(tmp_path):
             import sys, torch, torchvision
             from torch._dynamo.utils import counters
             from multi_dnn_ros.models.cut import cut
-            from multi_dnn_ros.pipeline import choose_backend
+            from multi_dnn_ros.choices import choose_backend
             device, example = torch.device("cuda", 0), (torch.zeros(1, 3, 64, 64),)
             torch.manual_seed(0)
             module = torchvision.models.resnet18(weights=None).eval()

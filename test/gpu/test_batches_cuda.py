@@ -16,10 +16,11 @@ from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
 from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.inductor import missing_compiler
+from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.pipeline import build, choose_backend
+from multi_dnn_ros.pipeline import build
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 GPU = torch.device("cuda", 0)

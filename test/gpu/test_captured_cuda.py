@@ -12,9 +12,9 @@ from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.capture import capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.preprocess import Preprocess
-from multi_dnn_ros.pipeline import choose_backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from multi_dnn_ros.choices import timing_target
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.fit_check import fit_of
 from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.pipeline import build, timing_target
+from multi_dnn_ros.pipeline import build
 from multi_dnn_ros.profiling.device import device_name
 from multi_dnn_ros.profiling.features import LINEAR_FEATURES
 from multi_dnn_ros.profiling.launch_cost import launch_cost_s

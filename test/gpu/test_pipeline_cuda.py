@@ -15,10 +15,11 @@ from gpu_stages import GPU, needs, through
 from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction
+from multi_dnn_ros.choices import ConfigError
 from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.balance import balance
-from multi_dnn_ros.pipeline import ConfigError, build
+from multi_dnn_ros.pipeline import build
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 WAIT = 60.0

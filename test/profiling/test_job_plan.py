@@ -14,10 +14,11 @@ import torch
 from profiling_fakes import Small, target
 from torch import nn
 
+from multi_dnn_ros.choices import ConfigError
 from multi_dnn_ros.fit_check import fit_of
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.cut import split
-from multi_dnn_ros.pipeline import ConfigError, Pipeline, build
+from multi_dnn_ros.pipeline import Pipeline, build
 from multi_dnn_ros.profiling.device import device_name
 from multi_dnn_ros.profiling.features import LINEAR_FEATURES
 from multi_dnn_ros.profiling.job_plan import JobPlanner, in_precision
