@@ -111,11 +111,11 @@ def choose_backend(
 
 
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
-    """Where and how the layers of DNN `name` are timed: by the backend that serves it.
+    """Where and how the layers of DNN `name` are timed: by the backend that serves it, on its share of the SMs.
 
     But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it.
     """
     serves = backend_name(settings.backend, device, name)
     times = serves if serves != "inductor" else backend_name("auto", device)
     make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
-    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, served_by=serves)
+    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)

@@ -16,7 +16,7 @@ from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import split
 from multi_dnn_ros.profiling.clock import clock_for
-from multi_dnn_ros.profiling.device import Limits
+from multi_dnn_ros.profiling.device import Limits, measure_limits
 from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwork
 from multi_dnn_ros.profiling.marks import layers_run
 from multi_dnn_ros.profiling.measure import Traced, trace_for
@@ -46,6 +46,7 @@ def measure_contention(
     *,
     load_network: Network | None = None,
     slices: Sequence[int] = (0,),
+    limits_of_slice: Callable[[Target], Limits] = measure_limits,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
     background: Callable[..., Any] = BackgroundLoad,
@@ -54,14 +55,16 @@ def measure_contention(
     """Time every layer of `networks` under every load on every slice.
 
     target.rounds: of each condition, in two visits in random order, so that a machine that changes meanwhile spoils
-    none of them alone. load_network: what a DNN load runs. slices: numbers of SMs, 0 for the whole device. background,
-    timed: stand-ins for tests. Raises ProfileError for slices where there are none.
+    none of them alone. load_network: what a DNN load runs. slices: numbers of SMs, 0 for the whole device, whose limits
+    are `limits`; limits_of_slice: measures those of the slice that the thread computes on. background, timed: stand-ins
+    for tests. Raises ProfileError for slices where there are none.
     """
     check_slices(slices, target)
     network_of_load = _load_networks(load_network, target, seed)
     order = random.Random(seed)
     total = len(networks) * len(slices) * len(loads) * _CHUNKS
     done = itertools.count(1)
+    settings = {sms: setting_of(target, _limits(sms, target, limits, limits_of_slice), sms) for sms in slices}
     samples: list[Sample] = []
     for network in networks:
         traced = trace_for(network.module, network.shape, target, seed)
@@ -85,15 +88,14 @@ def measure_contention(
                 return shapes, times
 
             shapes, times = green_contexts.planned_apart(sms, measure)
-            setting = setting_of(target, limits, sms)
             for load, rounds in times.items():
                 for shape, column in zip(shapes, zip(*rounds, strict=True), strict=True):
-                    samples.append(Sample.of(network.name, shape, Distribution.of(column), setting, load))
+                    samples.append(Sample.of(network.name, shape, Distribution.of(column), settings[sms], load))
     return samples
 
 
 def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
-    """As samples and predictors name it."""
+    """As samples and predictors name it. limits: of the slice of `sms` SMs, 0: of the whole device."""
     cores = cpu_count() if target.device.type == "cpu" else 0
     return Setting(
         limits.name, target.backend, target.precision, torch.get_num_threads(), cores, sms, limits.flops_per_s,
@@ -109,10 +111,14 @@ def check_slices(slices: Sequence[int], target: Target) -> None:
     for sms in wanted:
         if problem := green_contexts.unmet(target.device, sms):
             raise ProfileError(f"a slice of {sms} SMs is asked for; {problem}")
-    if target.backend != "eager":
-        raise ProfileError(
-            f"slices of {wanted} SMs are measured with backend eager; {target.backend} captures on the whole GPU"
-        )
+
+
+def _limits(sms: int, target: Target, whole: Limits, measure: Callable[[Target], Limits]) -> Limits:
+    def measured() -> Limits:
+        with _slice(sms, target):
+            return measure(target)
+
+    return green_contexts.planned_apart(sms, measured) if sms else whole
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.features import Matrix, Question, linear_features, tree_features
 from multi_dnn_ros.profiling.predictor import Linear, Predictor, Scores, Tree, Trees, base_ms, seen_in
 from multi_dnn_ros.profiling.profile import ProfileError
-from multi_dnn_ros.profiling.samples import Sample, known_layers
+from multi_dnn_ros.profiling.samples import Sample, Setting, known_layers
 
 Fit = Callable[[Sequence[Sample]], Callable[[Sequence[Sample]], Matrix]]
 Regressor = Callable[[Sequence[Sample], int], Linear | Trees]
@@ -103,7 +103,8 @@ def learn(
     called after each group that was held out.
     """
     rows = usable(samples)
-    setting = rows[0].setting
+    settings = {row.setting.sms: row.setting for row in rows}
+    setting = settings[0]
     scores = compare(rows, seed=seed, progress=progress)
     answered = [of for of in scores if of.layer]
     best = min(_REGRESSORS, key=lambda name: sum(of.layer[name] + of.whole[name] for of in answered))
@@ -119,6 +120,7 @@ def learn(
         cores=setting.cores,
         flops_per_s=setting.flops_per_s,
         bytes_per_s=setting.bytes_per_s,
+        slices={sms: (of.flops_per_s, of.bytes_per_s) for sms, of in sorted(settings.items()) if sms},
         seen=seen_in(rows),
         loads=dict(loads),
         model=model,
@@ -136,7 +138,7 @@ def learn(
 def usable(samples: Sequence[Sample]) -> list[Sample]:
     """Samples that can be learnt from together; ProfileError where they cannot.
 
-    Tables of one device may have found different limits; the greatest are the device's.
+    Tables of one device may have found different limits; the greatest are the device's, and each slice's.
     """
     rows = known_layers(samples)
     if not rows:
@@ -145,19 +147,29 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
         found = sorted({getattr(sample.setting, name) for sample in rows})
         if len(found) > 1:
             raise ProfileError(f"the table is of more than one {name}: {', '.join(found)}; learn from one at a time")
+    slices = sorted({sample.setting.sms for sample in rows})
+    if 0 not in slices:
+        raise ProfileError(
+            f"the table is of slices of {', '.join(map(str, slices))} SMs alone; measure the whole device too, with "
+            f"--slices 0,{','.join(map(str, slices))}"
+        )
     models = {sample.model for sample in rows}
     if len(models) < 2:
         raise ProfileError(f"the table is of one model, {', '.join(models)}; to hold one out it takes two")
-    flops = max(sample.setting.flops_per_s for sample in rows)
-    moved = max(sample.setting.bytes_per_s for sample in rows)
-    return [replace(row, setting=replace(row.setting, flops_per_s=flops, bytes_per_s=moved)) for row in rows]
+    flops = {sms: max(row.setting.flops_per_s for row in rows if row.setting.sms == sms) for sms in slices}
+    moved = {sms: max(row.setting.bytes_per_s for row in rows if row.setting.sms == sms) for sms in slices}
+
+    def at_its_limits(of: Setting) -> Setting:
+        return replace(of, flops_per_s=flops[of.sms], bytes_per_s=moved[of.sms])
+
+    return [replace(row, setting=at_its_limits(row.setting)) for row in rows]
 
 
 def compare(samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None) -> list[Scores]:
     """The regressors and both baselines: without load, models held out; under load, models, then levels held out.
 
-    Errors are medians over layers of |predicted - measured| / measured, and over (model, load) of the same for the sum
-    of its layers. The unloaded time of a layer is known to that baseline alone.
+    Errors are medians over layers of |predicted - measured| / measured, and over (model, load, slice) of the same for
+    the sum of its layers. The unloaded time of a layer is known to that baseline alone.
     """
     fits: dict[str, Fit] = {
         MACS: _macs_times_constant,
@@ -202,9 +214,9 @@ def _held_out(
                 continue  # says nothing about these
             predicted = np.nan_to_num(predicted)
             layers[name] += list(np.abs(predicted - measured) / measured)
-            sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+            sums: dict[tuple[str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
             for sample, guess in zip(test, predicted, strict=True):
-                entry = sums[sample.model, str(sample.load)]
+                entry = sums[sample.model, str(sample.load), sample.setting.sms]
                 entry[0] += guess
                 entry[1] += sample.ms
             wholes[name] += [abs(guess - ms) / ms for guess, ms in sums.values()]
@@ -233,9 +245,13 @@ def _macs_times_constant(train: Sequence[Sample]) -> Callable[[Sequence[Sample]]
 
 def _unloaded(samples: Sequence[Sample]) -> Fit:
     """What the same layer takes alone, measured, whoever is held out; says nothing about layers that ran alone."""
-    alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load.level}
+
+    def place(sample: Sample) -> tuple[str, str, int]:
+        return sample.model, sample.layer, sample.setting.sms
+
+    alone = {place(sample): sample.ms for sample in samples if not sample.load.level}
     known = lambda rows: np.array(  # noqa: E731
-        [alone.get((sample.model, sample.layer), np.nan) if sample.load.level else np.nan for sample in rows]
+        [alone.get(place(sample), np.nan) if sample.load.level else np.nan for sample in rows]
     )
     return lambda train: known
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -41,6 +41,7 @@ _NEAR = 2.0
 #: Sizes by which a layer is known, for each kind.
 _SIZES = ("flops", "bytes_read", "bytes_written", "pixels")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=0)]
 
 
@@ -157,6 +158,8 @@ class Prediction:
 class Predictor(_Part):
     """Layer times on one device with one backend and precision. loads: greatest level seen, by kind.
 
+    flops_per_s, bytes_per_s: the device's limits. slices: those of the numbers of SMs that were seen beside the whole.
+
     format: 2 since a GPU's first other stream is told from the further ones; files of format 1 are read for CPUs, to
     which that makes no difference.
     """
@@ -169,6 +172,7 @@ class Predictor(_Part):
     cores: int = Field(ge=0)
     flops_per_s: float = Field(gt=0.0)
     bytes_per_s: float = Field(gt=0.0)
+    slices: dict[int, tuple[Positive, Positive]] = Field(default_factory=dict)
     seen: dict[str, Seen]
     loads: dict[str, int]
     model: Annotated[Linear | Trees, Field(discriminator="regressor")]
@@ -186,9 +190,9 @@ class Predictor(_Part):
     ) -> Prediction:
         """Milliseconds of each layer beside `load`; views take none. target: where they will run, to be compared."""
         load = load or Load()
-        setting = Setting(
-            self.device, self.backend, self.precision, self.threads, self.cores, 0, self.flops_per_s, self.bytes_per_s
-        )
+        sms = target.sms if target is not None else 0
+        limits = self.slices.get(sms, (self.flops_per_s, self.bytes_per_s))
+        setting = Setting(self.device, self.backend, self.precision, self.threads, self.cores, sms, *limits)
         counts = [LayerCounts.of(layer) for layer in layers]
         timed = [(place, of) for place, of in enumerate(counts) if of.kind != "view"]
         times = [0.0] * len(layers)
@@ -204,8 +208,12 @@ class Predictor(_Part):
         if target is None:
             return []
         doubts = []
-        if device_name(target) != self.device:
-            doubts.append(f"it was made on '{self.device}', this is '{device_name(target)}'")
+        device = device_name(replace(target, sms=0))
+        if device != self.device:
+            doubts.append(f"it was made on '{self.device}', this is '{device}'")
+        if target.sms and target.sms not in self.slices:
+            seen = ", ".join(map(str, self.slices)) or "none"
+            doubts.append(f"it has not seen a slice of {target.sms} SMs; slices that it has seen: {seen}")
         backend = target.served_by or target.backend
         if backend != self.backend:
             doubts.append(f"it was made with backend {self.backend}, this is {backend}")

@@ -42,7 +42,7 @@ def test_limits_are_those_of_a_gpu() -> None:
     assert limits.bytes_per_s > 3e10
 
 
-@pytest.mark.parametrize(("backend", "slices"), [("eager", (0, 16)), ("cuda_graph", (0,))])
+@pytest.mark.parametrize(("backend", "slices"), [("eager", (0, 16)), ("cuda_graph", (0, 16))])
 def test_contention_by_streams_and_slices(backend: str, slices: tuple[int, ...]) -> None:
     target = gpu(backend, rounds=6)
     network = load("torchvision:resnet18")
@@ -54,3 +54,8 @@ def test_contention_by_streams_and_slices(backend: str, slices: tuple[int, ...])
     alone = sum(sample.ms for sample in samples if not sample.load.level and not sample.setting.sms)
     crowded = sum(sample.ms for sample in samples if str(sample.load) == "4 x compute" and not sample.setting.sms)
     assert crowded > alone
+    if 16 in slices:
+        narrow = sum(sample.ms for sample in samples if not sample.load.level and sample.setting.sms)
+        assert narrow > 1.5 * alone
+        rates = {sample.setting.sms: sample.setting.flops_per_s for sample in samples}
+        assert rates[16] < 0.5 * rates[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -27,7 +28,11 @@ from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample
 
 @pytest.fixture(scope="module")
 def taught(few_trees: None) -> Predictor:
-    """By layers like those of `Small`, of 4 to 16 channels."""
+    return learn(table(), note="tests")
+
+
+def table() -> list[Sample]:
+    """By layers like those of `Small`, of 2 to 16 channels."""
     rows = []
     for channels in (2, 4, 6, 16):
         for shape in layers_of(trace_for(Small(channels), SHAPE, target())):
@@ -35,7 +40,7 @@ def taught(few_trees: None) -> Predictor:
             for load in (Load(), Load("dnn", 1), Load("dnn", 2)):
                 ms = law(counts, load)
                 rows.append(Sample(f"small {channels}", shape.name, counts, SETTING, load, ms, ms, ms, ms, 5))
-    return learn(rows, note="tests")
+    return rows
 
 
 def test_the_predictor_is_a_file_of_numbers(tmp_path: Path, taught: Predictor) -> None:
@@ -127,3 +132,22 @@ def test_files_of_the_first_format_are_read_for_cpus_alone(tmp_path: Path, taugh
     path.write_text(json.dumps({**old, "cores": 0}))
     with pytest.raises(ProfileError, match=r"predictor.json: .*format 1 counts a GPU's streams in another way"):
         read_predictor(path)
+
+
+def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
+    """Half of the device takes twice as long; a slice that was not seen is doubted."""
+    half = dataclasses.replace(
+        SETTING, sms=66, flops_per_s=SETTING.flops_per_s / 2, bytes_per_s=SETTING.bytes_per_s / 2
+    )
+    sliced = [dataclasses.replace(row, setting=half, ms=2 * row.ms) for row in table()]
+    with pytest.raises(ProfileError, match=r"slices of 66 SMs alone.*--slices 0,66"):
+        learn(sliced)
+    predictor = learn([*table(), *sliced])
+    assert predictor.slices == {66: (half.flops_per_s, half.bytes_per_s)}
+    layers = layers_of(trace_for(Small(8), SHAPE, target()))
+    alone, beside, other = (
+        predictor.predict(layers, target=dataclasses.replace(target(), sms=sms)) for sms in (0, 66, 16)
+    )
+    assert sum(beside.ms) == pytest.approx(2 * sum(alone.ms), rel=0.2)
+    assert (alone.doubts, beside.doubts) == ((), ())
+    assert other.doubts == ("it has not seen a slice of 16 SMs; slices that it has seen: 66",)
