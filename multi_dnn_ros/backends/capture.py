@@ -83,7 +83,7 @@ class FastestConvolutions:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        self.backend = backend
 
     def prepare(
         self,
@@ -96,7 +96,7 @@ class FastestConvolutions:
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = before or (bool(inputs) and len(inputs[0]) > 1)
         try:
-            return self._backend.prepare(stages, inputs, device, shared)
+            return self.backend.prepare(stages, inputs, device, shared)
         finally:
             torch.backends.cudnn.benchmark = before
 

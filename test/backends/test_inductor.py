@@ -15,6 +15,7 @@ import torch._inductor.config
 
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory, missing_compiler
 from multi_dnn_ros.backends.precision import InPrecision
@@ -211,10 +212,13 @@ def test_a_cache_that_cannot_be_written_is_told(
 def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     assert type(choose_backend("inductor", CPU)) is Inductor
-    assert type(choose_backend("inductor", GPU)) is CudaGraph
+    on_gpu = choose_backend("inductor", GPU)
+    assert type(on_gpu) is FastestConvolutions
+    assert type(on_gpu.backend) is CudaGraph
     in_fp16 = choose_backend("inductor", GPU, "fp16")
-    assert type(in_fp16) is InPrecision
-    assert type(in_fp16.backend) is CudaGraph
+    assert type(in_fp16) is FastestConvolutions
+    assert type(in_fp16.backend) is InPrecision
+    assert type(in_fp16.backend.backend) is CudaGraph
     assert backend_name("inductor", CPU) == "inductor"
     with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
         choose_backend("eager", GPU, "tf32", dnn="lane")
