@@ -299,7 +299,7 @@ def main(args: argparse.Namespace) -> int:
         size=(args.size, args.size),
         macs_size=(args.macs_size, args.macs_size),
         original=Schedule(
-            args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=2.0, score_every=2, mix=args.mix
+            args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=2.0, score_every=5, mix=args.mix
         ),
         retraining=Schedule(
             args.retrain_epochs, args.retrain_lr, weight_decay=0.02, warmup_epochs=0.5, ema=0.998, mix=args.mix
