@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from multi_dnn_ros.models.networks import DetectorNet
 from multi_dnn_ros.training import loop
 from multi_dnn_ros.training.batches import ArrayBatches
-from multi_dnn_ros.training.loop import Schedule, train
+from multi_dnn_ros.training.loop import Loss, Schedule, train
+from multi_dnn_ros.training.losses import DetectionLoss
 from multi_dnn_ros.training.precision import autocast
-from multi_dnn_ros.training.replay import replayed_answers
+from multi_dnn_ros.training.replay import replayed, replayed_answers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 GPU = torch.device("cuda:0")
@@ -84,6 +87,47 @@ def test_captured_passes_train_to_the_same_weights(
     assert losses[-1] < losses[0] / 2
     for name, tensor in weights.items():
         assert torch.allclose(tensor.float(), expected[name].float(), rtol=10 * tolerance, atol=tolerance), name
+
+
+class Named(nn.Module):
+    """Its outputs have names, as those of torchvision's detectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = Branches(0.0)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        scores = self.network(image)
+        return {"scores": scores, "boxes": scores * 2.0}
+
+
+@pytest.mark.parametrize("kind", ["named", "detector"])
+def test_captured_passes_have_the_gradients_of_any_output(kind: str) -> None:
+    torch.manual_seed(0)
+    loss: Loss
+    if kind == "named":
+        network: nn.Module = Named()
+        batch = {"image": torch.rand(4, 3, 16, 16, device=GPU), "label": torch.arange(4, device=GPU) % 3}
+        loss = lambda out, batch: F.cross_entropy(out["scores"] + out["boxes"], batch["label"])  # noqa: E731
+    else:
+        network = DetectorNet(1, (64, 64), channels=(8, 16, 16, 16, 16), blocks=(1, 1, 1, 1), neck=16)
+        boxes = torch.tensor([[[8.0, 8.0, 40.0, 40.0]]], device=GPU).repeat(4, 1, 1)
+        classes = torch.zeros(4, 1, dtype=torch.int64, device=GPU)
+        batch = {"image": torch.rand(4, 3, 64, 64, device=GPU), "boxes": boxes, "classes": classes}
+        loss = DetectionLoss((64, 64), DetectorNet.STRIDES)
+    network = network.to(GPU).train()
+    twin = copy.deepcopy(network)
+    captured = replayed(network, batch["image"], "fp32")
+    assert captured is not network
+    for _ in range(3):
+        loss(captured(batch["image"]), batch).backward()
+        loss(twin(batch["image"]), batch).backward()
+        for (name, own), other in zip(network.named_parameters(), twin.parameters(), strict=True):
+            assert (own.grad is None) == (other.grad is None), name
+            if own.grad is not None:
+                assert torch.allclose(own.grad, other.grad, rtol=1e-2, atol=1e-4), name
+        network.zero_grad(set_to_none=True)
+        twin.zero_grad(set_to_none=True)
 
 
 def test_dropout_draws_anew_in_every_step_and_a_seed_repeats_the_run() -> None:
