@@ -42,20 +42,20 @@ def test_limits_are_those_of_a_gpu() -> None:
     assert limits.bytes_per_s > 3e10
 
 
-@pytest.mark.parametrize(("backend", "slices"), [("eager", (0, 16)), ("cuda_graph", (0, 16))])
-def test_contention_by_streams_and_slices(backend: str, slices: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("backend", ["eager", "cuda_graph"])
+def test_contention_by_streams_and_slices(backend: str) -> None:
     target = gpu(backend, rounds=6)
     network = load("torchvision:resnet18")
     samples = measure_contention(
         [network], target, measure_limits(target), loads_of(("compute", "memory", "dnn"), (0, 4)),
-        load_network=network, slices=slices,
+        load_network=network, slices=(0, 16),
     )  # fmt: skip
-    assert {sample.setting.sms for sample in samples} == set(slices)
+    assert {sample.setting.sms for sample in samples} == {0, 16}
     alone = sum(sample.ms for sample in samples if not sample.load.level and not sample.setting.sms)
     crowded = sum(sample.ms for sample in samples if str(sample.load) == "4 x compute" and not sample.setting.sms)
     assert crowded > alone
-    if 16 in slices:
+    rates = {sample.setting.sms: sample.setting.flops_per_s for sample in samples}
+    assert rates[16] < 0.5 * rates[0]
+    if backend == "cuda_graph":  # eager, launching takes longer than computing
         narrow = sum(sample.ms for sample in samples if not sample.load.level and sample.setting.sms)
         assert narrow > 1.5 * alone
-        rates = {sample.setting.sms: sample.setting.flops_per_s for sample in samples}
-        assert rates[16] < 0.5 * rates[0]
