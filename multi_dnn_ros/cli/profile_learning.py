@@ -139,22 +139,12 @@ def _scores_table(predictor: Predictor) -> str:
     from multi_dnn_ros.reporting import table
 
     methods = list(dict.fromkeys(name for scores in predictor.scores for name in scores.layer))
-    header = [
-        "method",
-        *(f"{what}, {of}" for of in (s.held_out for s in predictor.scores) for what in ("layer", "whole")),
-    ]
     rows = [
-        [
-            method,
-            *(
-                f"{errors[method]:.1%}" if method in errors else ""
-                for scores in predictor.scores
-                for errors in (scores.layer, scores.whole)
-            ),
-        ]
-        for method in methods
+        [scores.held_out, what, *(f"{errors[method]:.1%}" if method in errors else "" for method in methods)]
+        for scores in predictor.scores
+        for what, errors in (("layer", scores.layer), ("whole", scores.whole))
     ]
-    return "median absolute error, by what was held out\n\n" + table(header, rows)
+    return "median absolute error\n\n" + table(("held out", "of a", *methods), rows)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

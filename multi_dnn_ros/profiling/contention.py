@@ -128,7 +128,14 @@ def _slice(sms: int, target: Target) -> Iterator[MakeStream | None]:
         yield None
         return
     with green_contexts.computing_on(target.device, sms):
-        yield functools.partial(green_contexts.make_stream, target.device, sms)
+        own = torch.cuda.current_stream(target.device)
+
+        def another() -> torch.cuda.Stream:
+            # They are handed out in turn: the load of this one's own stream would not run beside it.
+            stream = green_contexts.make_stream(target.device, sms)
+            return stream if stream != own else green_contexts.make_stream(target.device, sms)
+
+        yield another
 
 
 def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:

@@ -15,7 +15,16 @@ import numpy as np
 
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.features import Matrix, Question, linear_features, tree_features
-from multi_dnn_ros.profiling.predictor import Linear, Predictor, Scores, Tree, Trees, base_ms, seen_in
+from multi_dnn_ros.profiling.predictor import (
+    Linear,
+    Predictor,
+    Scores,
+    Slice,
+    Tree,
+    Trees,
+    base_ms,
+    seen_in,
+)
 from multi_dnn_ros.profiling.profile import ProfileError
 from multi_dnn_ros.profiling.samples import Sample, Setting, known_layers
 
@@ -108,7 +117,7 @@ def learn(
     scores = compare(rows, seed=seed, progress=progress)
     answered = [of for of in scores if of.layer]
     best = min(_REGRESSORS, key=lambda name: sum(of.layer[name] + of.whole[name] for of in answered))
-    model = _REGRESSORS[best](rows, seed)
+    models = {sms: _REGRESSORS[best](own, seed) for sms, own in _by_slice(rows).items()}
     loads: dict[str, int] = defaultdict(int)
     for sample in rows:
         loads[sample.load.kind] = max(loads[sample.load.kind], sample.load.level)
@@ -120,10 +129,14 @@ def learn(
         cores=setting.cores,
         flops_per_s=setting.flops_per_s,
         bytes_per_s=setting.bytes_per_s,
-        slices={sms: (of.flops_per_s, of.bytes_per_s) for sms, of in sorted(settings.items()) if sms},
+        slices={
+            sms: Slice(flops_per_s=of.flops_per_s, bytes_per_s=of.bytes_per_s, model=models[sms])
+            for sms, of in sorted(settings.items())
+            if sms
+        },
         seen=seen_in(rows),
         loads=dict(loads),
-        model=model,
+        model=models[0],
         scores=tuple(scores),
         provenance={
             "models": sorted({sample.model for sample in rows}),
@@ -165,26 +178,37 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(row, setting=at_its_limits(row.setting)) for row in rows]
 
 
+def _by_slice(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+    """Each slice is learnt of by itself, as if it were a device of its own."""
+    slices: dict[int, list[Sample]] = {sms: [] for sms in sorted({sample.setting.sms for sample in samples})}
+    for sample in samples:
+        slices[sample.setting.sms].append(sample)
+    return slices
+
+
 def compare(samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None) -> list[Scores]:
     """The regressors and both baselines: without load, models held out; under load, models, then levels held out.
 
-    Errors are medians over layers of |predicted - measured| / measured, and over (model, load, slice) of the same for
-    the sum of its layers. The unloaded time of a layer is known to that baseline alone.
+    Of each slice by itself. Errors are medians over layers of |predicted - measured| / measured, and over (model, load)
+    of the same for the sum of its layers. The unloaded time of a layer is known to that baseline alone.
     """
-    fits: dict[str, Fit] = {
-        MACS: _macs_times_constant,
-        UNLOADED: _unloaded(samples),
-        **{name: _predicting(regressor, seed) for name, regressor in _REGRESSORS.items()},
-    }
-    alone = [sample for sample in samples if not sample.load.level]
-    loaded = [sample for sample in samples if sample.load.level]
-    scores = [_held_out("models, without load", alone, lambda sample: sample.model, fits, progress)]
-    if loaded:
-        scores.append(_held_out("models, all loads", samples, lambda sample: sample.model, fits, progress, loaded))
-        levels = {sample.load.level for sample in loaded}
-        if len(levels) > 1:
+    scores = []
+    for sms, own in _by_slice(samples).items():
+        fits: dict[str, Fit] = {
+            MACS: _macs_times_constant,
+            UNLOADED: _unloaded(own),
+            **{name: _predicting(regressor, seed) for name, regressor in _REGRESSORS.items()},
+        }
+        where = f", on {sms} SMs" if sms else ""
+        alone = [sample for sample in own if not sample.load.level]
+        loaded = [sample for sample in own if sample.load.level]
+        scores.append(_held_out(f"models, without load{where}", alone, lambda sample: sample.model, fits, progress))
+        if not loaded:
+            continue
+        scores.append(_held_out(f"models, all loads{where}", own, lambda sample: sample.model, fits, progress, loaded))
+        if len({sample.load.level for sample in loaded}) > 1:
             scores.append(
-                _held_out("load levels", samples, lambda sample: str(sample.load.level), fits, progress, loaded)
+                _held_out(f"load levels{where}", own, lambda sample: str(sample.load.level), fits, progress, loaded)
             )
     return scores
 
@@ -214,9 +238,9 @@ def _held_out(
                 continue  # says nothing about these
             predicted = np.nan_to_num(predicted)
             layers[name] += list(np.abs(predicted - measured) / measured)
-            sums: dict[tuple[str, str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
+            sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
             for sample, guess in zip(test, predicted, strict=True):
-                entry = sums[sample.model, str(sample.load), sample.setting.sms]
+                entry = sums[sample.model, str(sample.load)]
                 entry[0] += guess
                 entry[1] += sample.ms
             wholes[name] += [abs(guess - ms) / ms for guess, ms in sums.values()]
@@ -245,13 +269,9 @@ def _macs_times_constant(train: Sequence[Sample]) -> Callable[[Sequence[Sample]]
 
 def _unloaded(samples: Sequence[Sample]) -> Fit:
     """What the same layer takes alone, measured, whoever is held out; says nothing about layers that ran alone."""
-
-    def place(sample: Sample) -> tuple[str, str, int]:
-        return sample.model, sample.layer, sample.setting.sms
-
-    alone = {place(sample): sample.ms for sample in samples if not sample.load.level}
+    alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load.level}
     known = lambda rows: np.array(  # noqa: E731
-        [alone.get(place(sample), np.nan) if sample.load.level else np.nan for sample in rows]
+        [alone.get((sample.model, sample.layer), np.nan) if sample.load.level else np.nan for sample in rows]
     )
     return lambda train: known
 

@@ -123,6 +123,9 @@ class Trees(_Part):
         return np.asarray(base_ms(questions, self.corrects) * np.exp(np.clip(logs, -50.0, 50.0)))
 
 
+Model = Annotated[Linear | Trees, Field(discriminator="regressor")]
+
+
 def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
     """What trees multiply: milliseconds of the linear model; at the device's limits where there is none."""
     ideal = ideal_ms(questions)
@@ -155,10 +158,18 @@ class Prediction:
     doubts: tuple[str, ...]
 
 
+class Slice(_Part):
+    """What was learnt of a share of a GPU's SMs, which is like a GPU of its own."""
+
+    flops_per_s: Positive
+    bytes_per_s: Positive
+    model: Model
+
+
 class Predictor(_Part):
     """Layer times on one device with one backend and precision. loads: greatest level seen, by kind.
 
-    flops_per_s, bytes_per_s: the device's limits. slices: those of the numbers of SMs that were seen beside the whole.
+    flops_per_s, bytes_per_s, model: of the whole device. slices: by the number of their SMs, those seen beside it.
 
     format: 2 since a GPU's first other stream is told from the further ones; files of format 1 are read for CPUs, to
     which that makes no difference.
@@ -170,12 +181,12 @@ class Predictor(_Part):
     precision: str
     threads: int = Field(ge=0)
     cores: int = Field(ge=0)
-    flops_per_s: float = Field(gt=0.0)
-    bytes_per_s: float = Field(gt=0.0)
-    slices: dict[int, tuple[Positive, Positive]] = Field(default_factory=dict)
+    flops_per_s: Positive
+    bytes_per_s: Positive
+    slices: dict[int, Slice] = Field(default_factory=dict)
     seen: dict[str, Seen]
     loads: dict[str, int]
-    model: Annotated[Linear | Trees, Field(discriminator="regressor")]
+    model: Model
     scores: tuple[Scores, ...] = ()
     provenance: dict[str, Any] = Field(default_factory=dict)
 
@@ -191,13 +202,15 @@ class Predictor(_Part):
         """Milliseconds of each layer beside `load`; views take none. target: where they will run, to be compared."""
         load = load or Load()
         sms = target.sms if target is not None else 0
-        limits = self.slices.get(sms, (self.flops_per_s, self.bytes_per_s))
-        setting = Setting(self.device, self.backend, self.precision, self.threads, self.cores, sms, *limits)
+        part = self.slices.get(sms, self)
+        setting = Setting(
+            self.device, self.backend, self.precision, self.threads, self.cores, sms, part.flops_per_s, part.bytes_per_s
+        )
         counts = [LayerCounts.of(layer) for layer in layers]
         timed = [(place, of) for place, of in enumerate(counts) if of.kind != "view"]
         times = [0.0] * len(layers)
         if timed:
-            found = self.model.predict([(of, setting, load) for _, of in timed])
+            found = part.model.predict([(of, setting, load) for _, of in timed])
             for (place, _), ms in zip(timed, found, strict=True):
                 times[place] = float(ms) if np.isfinite(ms) else 0.0
         doubts = [*self._other_target(target), *self._other_load(load)]

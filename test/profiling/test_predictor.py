@@ -143,7 +143,8 @@ def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
     with pytest.raises(ProfileError, match=r"slices of 66 SMs alone.*--slices 0,66"):
         learn(sliced)
     predictor = learn([*table(), *sliced])
-    assert predictor.slices == {66: (half.flops_per_s, half.bytes_per_s)}
+    assert predictor.slices[66].flops_per_s == half.flops_per_s == predictor.flops_per_s / 2
+    assert {"models, without load", "models, without load, on 66 SMs"} < {of.held_out for of in predictor.scores}
     layers = layers_of(trace_for(Small(8), SHAPE, target()))
     alone, beside, other = (
         predictor.predict(layers, target=dataclasses.replace(target(), sms=sms)) for sms in (0, 66, 16)
