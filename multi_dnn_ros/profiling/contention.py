@@ -6,9 +6,8 @@ import copy
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +27,7 @@ from multi_dnn_ros.reporting import cpu_count
 LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2
 _CHUNKS = 2
+T = TypeVar("T")
 #: Layers, and by load the milliseconds of each of them in each round.
 _Measured = tuple[list[LayerShape], dict[Load, list[list[float]]]]
 
@@ -64,34 +64,57 @@ def measure_contention(
     order = random.Random(seed)
     total = len(networks) * len(slices) * len(loads) * _CHUNKS
     done = itertools.count(1)
-    settings = {sms: setting_of(target, _limits(sms, target, limits, limits_of_slice), sms) for sms in slices}
+
+    def beside(load: Load, make_stream: MakeStream | None) -> Any:
+        return background(load, target, network_of_load, make_stream)
+
+    def visited() -> None:
+        progress(next(done), total)
+
+    settings = {
+        sms: setting_of(target, _on_slice(sms, target, lambda _: limits_of_slice(target)) if sms else limits, sms)
+        for sms in slices
+    }
     samples: list[Sample] = []
     for network in networks:
         traced = trace_for(network.module, network.shape, target, seed)
         for sms in slices:
             visits = order.sample(list(loads) * _CHUNKS, len(loads) * _CHUNKS)
-
-            def measure(traced: Traced = traced, sms: int = sms, visits: Sequence[Load] = visits) -> _Measured:
-                times: dict[Load, list[list[float]]] = {load: [] for load in loads}
-                with torch.inference_mode(), _slice(sms, target) as make_stream:
-                    stages = split(traced.graph_module, 1)
-                    inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
-                    run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
-                    shapes = describe(traced, stages[0].layers)
-                    for load in visits:
-                        with background(load, target, network_of_load, make_stream):
-                            for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _CHUNKS)):
-                                (layers,) = run() if timed is None else timed(load, len(shapes))
-                                if turn >= 0:
-                                    times[load].append(layers)
-                        progress(next(done), total)
-                return shapes, times
-
-            shapes, times = green_contexts.planned_apart(sms, measure)
-            for load, rounds in times.items():
-                for shape, column in zip(shapes, zip(*rounds, strict=True), strict=True):
+            measure = functools.partial(_layer_times, traced, target, visits, beside, timed, visited)
+            shapes, times = _on_slice(sms, target, measure)
+            for load in dict.fromkeys(loads):
+                for shape, column in zip(shapes, zip(*times[load], strict=True), strict=True):
                     samples.append(Sample.of(network.name, shape, Distribution.of(column), settings[sms], load))
     return samples
+
+
+def _layer_times(
+    traced: Traced,
+    target: Target,
+    visits: Sequence[Load],
+    beside: Callable[[Load, MakeStream | None], Any],
+    timed: Callable[..., list[list[float]]] | None,
+    visited: Callable[[], None],
+    make_stream: MakeStream | None,
+) -> _Measured:
+    """The layers of one network and their times beside each load, on the calling thread's stream.
+
+    beside: inside of what it returns, the load runs, on streams by `make_stream`.
+    """
+    times: dict[Load, list[list[float]]] = {load: [] for load in visits}
+    with torch.inference_mode():
+        stages = split(traced.graph_module, 1)
+        inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
+        run = layers_run(traced.graph_module, stages, inputs, target, clock_for(target.device))
+        shapes = describe(traced, stages[0].layers)
+        for load in visits:
+            with beside(load, make_stream):
+                for turn in range(-_WARM_UP_ROUNDS, max(1, target.rounds // _CHUNKS)):
+                    (layers,) = run() if timed is None else timed(load, len(shapes))
+                    if turn >= 0:
+                        times[load].append(layers)
+            visited()
+    return shapes, times
 
 
 def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
@@ -105,37 +128,30 @@ def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
 
 def check_slices(slices: Sequence[int], target: Target) -> None:
     """ProfileError when the device cannot be cut down to so many SMs."""
-    wanted = [sms for sms in slices if sms]
-    if not wanted:
-        return
-    for sms in wanted:
-        if problem := green_contexts.unmet(target.device, sms):
+    for sms in slices:
+        if sms and (problem := green_contexts.unmet(target.device, sms)):
             raise ProfileError(f"a slice of {sms} SMs is asked for; {problem}")
 
 
-def _limits(sms: int, target: Target, whole: Limits, measure: Callable[[Target], Limits]) -> Limits:
-    def measured() -> Limits:
-        with _slice(sms, target):
-            return measure(target)
+def _on_slice(sms: int, target: Target, work: Callable[[MakeStream | None], T]) -> T:
+    """What `work` returns; it computes on a stream of `sms` SMs and gets what makes more of them. 0: the whole device,
+    on which loads make their own.
+    """
 
-    return green_contexts.planned_apart(sms, measured) if sms else whole
+    def on_its_stream() -> T:
+        if not sms:
+            return work(None)
+        with green_contexts.computing_on(target.device, sms):
+            own = torch.cuda.current_stream(target.device)
 
+            def another() -> torch.cuda.Stream:
+                # They are handed out in turn: the load of this one's own stream would not run beside it.
+                stream = green_contexts.make_stream(target.device, sms)
+                return stream if stream != own else green_contexts.make_stream(target.device, sms)
 
-@contextmanager
-def _slice(sms: int, target: Target) -> Iterator[MakeStream | None]:
-    """Inside, this thread's stream is one of `sms` SMs; gives what makes more of them. 0: the whole device."""
-    if not sms:
-        yield None
-        return
-    with green_contexts.computing_on(target.device, sms):
-        own = torch.cuda.current_stream(target.device)
+            return work(another)
 
-        def another() -> torch.cuda.Stream:
-            # They are handed out in turn: the load of this one's own stream would not run beside it.
-            stream = green_contexts.make_stream(target.device, sms)
-            return stream if stream != own else green_contexts.make_stream(target.device, sms)
-
-        yield another
+    return green_contexts.planned_apart(sms, on_its_stream)
 
 
 def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:

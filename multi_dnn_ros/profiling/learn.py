@@ -160,7 +160,7 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
         found = sorted({getattr(sample.setting, name) for sample in rows})
         if len(found) > 1:
             raise ProfileError(f"the table is of more than one {name}: {', '.join(found)}; learn from one at a time")
-    slices = sorted({sample.setting.sms for sample in rows})
+    slices = _by_slice(rows)
     if 0 not in slices:
         raise ProfileError(
             f"the table is of slices of {', '.join(map(str, slices))} SMs alone; measure the whole device too, with "
@@ -169,8 +169,8 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
     models = {sample.model for sample in rows}
     if len(models) < 2:
         raise ProfileError(f"the table is of one model, {', '.join(models)}; to hold one out it takes two")
-    flops = {sms: max(row.setting.flops_per_s for row in rows if row.setting.sms == sms) for sms in slices}
-    moved = {sms: max(row.setting.bytes_per_s for row in rows if row.setting.sms == sms) for sms in slices}
+    flops = {sms: max(row.setting.flops_per_s for row in own) for sms, own in slices.items()}
+    moved = {sms: max(row.setting.bytes_per_s for row in own) for sms, own in slices.items()}
 
     def at_its_limits(of: Setting) -> Setting:
         return replace(of, flops_per_s=flops[of.sms], bytes_per_s=moved[of.sms])
