@@ -44,7 +44,8 @@ def add_paper(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Declare scenario paper."""
     from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 
-    conditions = "\n".join(f"  {name:<22}{condition.text}" for name, condition in CONDITIONS.items())
+    width = max(map(len, CONDITIONS)) + 2
+    conditions = "\n".join(f"  {name:<{width}}{condition.text}" for name, condition in CONDITIONS.items())
     parser = scenarios.add_parser(
         "paper",
         help="sets of large DNNs at once: the paper's conditions, ours, and what one would pick instead",

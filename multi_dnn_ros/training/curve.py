@@ -263,6 +263,8 @@ def add_parser(verbs: Any) -> None:
     add("--size", type=int, default=64, help="side of the input while training, pixels")
     add("--macs-size", type=int, default=224, help="side of the input for which MACs are cut and reported")
     add("--epochs", type=int, default=30, help="of the original")
+    add("--small-epochs", type=int, default=0, help="of these, the first ones on smaller images, which takes less time")
+    add("--small-size", type=int, default=0, help="side of those images, pixels; 0: two thirds of --size")
     add("--lr", type=float, default=1e-3, help="of the original")
     add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="of the original")
     add("--weight-decay", type=float, default=0.05, help="of the original; with sgd about 5e-4")
@@ -299,10 +301,24 @@ def main(args: argparse.Namespace) -> int:
         size=(args.size, args.size),
         macs_size=(args.macs_size, args.macs_size),
         original=Schedule(
-            args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=2.0, score_every=5, mix=args.mix
+            args.epochs,
+            args.lr,
+            args.optimizer,
+            args.weight_decay,
+            warmup_epochs=2.0,
+            score_every=5,
+            mix=args.mix,
+            small=args.small_size / args.size if args.small_size else 2 / 3,
+            small_epochs=args.small_epochs,
         ),
         retraining=Schedule(
-            args.retrain_epochs, args.retrain_lr, weight_decay=0.02, warmup_epochs=0.5, ema=0.998, mix=args.mix
+            args.retrain_epochs,
+            args.retrain_lr,
+            weight_decay=0.02,
+            warmup_epochs=0.5,
+            ema=0.998,
+            score_every=2,
+            mix=args.mix,
         ),
         batch_size=args.batch_size,
         teacher_weight=args.teacher_weight,

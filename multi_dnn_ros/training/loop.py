@@ -52,7 +52,8 @@ class Schedule:
     ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs. patience: epochs without
     a better score after which it stops, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling), the two for the
     forward pass on CUDA only. clip: largest gradient norm. mix: of classifiers, part of the images that are mixed, see
-    vary_classes.
+    vary_classes. small, small_epochs: of classifiers, the first so many epochs see images whose sides are that part of
+    the network's input, 0..1.
     """
 
     epochs: int
@@ -68,6 +69,8 @@ class Schedule:
     clip: float = 10.0
     seed: int = 0
     mix: float = 0.0
+    small: float = 1.0
+    small_epochs: int = 0
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.score_every < 1 or not 0 < self.lr < math.inf:
@@ -80,6 +83,11 @@ class Schedule:
             raise ValueError(f"precision = {self.precision!r}: not one of fp32, bf16, fp16")
         if not 0.0 <= self.mix <= 1.0:
             raise ValueError(f"mix = {self.mix}: must be 0 to 1")
+        if not 0.0 < self.small <= 1.0 or not 0 <= self.small_epochs < self.epochs:
+            raise ValueError(
+                f"small = {self.small}, small_epochs = {self.small_epochs}: must be a part of 1, and fewer than all "
+                f"{self.epochs} epochs"
+            )
 
 
 @dataclass
@@ -133,12 +141,12 @@ def train(
         best_weights, first = state["best_weights"], state["next_epoch"]
         outcome = Outcome(state["best"], state["best_epoch"], state["history"])
     replica = distributed.replicated(network)
+    passes: nn.Module = replica
+    captured_for: torch.Size | None = None
+    capturing = device.type == "cuda" and distributed.world() == 1
     steps = len(batches)
     parameters = list(network.parameters())  # once: looking for them takes as long as some of the steps below
     averaging = _Averaging(average, network) if schedule.ema else None
-    if device.type == "cuda" and distributed.world() == 1 and first < schedule.epochs:
-        _set_training(replica, True)
-        replica = replayed(replica, _laid(next(batches.epoch(first))["image"]), schedule.precision)
     for epoch in range(first, schedule.epochs):
         if schedule.patience and outcome.epoch >= 0 and epoch - 1 - outcome.epoch >= schedule.patience:
             break
@@ -153,8 +161,11 @@ def train(
         for k, batch in enumerate(bar):
             step = epoch * steps + k
             _set_rate(optimizer, schedule, step / steps)
+            image = _laid(batch["image"])
+            if capturing and image.shape != captured_for:
+                passes, captured_for = replayed(replica, image, schedule.precision), image.shape
             with autocast(device, schedule.precision):
-                outputs = replica(_laid(batch["image"]))
+                outputs = passes(image)
             value = loss(outputs, batch)
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(value).backward()

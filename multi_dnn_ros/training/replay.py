@@ -44,8 +44,9 @@ def replayed(network: nn.Module, image: Tensor, precision: str) -> nn.Module:
     captured: nn.Module = _Pass(network, precision)
     captured.training = network.training
     try:
-        # Replaces its forward(). Some networks have parameters that no output depends on.
-        torch.cuda.make_graphed_callables(captured, (image.clone(),), allow_unused_input=True)
+        with torch.random.fork_rng([image.device.index]):  # training draws the same numbers with and without this
+            # Replaces its forward(). Some networks have parameters that no output depends on.
+            torch.cuda.make_graphed_callables(captured, (image.clone(),), allow_unused_input=True)
     except Exception as error:  # whatever capturing raises
         log.warning("training launches kernel by kernel, as its passes cannot be captured: %s", reason_of(error))
         captured = network

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.training import distributed
+from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.data import Data, Rows
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
@@ -63,6 +64,7 @@ def retrain(
     truth; alone where the pupil has no loss of its own. All processes of a `distributed.process_group` call this.
     TrainingError when data, teacher and network do not fit together, and as the loop; DatasetError.
     """
+    inputs = _inputs(pupil, schedule)
     first = sets[0]
     for data in sets:
         check_labels(pupil, data)
@@ -72,7 +74,7 @@ def retrain(
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     train_rows = [data.part("train") for data in sets]
     choice_rows = [data.part("choice") for data in sets]
-    batches = make_batches(train_rows, pupil.task, pupil.inputs, batch_size, schedule.seed, device, mix=schedule.mix)
+    batches = make_batches(train_rows, pupil.task, inputs, batch_size, schedule.seed, device, mix=schedule.mix)
     main = MAIN[pupil.task]
 
     def score(scored: nn.Module) -> dict[str, float]:
@@ -98,6 +100,18 @@ def retrain(
     say(f"after {seconds:.0f} s: {describe(after)}")
     network.cpu()
     return Result(outcome, before, after, seconds)
+
+
+def _inputs(pupil: Trainee, schedule: Schedule) -> Inputs:
+    """The pupil's, smaller in the first epochs where the schedule says so."""
+    if not schedule.small_epochs:
+        return pupil.inputs
+    if pupil.task != "classes":
+        raise TrainingError(
+            f"{pupil.model}: the truth of {pupil.task} is for images of one size; only classes may grow"
+        )
+    width, height = (max(1, round(side * schedule.small)) for side in pupil.size)
+    return replace(pupil.inputs, small=(width, height), small_epochs=schedule.small_epochs)
 
 
 def check_labels(pupil: Trainee, data: Data) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from multi_dnn_ros.models.networks import DetectorNet
 from multi_dnn_ros.training import loop
-from multi_dnn_ros.training.batches import ArrayBatches
+from multi_dnn_ros.training.batches import ArrayBatches, Inputs
 from multi_dnn_ros.training.loop import Loss, Schedule, train
 from multi_dnn_ros.training.losses import DetectionLoss
 from multi_dnn_ros.training.precision import autocast
@@ -48,14 +48,14 @@ class Looks(Branches):
         return result if float(result.sum()) > 0 else result * 2
 
 
-def batches() -> ArrayBatches:
+def batches(inputs: Inputs | None = None) -> ArrayBatches:
     labels = torch.arange(96) % 3
     image = torch.randint(0, 90, (96, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     image[torch.arange(96), labels] += 120
-    return ArrayBatches({"image": image.to(GPU), "label": labels.to(GPU)}, 16, seed=1)
+    return ArrayBatches({"image": image.to(GPU), "label": labels.to(GPU)}, 16, seed=1, inputs=inputs)
 
 
-def trained(network: nn.Module, precision: str) -> tuple[dict[str, Tensor], list[float]]:
+def trained(network: nn.Module, precision: str, inputs: Inputs | None = None) -> tuple[dict[str, Tensor], list[float]]:
     network = network.to(GPU).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def accuracy(scored: nn.Module) -> dict[str, float]:
@@ -65,24 +65,35 @@ def trained(network: nn.Module, precision: str) -> tuple[dict[str, Tensor], list
         return {"top1": float(right.float().mean())}
 
     outcome = train(
-        network, batches(), lambda outputs, batch: F.cross_entropy(outputs.float(), batch["label"]), accuracy,
+        network, batches(inputs), lambda outputs, batch: F.cross_entropy(outputs.float(), batch["label"]), accuracy,
         Schedule(4, 0.02, ema=0.9, precision=precision, seed=3), main="top1", progress=False,
     )  # fmt: skip
     return {name: tensor.cpu() for name, tensor in network.state_dict().items()}, [r["loss"] for r in outcome.history]
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 5e-2)])
+#: Two epochs on smaller images, then two on the others.
+GROWING = Inputs(small=(6, 6), small_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "inputs"), [("fp32", 1e-3, None), ("bf16", 5e-2, None), ("fp32", 1e-3, GROWING)]
+)
 def test_captured_passes_train_to_the_same_weights(
-    precision: str, tolerance: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    precision: str,
+    tolerance: float,
+    inputs: Inputs | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     captured = []
     real = loop.replayed
     monkeypatch.setattr(loop, "replayed", lambda *given: captured.append(real(*given)) or captured[-1])
-    weights, losses = trained(Branches(0.0), precision)
-    assert type(captured[0]) is not Branches
+    weights, losses = trained(Branches(0.0), precision, inputs)
+    assert len(captured) == (1 if inputs is None else 2)
+    assert all(type(passes) is not Branches for passes in captured)
     assert not caplog.records
     monkeypatch.setattr(loop, "replayed", lambda network, image, precision: network)
-    expected, expected_losses = trained(Branches(0.0), precision)
+    expected, expected_losses = trained(Branches(0.0), precision, inputs)
     assert losses == pytest.approx(expected_losses, rel=tolerance)
     assert losses[-1] < losses[0] / 2
     for name, tensor in weights.items():
@@ -136,6 +147,16 @@ def test_dropout_draws_anew_in_every_step_and_a_seed_repeats_the_run() -> None:
     assert losses == pytest.approx(same, rel=1e-3)
     assert len({round(value, 6) for value in losses}) == len(losses)
     assert all(torch.allclose(first[name].float(), again[name].float(), atol=1e-2) for name in first)
+
+
+def test_capturing_draws_no_numbers_from_training() -> None:
+    """So that a run that goes on from a checkpoint, and captures there, draws what an uninterrupted one drew."""
+    network = Branches(0.5).to(GPU).train()
+    torch.manual_seed(5)
+    expected = torch.rand(3, device=GPU)
+    torch.manual_seed(5)
+    assert replayed(network, torch.rand(4, 3, 8, 8).to(GPU), "fp32") is not network
+    assert torch.equal(torch.rand(3, device=GPU), expected)
 
 
 def test_a_network_that_looks_at_values_trains_uncaptured(caplog: pytest.LogCaptureFixture) -> None:

@@ -28,6 +28,7 @@ from multi_dnn_ros.schema import DnnConfig
 from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
+from multi_dnn_ros.training.data import Wanted, open_data
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.loop import Schedule, train
 from multi_dnn_ros.training.losses import TorchvisionLoss
@@ -205,6 +206,23 @@ with distributed.process_group("cpu"):
     code = main({arguments!r})
 sys.exit(code)
 """
+
+
+def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) -> None:
+    schedule = Schedule(3, 0.01, ema=0.0, small=0.5, small_epochs=2)
+    wanted = Wanted("classes", Preprocess(64, 48))
+    pupil = trainee(load_network("torchvision:squeezenet1_1", weights="random", num_classes=2), "net", size=(64, 48))
+    seen: list[tuple[bool, torch.Size]] = []
+    pupil.network.register_forward_pre_hook(lambda network, given: seen.append((network.training, given[0].shape[2:])))
+    data = open_data(f"classes:{colours}", wanted)
+    retrain(pupil, [data], schedule, batch_size=16, device=torch.device("cpu"), progress=False)
+    sizes = [tuple(size) for training, size in seen if training]
+    assert sizes == [(24, 32)] * 4 + [(48, 64)] * 2
+    assert {tuple(size) for training, size in seen if not training} == {(48, 64)}  # what is scored is the network's own
+
+    lanes = trainee(load_network("builtin:lane"), "builtin:lane")
+    with pytest.raises(TrainingError, match="only classes may grow"):
+        retrain(lanes, [data], schedule, batch_size=4, device=torch.device("cpu"))
 
 
 def learn() -> nn.Module:
