@@ -92,7 +92,9 @@ class Schedule:
 
 @dataclass
 class Outcome:
-    """best: scores of the kept weights. epoch: the one they come from. history: a row an epoch."""
+    """best: scores of the kept weights. epoch: the one they come from, -1: they are those it began with. history: a row
+    an epoch.
+    """
 
     best: dict[str, float] = field(default_factory=dict)
     epoch: int = -1
@@ -112,7 +114,8 @@ def train(
     identity: str = "",
     progress: bool = True,
 ) -> Outcome:
-    """Train `network` (on its device) and leave the weights with the best score in it.
+    """Train `network` (on its device) and leave the weights with the best score in it, those it began with among them:
+    a network that lost little when it was decomposed may come out of a short training worse than it went in.
 
     score: called with the network in eval mode; `main` names the score that decides, larger is better.
     checkpoint: written after every `checkpoint_every` epochs, beside and then renamed; a run that finds one goes on
@@ -140,6 +143,9 @@ def train(
         scaler.load_state_dict(state["scaler"])
         best_weights, first = state["best_weights"], state["next_epoch"]
         outcome = Outcome(state["best"], state["best_epoch"], state["history"])
+    else:
+        _set_training(average, False)
+        outcome.best = distributed.from_first(score(average) if first_process else {})
     replica = distributed.replicated(network)
     passes: nn.Module = replica
     captured_for: torch.Size | None = None
@@ -188,7 +194,7 @@ def train(
             _set_training(average, False)
             scores = distributed.from_first(score(average) if first_process else {})
             row.update(scores)
-            if outcome.epoch < 0 or scores[main] > outcome.best[main]:
+            if _better(scores[main], outcome, main):
                 outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
         outcome.history.append(row)
         if progress and first_process:
@@ -212,6 +218,12 @@ def train(
     network.load_state_dict(best_weights)
     _set_training(network, False)
     return outcome
+
+
+def _better(score: float, kept: Outcome, main: str) -> bool:
+    """Whether weights with this score are kept; in place of those it began with also when they are as good."""
+    least = kept.best[main]
+    return math.isnan(least) or score > least or (score == least and kept.epoch < 0)
 
 
 def _set_training(network: nn.Module, mode: bool) -> None:

@@ -113,7 +113,17 @@ def test_averaged_statistics_fit_the_averaged_weights() -> None:
 
     schedule = dataclasses.replace(SCHEDULE, epochs=8, optimizer="sgd", lr=0.6, ema=0.98)
     train(classifier(), coloured(), cross_entropy, score, schedule, main="top1", progress=False)  # type: ignore[arg-type]
-    assert max(apart) < 0.1  # a quarter to a half with the statistics of the moment
+    assert max(apart[1:]) < 0.1  # (those it began with); a quarter to a half with those of the moment
+
+
+def test_what_training_makes_worse_is_not_kept() -> None:
+    network, _ = run(coloured())
+    before = copy.deepcopy(network.state_dict())
+    schedule = dataclasses.replace(SCHEDULE, epochs=2, optimizer="sgd", lr=50.0, ema=0.0, precision="fp32")
+    outcome = train(network, coloured(), cross_entropy, accuracy, schedule, main="top1", progress=False)  # type: ignore[arg-type]
+    assert outcome.epoch == -1
+    assert outcome.history[-1]["top1"] < outcome.best["top1"] == accuracy(network)["top1"]
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
 
 @pytest.mark.parametrize(("killed_in", "every"), [(0, 1), (1, 1), (4, 1), (5, 2), (5, 4)])
@@ -136,7 +146,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
 
 
 def test_the_best_epoch_is_kept_and_patience_ends_the_run() -> None:
-    values = iter([0.2, 0.9, 0.5, 0.4, 0.3, 0.1])
+    values = iter([0.1, 0.2, 0.9, 0.5, 0.4, 0.3, 0.1])  # of the weights it begins with, then of each epoch
     kept: list[dict[str, Tensor]] = []
 
     def score(network: nn.Module) -> dict[str, float]:
@@ -155,7 +165,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run() -> None:
     )
     assert (outcome.epoch, outcome.best) == (1, {"top1": 0.9})
     assert len(outcome.history) == 4
-    assert all(torch.equal(value, network.state_dict()[name]) for name, value in kept[1].items())
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in kept[2].items())
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path: Path) -> None:
