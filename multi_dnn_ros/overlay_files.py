@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
 
 import cv2
 import numpy as np
 import numpy.typing as npt
+
+from multi_dnn_ros.whole_file import KeptWhenClosed
 
 Picture = npt.NDArray[np.uint8]
 
@@ -19,7 +20,7 @@ class OverlayFileError(ValueError):
     """Pictures cannot be written; the message names the file and says why."""
 
 
-class OverlayFiles:
+class OverlayFiles(KeptWhenClosed):
     """Writes pictures in order; a context manager.
 
     path: a file that ends in .mp4 (MPEG-4 part 2, which OpenCV's wheels can encode everywhere), or a folder for PNGs.
@@ -86,17 +87,6 @@ class OverlayFiles:
         self._first = None
         self._release()
         self._partial.unlink(missing_ok=True)
-
-    def __enter__(self) -> OverlayFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _release(self) -> None:
         if self._video is not None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @contextlib.contextmanager
@@ -27,3 +33,26 @@ def written_beside(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+class KeptWhenClosed(ABC):
+    """What is written bit by bit and gets its name at the end; a context manager: closed, or discarded by an error."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish it and give it its name."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Close without a result."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()

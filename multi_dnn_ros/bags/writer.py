@@ -7,7 +7,6 @@ import sqlite3
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from rosbags.interfaces import Connection, Qos, QosDurability, QosHistory, QosLiveliness, QosReliability, QosTime
@@ -16,6 +15,7 @@ from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
 from multi_dnn_ros.bags.definitions import definition
 from multi_dnn_ros.bags.reader import BagError
+from multi_dnn_ros.whole_file import KeptWhenClosed
 
 Storage = Literal["mcap", "sqlite3"]
 _PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
@@ -34,7 +34,7 @@ _LATCHED = Qos(
 )
 
 
-class BagWriter:
+class BagWriter(KeptWhenClosed):
     """A recording open for writing; a context manager.
 
     It is written into a folder of its own beside `path` and renamed when it is closed; an exception inside the `with`
@@ -125,17 +125,6 @@ class BagWriter:
             with suppress(*_WRITE_ERRORS):  # it goes away; what ended it is what counts
                 self._writer.abort()
             self._remove()
-
-    def __enter__(self) -> BagWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
 
     def _remove(self) -> None:
         if self._folder is not None:
