@@ -126,6 +126,18 @@ _ALL = (
         optional=True,
     ),
     Condition(
+        "ours_batched_dcomp_inductor",
+        "ours batched Inductor, Dcomp.",
+        "the same with Inductor's kernels",
+        "engine",
+        "inductor",
+        decomposed=8,
+        jobs=0,
+        batched=True,
+        cuda_only=True,
+        optional=True,
+    ),
+    Condition(
         "ours_batched_inductor",
         "ours batched Inductor fp16",
         "shared weights and batches with Inductor's kernels at fp16",
