@@ -89,6 +89,10 @@ class DiagnosticsReport:
         self._stale_after_s = stale_after_s
         self._last: dict[Stream, StreamStatistics] = {}
 
+    def restart(self) -> None:
+        """The statistics of the next message count from 0 again: a new engine's."""
+        self._last = {}
+
     def message(self, stamp: Time, statuses: Iterable[DiagnosticStatus]) -> DiagnosticArray:
         array = DiagnosticArray()
         array.header.stamp = stamp

@@ -123,6 +123,7 @@ class MultiDnnNode(LifecycleNode):
         super().on_activate(state)  # before the first result: inactive publishers drop what they are given
         try:
             self._serving = Serving(self, self._config, self._pipeline, self._outputs)
+            self._report.restart()
             self._outputs.publish_labels()
         except Exception as error:
             self._fail("activate", error)
