@@ -17,6 +17,7 @@ from multi_dnn_ros.flat_parameters import (
     checked_names,
     initial_value,
     parameter_fields,
+    shown,
     to_config,
     unknown_parameters,
 )
@@ -66,7 +67,9 @@ class NodeParameters:
         for warning in self._warnings:
             self._node.get_logger().warning(warning)
         names = [name for name in (*self._fields, *self._unknown) if self._node.has_parameter(name)]
-        return to_config({name: self._node.get_parameter(name).value for name in names})
+        config = to_config({name: self._node.get_parameter(name).value for name in names})
+        self._check_topics(config)
+        return config
 
     def lock(self, locked: bool) -> None:
         """Whether parameters that are read-only once configured are refused."""
@@ -117,6 +120,19 @@ class NodeParameters:
         if not problems and not hasattr(self._node, "add_post_set_parameters_callback"):
             self._changed(parameters)  # Humble: nothing is called after setting
         return SetParametersResult(successful=not problems, reason="; ".join(problems))
+
+    def _check_topics(self, config: NodeConfig) -> None:
+        """Only ROS knows what a topic's name may be, and it looks when a subscription is made: when activating."""
+        problems = []
+        for name, camera in config.cameras.items():
+            try:
+                self._node.resolve_topic_name(camera.topic or name)
+            except Exception as error:  # rclpy's are of several types
+                problems.append(
+                    f"parameter camera.{name}.topic is {shown(camera.topic)}; allowed: the name of a topic: {error}"
+                )
+        if problems:
+            raise ParameterError(problems)
 
     def _check(self, name: str, value: Any) -> None:
         field = self._fields.get(name)

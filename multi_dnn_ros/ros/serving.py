@@ -79,11 +79,16 @@ class Serving:
         self._overlay = OverlayPublisher(outputs.overlays, dnns, self._on_overlay_failure)
         self._engine.start()
         # Last, when everything that a frame meets is there. A camera that no DNN serves is not subscribed to.
-        self._inputs = {
-            camera: CameraInput(node, camera, config.cameras[camera], self._engine.offer, time.monotonic_ns)
-            for camera in config.cameras
-            if camera in dnns
-        }
+        self._inputs: dict[str, CameraInput] = {}
+        try:
+            for camera in config.cameras:
+                if camera in dnns:
+                    self._inputs[camera] = CameraInput(
+                        node, camera, config.cameras[camera], self._engine.offer, time.monotonic_ns
+                    )
+        except Exception:  # nobody would have what to stop
+            self.stop(config.stop_timeout_s)
+            raise
         for camera in config.cameras.keys() - dnns.keys():
             self._log.warning(f"camera {camera}: no DNN serves it (parameters dnn.<dnn>.cameras)")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import pytest
 from node_bench import POISON, Bench, image
+from rclpy.parameter import Parameter
 from vision_msgs.msg import Detection2DArray
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
@@ -35,3 +38,34 @@ def test_a_dnn_that_was_taken_out_comes_back_without_its_past(bench: Bench) -> N
 def _lost(bench: Bench) -> int:
     counts: dict[str, Any] = bench.status("fragile on front").by_key
     return sum(int(count) for key, count in counts.items() if key.startswith("dropped: "))
+
+
+def test_a_topic_that_is_none_fails_configuring(bench: Bench) -> None:
+    node = bench.node({"cameras": ["front", "rear"], "camera.rear.topic": "rear cam"})
+    assert not bench.change("configure")
+    bench.until(lambda: bench.status("node").level == ERROR, "the report")
+    message = bench.status("node").message
+    assert "parameter camera.rear.topic is 'rear cam'; allowed" in message
+    assert "front" not in message
+    node.set_parameters([Parameter("camera.rear.topic", value="/rear_cam")])
+    assert bench.change("configure")
+
+
+def test_activating_that_fails_half_way_leaves_nothing_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = bench.node({"cameras": ["front", "rear"]})
+    assert bench.change("configure")
+    create = node.create_subscription
+
+    def refuse(kind: type, topic: str, *rest: Any) -> Any:
+        if topic.startswith("rear"):
+            raise RuntimeError("no more readers")
+        return create(kind, topic, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node, "create_subscription", refuse)
+        before = threading.active_count(), len(list(node.subscriptions))
+        assert not bench.change("activate")
+    assert (threading.active_count(), len(list(node.subscriptions))) == before
+    bench.until(lambda: "no more readers" in bench.status("node").message, "the report")
+    assert bench.change("activate")
+    bench.until(lambda: bench.status("node").level == OK, "the report")
