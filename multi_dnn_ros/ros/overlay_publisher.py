@@ -15,8 +15,18 @@ from multi_dnn_ros.ros.result_messages import image_message
 
 #: Frames of one camera that some DNN has not answered yet; the oldest is given up for the next.
 _OPEN_FRAMES = 8
-#: A DNN that dropped a frame is shown with what it last found, for so long.
+#: A DNN that dropped a frame is shown with what it last found, for so long after it was found.
 _HELD_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A DNN's newest answer. received_ns: when its frame arrived. found_ns: when it was there. size: (H, W)."""
+
+    received_ns: int
+    found_ns: int
+    size: tuple[int, ...]
+    layer: Layer
 
 
 @dataclass
@@ -32,7 +42,8 @@ class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has answered or dropped it, then draws.
 
     publishers: by camera. dnns: the names of each camera's DNNs. report: gets a line when drawing fails.
-    Only the newest complete frame of a camera is drawn.
+    Only the newest complete frame of a camera is drawn, and none that is older than one before it: what a slow DNN
+    found on a frame that the others have left behind is shown on the next ones.
     """
 
     def __init__(
@@ -42,7 +53,8 @@ class OverlayPublisher:
         self._dnns = dnns
         self._report = report
         self._open: dict[str, OrderedDict[Frame, _Picture]] = {camera: OrderedDict() for camera in publishers}
-        self._latest: dict[str, dict[str, tuple[int, Layer]]] = {camera: {} for camera in publishers}
+        self._latest: dict[str, dict[str, _Found]] = {camera: {} for camera in publishers}
+        self._newest_ns = dict.fromkeys(publishers, 0)  # arrival of the newest complete frame
         self._ready: dict[str, _Picture] = {}
         self._wake = threading.Condition()
         self._ended = False
@@ -52,7 +64,8 @@ class OverlayPublisher:
     def add(self, result: Result) -> None:
         """A DNN's answer; drawing happens elsewhere."""
         layer = Layer(result.dnn, result.output, result.timing.end_to_end_ns / 1e6)
-        self._answer(result.dnn, result.frame, layer)
+        found = _Found(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layer)
+        self._answer(result.dnn, result.frame, found)
 
     def skip(self, drop: Drop) -> None:
         """A DNN gives no answer for this frame."""
@@ -66,12 +79,16 @@ class OverlayPublisher:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _answer(self, dnn: str, frame: Frame, layer: Layer | None) -> None:
+    def _answer(self, dnn: str, frame: Frame, found: _Found | None) -> None:
         camera = frame.camera
         with self._wake:
             if self._publishers[camera].get_subscription_count() == 0:
                 self._open[camera].clear()
                 self._latest[camera].clear()
+                return
+            if found is not None:
+                self._latest[camera][dnn] = found
+            if frame.received_ns < self._newest_ns[camera]:
                 return
             pictures = self._open[camera]
             picture = pictures.get(frame)
@@ -80,13 +97,15 @@ class OverlayPublisher:
                 if len(pictures) > _OPEN_FRAMES:
                     pictures.popitem(last=False)
             picture.waiting.discard(dnn)
-            if layer is not None:
-                picture.layers[dnn] = layer
-                self._latest[camera][dnn] = (frame.received_ns, layer)
+            if found is not None:
+                picture.layers[dnn] = found.layer
             if picture.waiting:
                 return
             del pictures[frame]
             if picture.layers:
+                self._newest_ns[camera] = frame.received_ns
+                for older in [other for other in pictures if other.received_ns < frame.received_ns]:
+                    del pictures[older]
                 self._ready[camera] = picture
                 self._wake.notify()
 
@@ -96,7 +115,8 @@ class OverlayPublisher:
                 self._wake.wait_for(lambda: self._ready or self._ended)
                 if self._ended:
                     return
-                camera, picture = self._ready.popitem()
+                camera = next(iter(self._ready))  # cameras take turns
+                picture = self._ready.pop(camera)
                 layers = [*picture.layers.values(), *self._held(camera, picture)]
             try:
                 pixels = draw(picture.frame.image(), layers)
@@ -107,8 +127,11 @@ class OverlayPublisher:
 
     def _held(self, camera: str, picture: _Picture) -> list[Layer]:
         """What the DNNs that dropped this frame found last; without it their boxes would flicker."""
+        frame, size = picture.frame, picture.frame.image().shape[:2]
         return [
-            Layer(layer.dnn, layer.output, layer.latency_ms, held=True)
-            for dnn, (received_ns, layer) in self._latest[camera].items()
-            if dnn not in picture.layers and 0 <= picture.frame.received_ns - received_ns <= _HELD_NS
+            Layer(dnn, found.layer.output, found.layer.latency_ms, held=True)
+            for dnn, found in self._latest[camera].items()
+            if dnn not in picture.layers
+            and found.size == size
+            and found.received_ns <= frame.received_ns <= found.found_ns + _HELD_NS
         ]

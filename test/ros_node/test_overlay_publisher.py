@@ -1,0 +1,145 @@
+"""Which pictures the overlay shows, in which order, and with what: frames answered by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from std_msgs.msg import Header
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
+from multi_dnn_ros.models.results import Lanes
+from multi_dnn_ros.ros import overlay_publisher
+from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
+
+WAIT_S = 20.0
+_MS = 1_000_000
+
+
+class Publisher:
+    """Keeps what it is given. `go` cleared: publishing waits."""
+
+    def __init__(self, name: str, order: list[tuple[str, str]]) -> None:
+        self.name = name
+        self.order = order
+        self.go = threading.Event()
+        self.go.set()
+        self.begun = threading.Event()
+        self.came = threading.Condition()
+
+    def get_subscription_count(self) -> int:
+        return 1
+
+    def publish(self, message: Any) -> None:
+        self.begun.set()
+        self.go.wait(WAIT_S)
+        with self.came:
+            self.order.append((self.name, message.header.frame_id))
+            self.came.notify_all()
+
+    def until(self, frame_id: str) -> None:
+        with self.came:
+            assert self.came.wait_for(lambda: (self.name, frame_id) in self.order, WAIT_S), self.order
+
+
+class Overlay:
+    """An overlay of two cameras with the DNNs `quick` and `slow`. layers: those that each picture was drawn with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.order: list[tuple[str, str]] = []
+        self.layers: list[list[tuple[str, bool]]] = []
+        self.errors: list[str] = []
+        draw = overlay_publisher.draw
+
+        def note(image: Any, layers: Any) -> Any:
+            self.layers.append(sorted((layer.dnn, layer.held) for layer in layers))
+            return draw(image, layers)
+
+        monkeypatch.setattr(overlay_publisher, "draw", note)
+        self.publishers = {name: Publisher(name, self.order) for name in ("front", "rear")}
+        dnns = dict.fromkeys(self.publishers, ("quick", "slow"))
+        self.overlay = OverlayPublisher(self.publishers, dnns, self.errors.append)
+
+    def answer(self, dnn: str, frame: Frame, at_ms: int = 0) -> None:
+        timing = Timing(frame.received_ns, frame.received_ns, at_ms * _MS, 0, 0, 0, 0)
+        mask = np.zeros(frame.image().shape[:2], np.uint8)
+        self.overlay.add(Result(dnn, frame, Lanes(mask, ()), timing))
+
+    def complete(self, frame: Frame) -> None:
+        self.answer("quick", frame)
+        self.answer("slow", frame)
+
+    def drop(self, dnn: str, frame: Frame) -> None:
+        self.overlay.skip(Drop(dnn, frame, DropReason.OVERWRITTEN, ""))
+
+
+def frame(number: int, camera: str = "front", size: tuple[int, int] = (6, 8)) -> Frame:
+    """Of so many milliseconds after the start."""
+    made = Frame(camera, 0, lambda: np.zeros((*size, 3), np.uint8), Header(frame_id=str(number)))
+    made.received_ns = number * _MS
+    return made
+
+
+@pytest.fixture
+def overlay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Overlay]:
+    made = Overlay(monkeypatch)
+    yield made
+    assert made.overlay.stop(WAIT_S)
+    assert made.errors == []
+
+
+def test_pictures_never_go_back_in_time(overlay: Overlay) -> None:
+    first, second, third = frame(100), frame(200), frame(300)
+    overlay.answer("quick", first, 110)
+    overlay.answer("quick", second, 210)
+    overlay.drop("slow", second)
+    overlay.publishers["front"].until("200")
+    overlay.answer("slow", first, 250)  # complete now, but a newer one was shown
+    overlay.complete(frame(260, "rear"))
+    overlay.publishers["rear"].until("260")  # drawn behind it, if it were
+    overlay.answer("quick", third, 310)
+    overlay.drop("slow", third)
+    overlay.publishers["front"].until("300")
+    assert [number for camera, number in overlay.order if camera == "front"] == ["200", "300"]
+    assert overlay.layers[0] == [("quick", False)]
+    assert overlay.layers[-1] == [("quick", False), ("slow", True)]
+
+
+@pytest.mark.parametrize(("next_ms", "held"), [(4000, True), (4101, False)])
+def test_what_took_longer_than_it_is_held_is_shown_all_the_same(overlay: Overlay, next_ms: int, held: bool) -> None:
+    slow, between, after = frame(100), frame(3000), frame(next_ms)
+    overlay.answer("quick", slow, 110)
+    overlay.answer("quick", between, 3010)
+    overlay.drop("slow", between)
+    overlay.answer("slow", slow, 3100)
+    overlay.answer("quick", after, next_ms + 10)
+    overlay.drop("slow", after)
+    overlay.publishers["front"].until(str(next_ms))
+    assert (("slow", True) in overlay.layers[-1]) is held
+
+
+def test_what_was_found_on_an_image_of_another_size_is_not_held(overlay: Overlay) -> None:
+    small, large = frame(100), frame(200, size=(12, 16))
+    overlay.answer("quick", small, 110)
+    overlay.answer("slow", small, 120)
+    overlay.answer("quick", large, 210)
+    overlay.drop("slow", large)
+    overlay.publishers["front"].until("200")
+    assert overlay.layers[-1] == [("quick", False)]
+
+
+def test_cameras_take_turns_where_drawing_is_slower_than_they_are(overlay: Overlay) -> None:
+    front, rear = overlay.publishers.values()
+    rear.go.clear()
+    overlay.complete(frame(100, "rear"))
+    assert rear.begun.wait(WAIT_S)  # and is being drawn, while the next ones come
+    overlay.complete(frame(150, "front"))
+    overlay.complete(frame(200, "rear"))
+    rear.go.set()
+    rear.until("200")
+    front.until("150")
+    assert overlay.order == [("rear", "100"), ("front", "150"), ("rear", "200")]
