@@ -145,7 +145,11 @@ class Engine:
             dnn.abandon()
         for thread in threads:  # those that only waited for what was abandoned end at once
             thread.join(0.1 if thread in self._dnns.values() else 0.0)
-        return [thread.name for thread in threads if thread.is_alive()]
+        return self.alive()
+
+    def alive(self) -> list[str]:
+        """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
+        return [thread.name for thread in (*self._workers, *self._dnns.values()) if thread.is_alive()]
 
     def _order_streams(self) -> None:
         self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())

@@ -47,7 +47,7 @@ class MultiDnnNode(LifecycleNode):
 
     def __init__(self, *, build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build, **arguments: Any) -> None:
         super().__init__("multi_dnn", **arguments)
-        self.hung: list[str] = []  # threads that did not end when they were told to
+        self._hanging: list[Serving] = []  # those with threads that did not end when they were told to
         self.configuring = False
         self._build = build
         self._config: NodeConfig | None = None
@@ -75,6 +75,12 @@ class MultiDnnNode(LifecycleNode):
     def published(self) -> dict[tuple[str, str], int]:
         """Results published since activating, by DNN and camera; empty while inactive."""
         return self._serving.published() if self._serving is not None else {}
+
+    @property
+    def hung(self) -> list[str]:
+        """Threads that did not end when they were told to, and still have not."""
+        self._hanging = [serving for serving in self._hanging if serving.alive()]
+        return [name for serving in self._hanging for name in serving.alive()]
 
     def close(self) -> None:
         """Stop and free everything, in whatever state the node is; for the end of the process."""
@@ -168,7 +174,7 @@ class MultiDnnNode(LifecycleNode):
         assert self._config is not None
         hung = serving.stop(self._config.stop_timeout_s)
         if hung:
-            self.hung += hung
+            self._hanging.append(serving)
             self.get_logger().error(
                 f"threads did not end within {self._config.stop_timeout_s} s (parameter stop_timeout_s): "
                 f"{', '.join(hung)}"
@@ -256,9 +262,10 @@ class MultiDnnNode(LifecycleNode):
     def _status(self) -> DiagnosticStatus:
         state = "active" if self._serving else "unconfigured" if self._pipeline is None else "inactive"
         level, text = OK, state
-        if self._failure or self.hung:
+        hung = self.hung
+        if self._failure or hung:
             level = ERROR
-            text = self._failure or f"threads hang: {', '.join(self.hung)}"
+            text = self._failure or f"threads hang: {', '.join(hung)}"
         elif self._pipeline is None:
             level = WARN
         values: dict[str, object] = {"state": state, **versions()}

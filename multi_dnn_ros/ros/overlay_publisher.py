@@ -77,7 +77,11 @@ class OverlayPublisher:
             self._ended = True
             self._wake.notify()
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return not self.alive()
+
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def _answer(self, dnn: str, frame: Frame, found: _Found | None) -> None:
         camera = frame.camera

@@ -116,16 +116,19 @@ class Serving:
         """Take no more frames, finish those under way, end all threads; names those that did not end in time."""
         for source in self._inputs.values():
             source.close()
-        hung = self._engine.stop(timeout_s, drain=True)
-        if not self._overlay.stop(_OVERLAY_STOP_S):
-            hung.append("overlay")
+        self._engine.stop(timeout_s, drain=True)
+        self._overlay.stop(_OVERLAY_STOP_S)
         for (dnn, camera), stream in self._engine.statistics().streams.items():
             lost = ", ".join(f"{count} {reason.value}" for reason, count in stream.dropped.items() if count)
             self._log.info(
                 f"{dnn} on {camera}: {stream.published} of {stream.offered} frames published"
                 + (f"; dropped: {lost}" if lost else "")
             )
-        return hung
+        return self.alive()
+
+    def alive(self) -> list[str]:
+        """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
+        return self._engine.alive() + ["overlay"] * self._overlay.alive()
 
     # -- called in the engine's threads
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from node_bench import POISON, Bench, image
+from node_bench import POISON, Bench, build, image
 from rclpy.parameter import Parameter
 from vision_msgs.msg import Detection2DArray
+
+from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.schema import NodeConfig
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 
@@ -69,3 +74,24 @@ def test_activating_that_fails_half_way_leaves_nothing_behind(bench: Bench, monk
     bench.until(lambda: "no more readers" in bench.status("node").message, "the report")
     assert bench.change("activate")
     bench.until(lambda: bench.status("node").level == OK, "the report")
+
+
+def test_threads_that_ended_after_all_hang_no_more(bench: Bench) -> None:
+    go = threading.Event()
+
+    def slow(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+        made = build(config, progress)
+        waits = (lambda carried: (go.wait() and carried) if float(carried[0]) == POISON else carried,)
+        return replace(made, tasks=tuple(replace(task, stages=waits + task.stages) for task in made.tasks))
+
+    node = bench.node({"stop_timeout_s": 0.1}, build=slow)
+    assert bench.change("configure")
+    assert bench.change("activate")
+    bench.camera().publish(image(POISON))
+    bench.until(lambda: bench.status("object on front").by_key.get("pending") == "1", "a frame under way")
+    assert bench.change("deactivate")
+    bench.until(lambda: bench.status("node").level == ERROR, "the report")
+    assert "threads hang: worker-" in bench.status("node").message
+    go.set()
+    bench.until(lambda: bench.status("node").level == OK, "the report")
+    assert node.hung == []
