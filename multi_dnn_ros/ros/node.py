@@ -55,6 +55,7 @@ class MultiDnnNode(LifecycleNode):
         self._outputs: ResultPublishers | None = None
         self._serving: Serving | None = None
         self._failure = ""
+        self._finalized = False
         self._capacity: Verdict | None = None
         self._throttle = LogThrottle()
         self._node_parameters = NodeParameters(self, self._apply)
@@ -151,6 +152,7 @@ class MultiDnnNode(LifecycleNode):
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._release()
+        self._finalized = True
         return SUCCESS
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -260,7 +262,8 @@ class MultiDnnNode(LifecycleNode):
         return [self._report.status("capacity", OK if found.fits else WARN, found.text, capacity_values(found))]
 
     def _status(self) -> DiagnosticStatus:
-        state = "active" if self._serving else "unconfigured" if self._pipeline is None else "inactive"
+        without = "finalized" if self._finalized else "unconfigured"
+        state = "active" if self._serving else without if self._pipeline is None else "inactive"
         level, text = OK, state
         hung = self.hung
         if self._failure or hung:

@@ -140,8 +140,8 @@ class NodeParameters:
             return
         if value is None:
             raise ParameterError([f"parameter {name} cannot be deleted; allowed: {field.allowed}"])
-        checked = checked_names(name, value) if name in _LISTS else field.checked(name, value)
-        if self._locked and not field.runtime and checked != self._node.get_parameter(name).value:
+        checked = list(checked_names(name, value)) if name in _LISTS else field.checked(name, value)
+        if self._locked and not field.runtime and checked != self.value(name):  # rclpy's own may be tuples and arrays
             raise ParameterError(
                 [
                     f"parameter {name} is read-only while the node is configured; "

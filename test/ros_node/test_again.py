@@ -95,3 +95,20 @@ def test_threads_that_ended_after_all_hang_no_more(bench: Bench) -> None:
     go.set()
     bench.until(lambda: bench.status("node").level == OK, "the report")
     assert node.hung == []
+
+
+def test_what_is_set_to_what_it_is_is_no_change(bench: Bench) -> None:
+    node = bench.node({"dnns": ["object", "lane"], "dnn.object.labels": ["car"], "dnn.object.mean": [0.5, 0.5, 0.5]})
+    assert bench.change("configure")
+    names = [name for name in node.list_parameters([], 0).names if name.startswith(("cameras", "dnn", "workers"))]
+    refused = [result.reason for result in node.set_parameters(node.get_parameters(names)) if not result.successful]
+    assert refused == []
+    taken, reason = bench.set("dnns", ["lane", "object"])
+    assert not taken
+    assert "read-only" in reason
+
+
+def test_a_node_that_was_shut_down_says_so(bench: Bench) -> None:
+    bench.node().trigger_shutdown()
+    bench.until(lambda: bench.status("node").by_key.get("state") == "finalized", "the report")
+    assert bench.status("node").level == WARN
