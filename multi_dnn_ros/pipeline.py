@@ -298,4 +298,4 @@ def _cameras_of(name: str, settings: DnnConfig, config: NodeConfig) -> tuple[str
                 f"parameter dnn.{name}.cameras names '{camera}'; "
                 f"allowed are {', '.join(config.cameras)} (parameter cameras)"
             )
-    return tuple(settings.cameras or config.cameras)
+    return tuple(dict.fromkeys(settings.cameras or config.cameras))

@@ -159,9 +159,9 @@ def test_a_file_made_for_one_image_is_refused_by_name(suffix: str, tmp_path: Pat
     message = rf"dnn.object.max_batch is 4, but .*one.{suffix} takes one image at a time: .*; allowed: 1"
     with pytest.raises(ConfigError, match=message):
         build(to_config({**flat, "dnn.object.max_batch": 4}))
-    if suffix == "onnx":  # with one camera there is nothing to batch
-        (task,) = build(to_config({**flat, "dnn.object.max_batch": 4, "dnn.object.cameras": ["rear"]})).tasks
-        assert (task.max_batch, task.batches) == (1, {})
+    if suffix == "onnx":  # with one camera, though it be named twice, there is nothing to batch
+        (task,) = build(to_config({**flat, "dnn.object.max_batch": 4, "dnn.object.cameras": ["rear", "rear"]})).tasks
+        assert (task.max_batch, task.batches, task.cameras) == (1, {}, ("rear",))
 
 
 def test_captured_preprocessing_and_batches_exclude_one_another() -> None:
