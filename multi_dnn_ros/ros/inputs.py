@@ -10,7 +10,7 @@ from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros.diagnostics import CameraRecord
-from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.ros.image_decoding import RgbImage, decode_compressed, decode_image
 from multi_dnn_ros.ros.qos import subscription_qos
 from multi_dnn_ros.schema import CameraConfig
 
@@ -18,7 +18,8 @@ from multi_dnn_ros.schema import CameraConfig
 class CameraInput:
     """The subscription of one camera.
 
-    offer: takes each frame; must not block. clock: the engine's, nanoseconds.
+    offer: takes each frame; must not block. on_bad: told once of each image that cannot be decoded, with the camera and
+    why, in the thread that decodes. clock: the engine's, nanoseconds.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class CameraInput:
         camera: str,
         config: CameraConfig,
         offer: Callable[[Frame], None],
+        on_bad: Callable[[str, Exception], None],
         clock: Callable[[], int],
     ) -> None:
         self._node = node
         self._camera = camera
         self._max_pixels = config.max_pixels
         self._offer = offer
+        self._on_bad = on_bad
         self._clock = clock
         compressed = config.transport == "compressed"
         self._subscription = node.create_subscription(
@@ -49,15 +52,24 @@ class CameraInput:
 
     def _on_raw(self, message: Image) -> None:
         self.record.arrived(self._clock(), f"{message.width} x {message.height} {message.encoding[:40]}")
-        self._hand_over(message, partial(decode_image, message, self._max_pixels))
+        self._hand_over(message, decode_image)
 
     def _on_compressed(self, message: CompressedImage) -> None:
         self.record.arrived(self._clock(), f"{len(message.data)} bytes {message.format[:40]}")
-        self._hand_over(message, partial(decode_compressed, message, self._max_pixels))
+        self._hand_over(message, decode_compressed)
 
-    def _hand_over(self, message: Image | CompressedImage, load: Callable) -> None:
+    def _hand_over(self, message: Image | CompressedImage, decode: Callable) -> None:
         stamp = message.header.stamp
+        load = partial(self._load, decode, message)
         self._offer(Frame(self._camera, stamp.sec * 1_000_000_000 + stamp.nanosec, load, message.header))
+
+    def _load(self, decode: Callable, message: Image | CompressedImage) -> RgbImage:
+        try:
+            image: RgbImage = decode(message, self._max_pixels)
+        except Exception as error:
+            self._on_bad(self._camera, error)
+            raise
+        return image
 
 
 def default_topic(camera: str, transport: str) -> str:

@@ -12,6 +12,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.engine.engine import Engine
+from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
@@ -20,8 +21,9 @@ from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
-#: Drops with a cause worth a line in the log; the others are only counted.
-_LOGGED = (DropReason.BAD_IMAGE, DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
+#: Drops with a cause worth a line in the log; the others are only counted. A bad image, which all DNNs of its camera
+#: lose, has one line of its own.
+_LOGGED = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
 _LOG_PERIOD_S = 5.0
 _OVERLAY_STOP_S = 0.5
 
@@ -84,7 +86,7 @@ class Serving:
             for camera in config.cameras:
                 if camera in dnns:
                     self._inputs[camera] = CameraInput(
-                        node, camera, config.cameras[camera], self._engine.offer, time.monotonic_ns
+                        node, camera, config.cameras[camera], self._engine.offer, self._on_bad_image, time.monotonic_ns
                     )
         except Exception:  # nobody would have what to stop
             self.stop(config.stop_timeout_s)
@@ -142,16 +144,17 @@ class Serving:
         self._overlay.skip(drop)
         if drop.reason not in _LOGGED:
             return
-        camera = drop.frame.camera
-        # A bad image is the camera's fault, and each of its DNNs loses it: one line will do.
-        who = camera if drop.reason is DropReason.BAD_IMAGE else drop.dnn
-        more = self._throttle.passes((drop.reason, who))
-        if more is None:
-            return
-        if drop.reason is DropReason.BAD_IMAGE:
-            self._log.warning(f"camera {camera}, topic {self._inputs[camera].record.topic}: {drop.message}{more}")
-        else:
-            self._log.error(f"DNN {drop.dnn} lost a frame of {camera}: {drop.reason.value}: {drop.message}{more}")
+        more = self._throttle.passes((drop.reason, drop.dnn))
+        if more is not None:
+            self._log.error(
+                f"DNN {drop.dnn} lost a frame of {drop.frame.camera}: {drop.reason.value}: {drop.message}{more}"
+            )
+
+    def _on_bad_image(self, camera: str, error: Exception) -> None:
+        more = self._throttle.passes((DropReason.BAD_IMAGE, camera))
+        if more is not None:
+            why = error if isinstance(error, FrameError) else f"{type(error).__name__}: {error}"
+            self._log.warning(f"camera {camera}, topic {self._inputs[camera].record.topic}: {why}{more}")
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.rebuilt:

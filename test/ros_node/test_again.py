@@ -12,7 +12,9 @@ from node_bench import POISON, Bench, build, image
 from rclpy.parameter import Parameter
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.engine import DropReason
 from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.ros.serving import LogThrottle
 from multi_dnn_ros.schema import NodeConfig
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
@@ -112,3 +114,26 @@ def test_a_node_that_was_shut_down_says_so(bench: Bench) -> None:
     bench.node().trigger_shutdown()
     bench.until(lambda: bench.status("node").by_key.get("state") == "finalized", "the report")
     assert bench.status("node").level == WARN
+
+
+def test_a_bad_image_is_told_once_whatever_number_of_dnns_lose_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(LogThrottle, "passes", lambda self, kind: told.append(kind))
+    bench.node({"dnns": ["lane", "object", "pedestrian"]})
+    assert bench.change("configure")
+    assert bench.change("activate")
+    camera = bench.camera()
+    for number in (1, 2):
+        bad = image(stamp=number)
+        bad.step = 1
+        camera.publish(bad)
+        for dnn in ("lane", "object", "pedestrian"):
+            bench.until(
+                lambda dnn=dnn, number=number: (
+                    bench.status(f"{dnn} on front").by_key.get("dropped: bad_image") == str(number)
+                ),
+                "the count",
+            )
+    assert told == [(DropReason.BAD_IMAGE, "front")] * 2
