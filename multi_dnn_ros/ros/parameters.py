@@ -41,6 +41,7 @@ class NodeParameters:
         self._node = node
         self._apply = apply
         self._locked = False
+        self._declaring = False
         # rclpy has no public way to ask for overrides that nobody declared, which is how a typing error is found.
         self._overrides: dict[str, Any] = {
             name: getattr(parameter, "value", parameter) for name, parameter in node._parameter_overrides.items()
@@ -96,7 +97,11 @@ class NodeParameters:
                     descriptor.integer_range = [IntegerRange(from_value=int(low), to_value=int(high), step=0)]
                 else:
                     descriptor.floating_point_range = [FloatingPointRange(from_value=low, to_value=high, step=0.0)]
-        self._node.declare_parameter(name, value, descriptor, ignore_override=True)
+        self._declaring = True
+        try:
+            self._node.declare_parameter(name, value, descriptor, ignore_override=True)
+        finally:
+            self._declaring = False
 
     def _declare_unknown(self, cameras: tuple[str, ...], dnns: tuple[str, ...]) -> tuple[list[str], list[str]]:
         """Names that exist nowhere: declared when they are errors, so that they can be looked at and deleted."""
@@ -111,6 +116,8 @@ class NodeParameters:
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
         """Judges only; what a change does is done in :meth:`_changed`, when no one can refuse it any more."""
+        if self._declaring:  # as it stands: what has no default, such as the role of a new DNN, is set afterwards
+            return SetParametersResult(successful=True)
         problems: list[str] = []
         for parameter in parameters:
             try:
@@ -150,6 +157,8 @@ class NodeParameters:
             )
 
     def _changed(self, parameters: list[Parameter]) -> None:
+        if self._declaring:
+            return
         for parameter in parameters:
             field = self._fields.get(parameter.name)
             if parameter.name in _LISTS:

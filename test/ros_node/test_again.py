@@ -137,3 +137,16 @@ def test_a_bad_image_is_told_once_whatever_number_of_dnns_lose_it(
                 "the count",
             )
     assert told == [(DropReason.BAD_IMAGE, "front")] * 2
+
+
+def test_a_dnn_of_any_name_may_be_added_and_set_right_afterwards(bench: Bench) -> None:
+    bench.node({"dnn.walker.priority": "high"})  # of a DNN that is not in use: a warning
+    assert bench.set("dnns", ["object", "walker"]) == (True, "")
+    assert not bench.change("configure")
+    bench.until(lambda: bench.status("node").level == ERROR, "the report")
+    for problem in ("dnn.walker.role is ''", "dnn.walker.priority is 'high'"):
+        assert problem in bench.status("node").message
+    assert bench.set("dnn.walker.role", "pedestrian") == (True, "")
+    assert bench.set("dnn.walker.priority", 3) == (True, "")
+    assert not bench.set("dnn.walker.priority", "high")[0]
+    assert bench.change("configure")
