@@ -138,7 +138,8 @@ def _channels16(count: int, code: int) -> Callable[[_Rows, int, bool], RgbImage]
     """As :func:`_channels` with 16-bit values, scaled to 8 bits after the conversion."""
 
     def to_rgb(rows: _Rows, width: int, big_endian: bool) -> RgbImage:
-        values = rows.view(">u2" if big_endian else "<u2").astype(np.uint16)
+        packed = np.ascontiguousarray(rows)  # numpy before 1.23 (Ubuntu 22.04's is 1.21) views no padded rows
+        values = packed.view(">u2" if big_endian else "<u2").astype(np.uint16)
         image = values.reshape(len(rows), width, count) if count > 1 else values
         rgb = cv2.cvtColor(image, code) if code >= 0 else image
         return np.asarray(cv2.convertScaleAbs(rgb, alpha=1 / 257), dtype=np.uint8)
