@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -159,16 +159,17 @@ class NodeParameters:
     def _changed(self, parameters: list[Parameter]) -> None:
         if self._declaring:
             return
+        lists = {parameter.name: tuple(parameter.value) for parameter in parameters if parameter.name in _LISTS}
+        if lists:
+            self._rename(lists)
         for parameter in parameters:
             field = self._fields.get(parameter.name)
-            if parameter.name in _LISTS:
-                self._rename(parameter.name, tuple(parameter.value))
-            elif field is not None and field.runtime:
+            if field is not None and field.runtime:
                 self._apply(parameter.name, field.checked(parameter.name, parameter.value))
 
-    def _rename(self, changed: str, names: tuple[str, ...]) -> None:
-        """The list of cameras or DNNs has changed: declare the parameters of those that are new, drop the others."""
-        lists = {name: names if name == changed else tuple(self.value(name)) for name in _LISTS}
+    def _rename(self, changed: Mapping[str, tuple[str, ...]]) -> None:
+        """The lists of cameras or DNNs have changed: declare the parameters of those that are new, drop the others."""
+        lists = {name: changed[name] if name in changed else tuple(self.value(name)) for name in _LISTS}
         before, self._fields = self._fields, parameter_fields(lists["cameras"], lists["dnns"])
         for name in before.keys() - self._fields.keys():
             self._node.undeclare_parameter(name)

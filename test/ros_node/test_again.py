@@ -14,6 +14,7 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.engine import DropReason
 from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving import LogThrottle
 from multi_dnn_ros.schema import NodeConfig
 
@@ -150,3 +151,26 @@ def test_a_dnn_of_any_name_may_be_added_and_set_right_afterwards(bench: Bench) -
     assert bench.set("dnn.walker.priority", 3) == (True, "")
     assert not bench.set("dnn.walker.priority", "high")[0]
     assert bench.change("configure")
+
+
+class _AsInHumble:
+    """A node whose class calls nothing after parameters were set."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "add_post_set_parameters_callback":
+            raise AttributeError(name)
+        return getattr(self._node, name)
+
+
+@pytest.mark.parametrize("kind", [_AsInHumble, lambda node: node])
+def test_cameras_and_dnns_change_together(bench: Bench, kind: Callable[[Any], Any]) -> None:
+    parameters = NodeParameters(kind(bench.peer), lambda name, value: None)
+    lists = [Parameter("cameras", value=["left", "right"]), Parameter("dnns", value=["lane"])]
+    assert bench.peer.set_parameters_atomically(lists).successful
+    config = parameters.config()
+    assert (list(config.cameras), list(config.dnns)) == (["left", "right"], ["lane"])
+    names = {name for name in bench.peer.list_parameters([], 0).names if name.endswith((".topic", ".role"))}
+    assert names == {"camera.left.topic", "camera.right.topic", "dnn.lane.role"}
