@@ -141,14 +141,18 @@ class NodeParameters:
         if problems:
             raise ParameterError(problems)
 
+    def _checked(self, name: str, value: Any) -> Any:
+        """In the parameter's own type, in which equal values compare equal: rclpy keeps lists, tuples and arrays."""
+        return checked_names(name, value) if name in _LISTS else self._fields[name].checked(name, value)
+
     def _check(self, name: str, value: Any) -> None:
         field = self._fields.get(name)
         if field is None:
             return
         if value is None:
             raise ParameterError([f"parameter {name} cannot be deleted; allowed: {field.allowed}"])
-        checked = list(checked_names(name, value)) if name in _LISTS else field.checked(name, value)
-        if self._locked and not field.runtime and checked != self.value(name):  # rclpy's own may be tuples and arrays
+        checked = self._checked(name, value)
+        if self._locked and not field.runtime and checked != self._checked(name, self._node.get_parameter(name).value):
             raise ParameterError(
                 [
                     f"parameter {name} is read-only while the node is configured; "

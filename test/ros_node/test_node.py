@@ -214,6 +214,16 @@ def test_parameters_that_are_refused(bench: Bench, name: str, value: object, wor
     bench.until(lambda: heard, "a detection")  # and it goes on
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("cameras", ["front"]), ("dnn.object.keep", ["car"]), ("dnn.object.mean", [0.0, 0.5, 1.0])]
+)
+def test_read_only_parameters_may_be_set_to_what_they_are(bench: Bench, name: str, value: list[object]) -> None:
+    """As `ros2 param load` does with all that `ros2 param dump` wrote."""
+    start(bench, {name: value})
+    assert bench.set(name, value) == (True, "")
+    assert not bench.set(name, value * 2)[0]
+
+
 def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     start(bench)
     assert bench.change("deactivate")
