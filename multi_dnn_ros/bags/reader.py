@@ -123,9 +123,15 @@ class BagReader:
                 return [_Indexed(self.path)]
             except _READ_ERRORS as error:
                 self._note(f"{self.path}: {error}")
-        files = sorted(file for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES)
+        files = sorted((file for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES), key=_split)
+        for packed in sorted(self.path.glob("*.zstd")):
+            if packed.with_suffix("") not in files:
+                self._note(f"{packed}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`")
         if not files:
-            raise BagError(f"{self.path} is not a rosbag2 recording: no usable metadata.yaml and no .mcap or .db3 file")
+            more = f" ({'; '.join(self.damage)})" if self.damage else ""
+            raise BagError(
+                f"{self.path} is not a rosbag2 recording: no usable metadata.yaml and no .mcap or .db3 file{more}"
+            )
         storages: list[_Storage] = []
         for file in files:
             try:
@@ -199,6 +205,12 @@ class _Scanned:
 
     def close(self) -> None:
         pass
+
+
+def _split(path: Path) -> tuple[str, int, str]:
+    """Orders the files of a recording that was split as they were recorded: NAME_2.mcap, then NAME_10.mcap."""
+    name, _, number = path.stem.rpartition("_")
+    return (name, int(number), path.name) if number.isdecimal() else (path.stem, -1, path.name)
 
 
 def _check_database(path: Path) -> None:

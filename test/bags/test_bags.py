@@ -137,6 +137,42 @@ def test_killed_recorder_without_index_or_metadata(tmp_path: Path) -> None:
         assert any("cut short at byte" in damage for damage in bag.damage)
 
 
+def test_a_killed_recorder_s_files_are_read_in_the_order_they_were_recorded_in(tmp_path: Path) -> None:
+    recording = tmp_path / "drive_2026"
+    recording.mkdir()
+    written = []
+    for number in range(11):  # as text, drive_2026_10 comes before drive_2026_2
+        part = tmp_path / f"part{number}"
+        with BagWriter(part) as writer:
+            writer.add_topic("/a", STRING)
+            written.append(BagMessage("/a", STRING, number * SECOND, cdr(str(number))))
+            writer.write("/a", number * SECOND, written[-1].data)
+        storage_file(part).rename(recording / f"drive_2026_{number}.mcap")
+    with BagReader(recording) as bag:
+        assert list(bag.messages()) == written
+        assert bag.damage == []
+
+
+def test_compressed_files_of_a_killed_recorder_are_named(tmp_path: Path) -> None:
+    """It compresses each file when the next one begins, and writes metadata.yaml last."""
+    write(tmp_path / "bag")
+    (tmp_path / "bag" / "metadata.yaml").unlink()
+    packed = tmp_path / "bag" / "bag_0.mcap.zstd"
+    packed.write_bytes(b"")
+    with BagReader(tmp_path / "bag") as bag:
+        assert len(list(bag.messages())) == 6
+        assert bag.damage == [f"{packed}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`"]
+    storage_file(tmp_path / "bag").unlink()
+    with pytest.raises(BagError, match=r"bag_0\.mcap\.zstd: left out"):
+        BagReader(tmp_path / "bag")
+    write(tmp_path / "unpacked")
+    (tmp_path / "unpacked" / "metadata.yaml").unlink()
+    storage_file(tmp_path / "unpacked").rename(tmp_path / "bag" / "bag_0.mcap")
+    with BagReader(tmp_path / "bag") as bag:
+        assert len(list(bag.messages())) == 6
+        assert bag.damage == []
+
+
 def test_damaged_chunk_ends_the_messages_and_is_noted(tmp_path: Path) -> None:
     written = write(tmp_path / "bag", count=60, size=200_000)
     file = storage_file(tmp_path / "bag")
