@@ -20,6 +20,8 @@ ARGUMENTS = {
     "image": ("front/image_raw", "Image topic of camera `front`, relative to the namespace unless it begins with /."),
     "compressed_image": ("front/image_raw/compressed", "The same for a camera whose transport is `compressed`."),
 }
+#: The level is for all loggers, as the node's own is called after its namespace; ROS 2's libraries are kept quiet.
+LIBRARIES = ("rcl", "rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
 
 
 def generate_launch_description() -> LaunchDescription:
@@ -40,7 +42,10 @@ def generate_launch_description() -> LaunchDescription:
             ("front/image_raw", LaunchConfiguration("image")),
             ("front/image_raw/compressed", LaunchConfiguration("compressed_image")),
         ],
-        arguments=["--ros-args", "--log-level", ["multi_dnn:=", LaunchConfiguration("log_level")]],
+        arguments=[
+            *("--ros-args", "--log-level", LaunchConfiguration("log_level")),
+            *(word for name in LIBRARIES for word in ("--log-level", f"{name}:=warn")),
+        ],
         respawn=LaunchConfiguration("respawn"),
         respawn_delay=1.0,  # seconds; launch takes no substitution here
         output="screen",

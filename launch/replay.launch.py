@@ -54,10 +54,21 @@ def generate_launch_description() -> LaunchDescription:
     end = RegisterEventHandler(
         OnProcessExit(target_action=play, on_exit=[TimerAction(period=2.0, actions=[EmitEvent(event=Shutdown())])])
     )
+    # The output exists already, say, or the disk is full: without a recorder the playback would be for nothing.
+    not_recorded = RegisterEventHandler(
+        OnProcessExit(target_action=record, on_exit=[EmitEvent(event=Shutdown(reason="the recorder has ended"))])
+    )
     declared = [
         DeclareLaunchArgument(name, default_value=default, description=text)
         for name, (default, text) in ARGUMENTS.items()
     ]
     return LaunchDescription(
-        [*declared, node, record, TimerAction(period=LaunchConfiguration("start_delay"), actions=[play]), end]
+        [
+            *declared,
+            end,
+            not_recorded,
+            node,
+            record,
+            TimerAction(period=LaunchConfiguration("start_delay"), actions=[play]),
+        ]
     )

@@ -83,9 +83,9 @@ def test_launch_with_compressed_camera_and_simulated_time(ros: RosSystem, parame
     (tmp_path / "compressed.yaml").write_text(settings)
     launched = ros.start(
         *("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={tmp_path / 'compressed.yaml'}"),
-        *("compressed_image:=/usb/image/compressed", "use_sim_time:=true", "log_level:=warn"),
+        *("compressed_image:=/usb/image/compressed", "use_sim_time:=true", "log_level:=warn", "namespace:=robot"),
     )
-    heard = ros.listen(OUT, detections())
+    heard = ros.listen("/robot" + OUT, detections())
     pictures = ros.listen("/usb/image/compressed", CompressedImage)
     ros.start(
         *("ros2", "run", "multi_dnn_ros", "multi-dnn", "camera", "scenes", "--size", "320x240", "--rate", "5"),
@@ -93,7 +93,7 @@ def test_launch_with_compressed_camera_and_simulated_time(ros: RosSystem, parame
     )
     ros.until(lambda: heard, "detections")
     assert heard[-1].header.stamp in [picture.header.stamp for picture in pictures]
-    assert "True" in ros.ros2("param", "get", "/multi_dnn", "use_sim_time")[1]
+    assert "True" in ros.ros2("param", "get", "/robot/multi_dnn", "use_sim_time")[1]
     launched.end(timeout_s=40.0)  # launch itself kills what has not ended after ten seconds
     assert "configured:" not in launched.text()  # told at level info
 
@@ -140,7 +140,7 @@ def test_the_whole_life_cycle_twice_by_the_tools(ros: RosSystem, recording: Path
             assert ros.ros2("lifecycle", "get", "/multi_dnn")[1].startswith(state)
 
 
-def test_parameters_by_the_tools(ros: RosSystem, recording: Path, parameters: str) -> None:
+def test_parameters_by_the_tools(ros: RosSystem, recording: Path, parameters: str, tmp_path: Path) -> None:
     ros.start("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}")
     heard = ros.listen(OUT, detections())
     camera(ros, recording)
@@ -155,6 +155,11 @@ def test_parameters_by_the_tools(ros: RosSystem, recording: Path, parameters: st
     text = ros.ros2("param", "set", "/multi_dnn", "workers", "4")[1]
     assert "read-only while the node is configured" in text
     assert "1.0" in ros.ros2("param", "get", "/multi_dnn", threshold)[1]
+    dumped = tmp_path / "dumped.yaml"
+    dumped.write_text(ros.ros2("param", "dump", "/multi_dnn")[1])
+    code, text = ros.ros2("param", "load", "/multi_dnn", str(dumped))
+    assert code == 0, text
+    assert "failed" not in text
 
 
 def test_every_output_is_on_the_graph_with_rate_and_content(ros: RosSystem, recording: Path) -> None:
@@ -211,6 +216,16 @@ def test_replay_launch_file(ros: RosSystem, recording: Path, parameters: str, tm
     assert set(stamps) <= set(range(8))
     assert len(stamps) >= 6, f"{stamps}: the playback lasts 8 s, the DNN takes a tenth of that"
     assert stamps == sorted(stamps)
+
+
+def test_replay_launch_file_ends_when_nothing_is_recorded(ros: RosSystem, recording: Path, tmp_path: Path) -> None:
+    launched = ros.start(
+        *("ros2", "launch", "multi_dnn_ros", "replay.launch.py", f"bag:={recording}", f"output:={tmp_path}"),
+        "start_delay:=60.0",
+    )
+    launched.process.wait(30.0)
+    assert "already exists" in launched.text()
+    assert "configured:" not in launched.text()
 
 
 def test_standalone_camera_and_real_node(ros: RosSystem, recording: Path, parameters: str) -> None:
