@@ -159,7 +159,8 @@ def test_parameters_by_the_tools(ros: RosSystem, recording: Path, parameters: st
     dumped.write_text(ros.ros2("param", "dump", "/multi_dnn")[1])
     code, text = ros.ros2("param", "load", "/multi_dnn", str(dumped))
     assert code == 0, text
-    assert "failed" not in text
+    refused = [line for line in text.splitlines() if "failed" in line]
+    assert all("start_type_description_service" in line for line in refused), text  # rclpy's own
 
 
 def test_every_output_is_on_the_graph_with_rate_and_content(ros: RosSystem, recording: Path) -> None:
