@@ -63,7 +63,7 @@ setup(
     entry_points={
         "console_scripts": [
             "multi-dnn = multi_dnn_ros.cli.main:main",
-            "multi_dnn_node = multi_dnn_ros.ros.node:main",
+            "multi_dnn_node = multi_dnn_ros.executable:main",
         ]
     },
 )

@@ -37,9 +37,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Run the node until it is told to stop."""
     arguments = ros_arguments(args.params_file, args.ros_args)
-    from multi_dnn_ros.ros.node import main as node_main
+    from multi_dnn_ros.ros.process import run as run_node
 
-    return int(node_main(arguments) or 0)
+    return run_node(arguments)
 
 
 def ros_arguments(params_file: Path | None, ros_args: list[str]) -> list[str]:

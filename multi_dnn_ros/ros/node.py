@@ -296,10 +296,3 @@ def _memory_values(device: torch.device) -> dict[str, int]:
 
 def _memory(device: torch.device) -> str:
     return ", ".join(f"{name} {value:,}" for name, value in _memory_values(device).items())
-
-
-def main(args: list[str] | None = None) -> int:
-    """The executable ``multi_dnn_node``."""
-    from multi_dnn_ros.ros.process import run
-
-    return run(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -21,3 +22,21 @@ def test_threads_share_the_interpreter_in_short_turns_while_the_node_lives(monke
     assert process.run([]) == 0
     assert turns[0] < before
     assert sys.getswitchinterval() == before
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_while_the_libraries_are_imported_ends_the_executable_quietly(name: str) -> None:
+    code = f"""
+import signal, sys
+from multi_dnn_ros.executable import main
+
+class Importing:
+    def find_spec(self, module, path, target=None):
+        if module == "multi_dnn_ros.ros":
+            signal.raise_signal(signal.{name})
+
+sys.meta_path.insert(0, Importing())
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
