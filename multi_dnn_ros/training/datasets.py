@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import logging
 import multiprocessing
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,8 @@ from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 from multi_dnn_ros.whole_file import written_beside
+
+log = logging.getLogger(__name__)
 
 #: Most boxes kept an image, ignored ones included; a scene holds fewer than half of that.
 MAX_BOXES = 96
@@ -112,12 +119,47 @@ class SceneArrays:
 
 
 def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
-    """Render the scenes of `spec` into `folder` with `workers` processes (0: one a core); reuse what is there."""
+    """Render the scenes of `spec` into `folder` with `workers` processes (0: one a core); reuse what is there.
+
+    While another process renders into `folder`, this one waits, and then finds the scenes there. OSError names the file
+    for which the disk has no room; nothing is left of a rendering that failed.
+    """
     wanted = json.loads(json.dumps(spec.__dict__))
-    done = folder / "spec.json"
-    if done.exists() and json.loads(done.read_text()) == wanted:
-        return SceneArrays(folder)
+    there = _rendered(folder, wanted)
+    if there is None:
+        with _alone(folder):
+            there = _rendered(folder, wanted)  # by the one that was waited for
+            if there is None:
+                _render(spec, folder, workers, wanted)
+                there = SceneArrays(folder)
+    return there
+
+
+def _rendered(folder: Path, wanted: object) -> SceneArrays | None:
+    """The scenes in `folder`, if they are whole and those that are wanted."""
+    try:
+        arrays = SceneArrays(folder)
+    except DatasetError:
+        return None
+    return arrays if arrays.spec == wanted else None
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time; the system lets go of what a process holds that was killed."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.warning("another process renders %s: waiting for it", folder)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    done = folder / "spec.json"
     done.unlink(missing_ok=True)
     (dw, dh), (lw, lh) = spec.detector_size, spec.lane_size
     shapes: dict[str, tuple[tuple[int, ...], type]] = {
@@ -127,8 +169,33 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
         "lane_images": ((3, lh, lw), np.uint8),
         "lane_masks": ((1, lh, lw), np.uint8),
     }
-    for name, (shape, kind) in shapes.items():
-        np.lib.format.open_memmap(folder / f"{name}.npy", "w+", kind, (spec.count, *shape)).flush()
+    try:
+        for name, (shape, kind) in shapes.items():
+            _make_array(folder / f"{name}.npy", (spec.count, *shape), kind)
+        _render_chunks(spec, folder, workers)
+        with written_beside(done) as beside:
+            beside.write_text(json.dumps(wanted, indent=1) + "\n")
+    except BaseException:
+        for name in shapes:
+            (folder / f"{name}.npy").unlink(missing_ok=True)
+        raise
+
+
+def _make_array(path: Path, shape: tuple[int, ...], kind: type) -> None:
+    """A file of zeros, all of it on the disk: a process that fills a mapped page for which there is no room is killed.
+
+    In place of a file that is there, as whoever has that one open goes on reading it.
+    """
+    path.unlink(missing_ok=True)
+    np.lib.format.open_memmap(path, "w+", kind, shape).flush()
+    with path.open("r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
     step = 32
     chunks = [(spec, folder, first, min(first + step, spec.count)) for first in range(0, spec.count, step)]
     processes = min(workers or cpu_count(), len(chunks))
@@ -140,9 +207,6 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
             with multiprocessing.get_context("spawn").Pool(processes, _one_thread) as pool:
                 for count in pool.imap_unordered(_render_chunk, chunks):
                     bar.update(count)
-    with written_beside(done) as beside:
-        beside.write_text(json.dumps(wanted, indent=1) + "\n")
-    return SceneArrays(folder)
 
 
 def _one_thread() -> None:

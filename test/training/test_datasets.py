@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -25,6 +30,7 @@ from multi_dnn_ros.training.datasets import (
     render,
     road_frames,
 )
+from multi_dnn_ros.training.scenes import Scene
 
 SPEC = RenderSpec(count=3, seed=6, detector_size=(96, 64), lane_size=(80, 48), wide=0.4)
 ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
@@ -55,6 +61,52 @@ def test_an_interrupted_rendering_is_no_data_set(tmp_path: Path) -> None:
     (tmp_path / "spec.json").unlink()
     with pytest.raises(DatasetError, match=str(tmp_path)):
         SceneArrays(tmp_path)
+
+
+def test_who_comes_while_another_renders_waits_and_finds_the_scenes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rendering, go_on, calls = threading.Event(), threading.Event(), []
+    scene = RenderSpec.scene
+
+    def slow(spec: RenderSpec, index: int) -> Scene:
+        calls.append(index)
+        rendering.set()
+        assert go_on.wait(20)
+        return scene(spec, index)
+
+    monkeypatch.setattr(RenderSpec, "scene", slow)
+    with ThreadPoolExecutor(2) as both:
+        first = both.submit(render, SPEC, tmp_path / "set", 1)
+        assert rendering.wait(20)
+        second = both.submit(render, SPEC, tmp_path / "set", 1)
+        deadline = time.monotonic() + 20
+        while "waiting for it" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert calls == [0]
+        go_on.set()
+        assert np.array_equal(first.result().detector_images, second.result().detector_images)
+    assert calls == [0, 1, 2]
+    assert "waiting for it" in caplog.text
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, first: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*detector_images\.npy"):
+        render(SPEC, tmp_path / "set", workers=1)
+    assert not list((tmp_path / "set").iterdir())
+
+
+def test_damaged_scenes_are_rendered_again(tmp_path: Path) -> None:
+    whole = render(SPEC, tmp_path, workers=1)
+    boxes = np.array(whole.boxes)
+    os.truncate(tmp_path / "boxes.npy", 200)
+    assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
+    (tmp_path / "spec.json").write_text("{")
+    assert np.array_equal(render(SPEC, tmp_path, workers=1).boxes, boxes)
 
 
 def test_boxes_are_scaled_to_the_input_and_rows_filled_up() -> None:
