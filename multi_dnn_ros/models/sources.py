@@ -24,6 +24,8 @@ from multi_dnn_ros.schema import DnnConfig
 
 #: Of an input image, in pixels; as the parameters input_width and input_height.
 _MAX_SIDE = 8192
+#: (input, probability, whether in training).
+_DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default, torch.ops.aten.feature_dropout.default)
 _WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
 
 
@@ -157,6 +159,7 @@ def _exported(path: Path) -> Source:
         raise ModelError(f"{path}: refused, as loading it could run code: it {error}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as an exported program: {reason_of(error)}") from None
+    _check_mode(path, program.graph)
     shapes = [
         tuple(axis if isinstance(axis, int) else 0 for axis in node.meta["val"].shape)  # symbolic: free
         for node in program.graph.find_nodes(op="placeholder")
@@ -167,6 +170,21 @@ def _exported(path: Path) -> Source:
     size = _image_size(path, shapes)
     labels = description.labels if description is not None else ()
     return Source(module, size, "", labels, fixed_size=size is not None, description=description)
+
+
+def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
+    """ModelError for what answers by chance or by what else is in the batch, as a network does while it is trained."""
+    at_work = {
+        str(node.target).split(".")[1]
+        for node in graph.nodes
+        if (node.target in _DROPOUTS and len(node.args) > 2 and node.args[1] and node.args[2])
+        or (node.target is torch.ops.aten.batch_norm.default and node.args[3] is not None and node.args[5])
+    }
+    if at_work:
+        raise ModelError(
+            f"{path}: was exported in training mode ({', '.join(sorted(at_work))} at work); call eval() on the network "
+            "before torch.export.export"
+        )
 
 
 def _onnx(path: Path) -> Source:

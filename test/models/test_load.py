@@ -164,6 +164,18 @@ def test_an_operator_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
         load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
 
 
+@pytest.mark.parametrize("part", [nn.Dropout(0.5), nn.BatchNorm2d(3), nn.Dropout2d(0.1)])
+def test_a_network_that_was_exported_while_training_is_refused(part: nn.Module, tmp_path: Path) -> None:
+    """Its answers would change from run to run, or with what else is in the batch."""
+    network = nn.Sequential(part, nn.Conv2d(3, 5, 1), nn.Flatten(2))
+    file = tmp_path / "net.pt2"
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 8, 8),)), file)
+    with pytest.raises(ModelError, match=r"net\.pt2: was exported in training mode \(.*; call eval\(\)"):
+        load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
+    torch.export.save(torch.export.export(network.eval(), (torch.zeros(1, 3, 8, 8),)), file)
+    load_dnn("x", config(model=str(file), decoder="yolo", labels=["a"]))
+
+
 def test_a_layer_that_fails_is_told_when_loading(tmp_path: Path) -> None:
     program = torch.export.export(nn.Flatten(), (torch.zeros(1, 3, 8, 8),))
     file = tmp_path / "flat.pt2"
