@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
     from multi_dnn_ros.models.balance import balance, random_image
     from multi_dnn_ros.models.dnn import ModelError
-    from multi_dnn_ros.models.sources import load_network
+    from multi_dnn_ros.models.sources import load_network, weights_file
 
     source = load_network(args.model, weights=args.weights, num_classes=args.num_classes)
     if source.description is not None and source.description.plan:
@@ -117,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
         balance(network, random_image(width, height))
     digest = weights_digest(whole.state_dict())
     before = cost(network, inputs)
-    bytes_before = _bytes(whole)
+    file = weights_file(args.model)
+    bytes_before = file.stat().st_size if file is not None else _bytes(whole)
     original = copy.deepcopy(network) if timed else network
     layers = survey(network, inputs, linear=args.linear)
     target = read_target(args, args.batch) if timed else None

@@ -132,10 +132,13 @@ def _exporter(module: nn.Module, description: Description) -> Callable[[Path], N
 
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    from safetensors import SafetensorError
+
     try:
         with written_beside(path, to_disk=True) as beside:
             write(beside)
-    except (OSError, RuntimeError) as error:
+            beside.chmod(0o644)  # safetensors writes for its owner only; the node may be another user's
+    except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(f"{path} cannot be written: {reason_of(error)}") from None
 
 

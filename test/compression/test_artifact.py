@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from multi_dnn_ros.compression.decompose import decompose, output_difference, plan_of
 from multi_dnn_ros.compression.graph_layers import with_layers
-from multi_dnn_ros.compression.ranks import Ratio
+from multi_dnn_ros.compression.ranks import Ratio, Rounding
 from multi_dnn_ros.models.artifact import Description, read_description, save_artifact, weights_digest
 from multi_dnn_ros.models.decoders.anchor import DetectorCore
 from multi_dnn_ros.models.dnn import ModelError
@@ -103,6 +103,29 @@ def test_exported_programs(tmp_path: Path) -> None:
     assert load_dnn("x", DnnConfig(role="lane", model=str(out), decoder="lane")).labels == ("line",)
     with pytest.raises(ModelError, match=r"in\.pt2: was not written by multi-dnn decompose"):
         load_artifact(tmp_path / "in.pt2")
+
+
+class Scaled(torch.nn.Module):
+    """Reads the weight of a layer for more than the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Conv2d(3, 32, 3), torch.nn.Conv2d(32, 32, 3)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.second(self.second(self.first(image)))
+        return found * self.first.weight.std()
+
+
+def test_a_weight_that_is_read_elsewhere_stays_where_it_is(tmp_path: Path) -> None:
+    image = torch.rand(1, 3, 16, 16)
+    original = Scaled().eval()
+    torch.export.save(torch.export.export(original, (image,)), tmp_path / "in.pt2")
+    network = with_layers(load_network(str(tmp_path / "in.pt2")).module)
+    assert output_difference(original, network, (image,)) < 1e-5
+    plan = plan_of(decompose(network, (image,), Ratio(0.5, Rounding(1, 1))))
+    assert set(plan) == {"second"}
+    save_artifact(tmp_path / "out.pt2", network, Description(model="in.pt2", input_size=(16, 16), plan=plan))
 
 
 def test_detectors_of_torchvision(tmp_path: Path) -> None:
@@ -194,6 +217,11 @@ def test_a_failed_write_leaves_the_last_good_file(
     def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
+    save_artifact(path, made[1], description)
+    assert path.stat().st_mode & 0o777 == 0o644  # the node may be another user's
+    before = path.read_bytes()
+    with pytest.raises(OSError, match=r"cannot be written: .*File name too long"):
+        save_artifact(tmp_path / f"{'x' * 240}.safetensors", made[1], description)
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"object\.safetensors cannot be written: .*No space left"):
         save_artifact(path, made[1], description)
