@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -36,6 +37,8 @@ def choose_device(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise ConfigError(f"parameter device is '{name}'; allowed: auto, cpu, cuda, cuda:<number>")
     device = torch.device(name)
     if device.type == "cuda":
         index = device.index or 0

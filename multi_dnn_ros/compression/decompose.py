@@ -65,6 +65,10 @@ def decompose(
     if not open_layers:
         reasons = sorted({layer.kept for layer in layers}) or ["it has no convolution"]
         raise NothingToDecompose(f"{type(network).__name__} has nothing to decompose: {'; '.join(reasons)}")
+    for layer in open_layers:
+        module: Any = layer.module
+        if not bool(torch.isfinite(module.weight).all()):
+            raise ModelError(f"layer {layer.name}: its weights are not finite")
     done = 0
 
     def chosen() -> None:

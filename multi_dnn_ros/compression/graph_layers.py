@@ -17,20 +17,23 @@ def with_layers(network: nn.Module) -> nn.Module:
     """`network`, an exported program's module, with its convolutions and fully connected layers as modules, in place.
 
     A layer takes the place and the name of the module that held its weight (`features.0` for `features.0.weight`). An
-    operation whose weight is computed or whose options a module has not stays an operation. Any other module is
-    returned as it is.
+    operation whose weight is computed or read by more than layers, or whose options a module has not, stays an
+    operation. Any other module is returned as it is.
     """
     if not isinstance(network, fx.GraphModule):
         return network
     made: dict[tuple[Any, ...], str] = {}
-    for node in list(network.graph.nodes):
-        make = _MAKERS.get(node.target) if node.op == "call_function" else None
-        if make is None:
-            continue
+    found = dict.fromkeys(node for node in network.graph.nodes if _is_layer(node))
+    # A weight that something else reads too must stay where it is: what takes a layer's place later may not have it.
+    shared = {
+        node.target for node in network.graph.find_nodes(op="get_attr") if any(user not in found for user in node.users)
+    }
+    for node in found:
         arguments = _arguments(node)
         weight, bias = arguments["weight"], arguments["bias"]
-        if not all(part is None or (isinstance(part, fx.Node) and part.op == "get_attr") for part in (weight, bias)):
+        if weight.target in shared or (bias and bias.target in shared):
             continue
+        make = _MAKERS[node.target]
         key = (node.target, str(weight.target), str(bias and bias.target), _options(arguments))
         if key not in made:
             name = _free_name(network, str(weight.target))
@@ -46,6 +49,17 @@ def with_layers(network: nn.Module) -> nn.Module:
         network.recompile()
         _forget_unused(network)
     return network
+
+
+def _is_layer(node: fx.Node) -> bool:
+    """Whether it is an operation of _MAKERS on weights that are stored, not computed."""
+    if node.op != "call_function" or node.target not in _MAKERS:
+        return False
+    arguments = _arguments(node)
+    return all(
+        part is None or (isinstance(part, fx.Node) and part.op == "get_attr")
+        for part in (arguments["weight"], arguments["bias"])
+    )
 
 
 def _convolution(weight: nn.Parameter, bias: nn.Parameter | None, options: dict[str, Any]) -> nn.Module:

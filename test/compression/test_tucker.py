@@ -11,7 +11,7 @@ from torch import nn
 from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose, output_difference, plan_of
 from multi_dnn_ros.compression.layers import survey
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.compression.ranks import Choice, Ratio, Rounding
+from multi_dnn_ros.compression.ranks import Budget, Choice, Energy, Evbmf, RankPolicy, Ratio, Rounding
 from multi_dnn_ros.compression.tucker import decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan
 from multi_dnn_ros.models.dnn import ModelError
@@ -134,11 +134,12 @@ def test_a_plan_that_does_not_fit(layer: nn.Module, plan: TuckerPlan | SvdPlan, 
         apply_plan(nn.Sequential(layer), {"0": plan}, "file.safetensors")
 
 
-def test_weights_that_are_not_finite() -> None:
+@pytest.mark.parametrize("policy", [Ratio(0.5, Rounding(1, 1)), Energy(0.9), Evbmf(), Budget(0.4, 10_000)])
+def test_weights_that_are_not_finite(policy: RankPolicy) -> None:
     layer = nn.Conv2d(4, 4, 3)
     layer.weight.data[0, 0, 0, 0] = float("nan")
     with pytest.raises(ModelError, match=r"layer 0: its weights are not finite"):
-        decompose(nn.Sequential(layer), (torch.zeros(1, 4, 8, 8),), Ratio(0.5, Rounding(1, 1)))
+        decompose(nn.Sequential(layer), (torch.zeros(1, 4, 8, 8),), policy)
 
 
 class Mixed(nn.Module):
