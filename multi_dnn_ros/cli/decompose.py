@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, positive_share, size
 from multi_dnn_ros.cli.errors import UsageError
-from multi_dnn_ros.cli.network_arguments import add_target, check_output, instances, origin, read_target
+from multi_dnn_ros.cli.network_arguments import (
+    add_target,
+    check_output,
+    check_writable,
+    instances,
+    origin,
+    read_target,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.compression.graph_layers import with_layers
     from multi_dnn_ros.compression.layers import survey
     from multi_dnn_ros.compression.macs import cost
+    from multi_dnn_ros.compression.report import JSON_NAME
     from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
     from multi_dnn_ros.models.balance import balance, random_image
     from multi_dnn_ros.models.dnn import ModelError
@@ -105,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
         made_from = source.description.model
         raise UsageError(f"{args.model} is decomposed already; decompose what it was made from: {made_from}")
     check_output(args.output, args.model, source)
+    if args.report is not None:
+        check_writable("--report", args.report / JSON_NAME)
     try:
         width, height = source.input_size(args.model, args.size, "--size")
     except ModelError as error:

@@ -13,6 +13,8 @@ from multi_dnn_ros.cli.network_arguments import (
     add_data,
     add_network,
     add_target,
+    check_built,
+    check_writable,
     instances,
     read_data,
     read_target,
@@ -87,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.reporting import provenance, table
     from multi_dnn_ros.training.comparison import rows_of, write_report
 
+    check_built(args, args.models)
+    if args.report is not None:
+        check_writable("--report", args.report / "report.json")
     device = choose_device(args.device)
     networks = [read_trainee(args, model) for model in args.models]
     for network in networks[1:]:

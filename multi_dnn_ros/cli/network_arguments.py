@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,12 +92,28 @@ def origin(model: str, source: Source) -> str:
 
 
 def check_output(output: Path, model: str, source: Source) -> None:
-    """UsageError unless --output has the suffix that the artifact of this network needs."""
+    """UsageError unless --output has the suffix that the artifact of this network needs and can be written."""
     from multi_dnn_ros.models.artifact import suffix_of
 
     suffix = suffix_of(origin(model, source))
     if output.suffix != suffix:
         raise UsageError(f"--output is {output}; what is made from {model} is written as a {suffix} file")
+    check_writable("--output", output)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """UsageError where the file `path` could not be written: told now, not after hours of work."""
+    if path.is_dir():
+        raise UsageError(f"{option} is {path}, which is a folder; expected a file")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())  # others are made
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} is {path}: {folder} is no folder that can be written to")
+
+
+def check_built(args: argparse.Namespace, models: Sequence[str]) -> None:
+    """UsageError for --weights where none of `models` takes them."""
+    if args.weights != "default" and not any(model.startswith("torchvision:") for model in models):
+        raise UsageError(f"--weights is for torchvision:<builder>; {', '.join(models)} comes with its own")
 
 
 def add_target(parser: argparse._ActionsContainer) -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float, share
+from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_data,
     add_network,
+    check_built,
     check_output,
+    check_writable,
     origin,
     read_data,
     read_trainee,
@@ -75,7 +78,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(CutMix), for long training (default: %(default)s)")  # fmt: skip
     add("--average", type=share, default=0.999, help="decay of the averaged weights; 0: none (default: %(default)s)")
     add("--patience", type=natural, default=0, metavar="EPOCHS",
-        help="stop after so many epochs without a better score; 0: never (default: %(default)s)")  # fmt: skip
+        help="stop after so many epochs no better than an earlier one; 0: never (default: %(default)s)")  # fmt: skip
     add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
         help="of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
     add("--seed", type=natural, default=0, help="of order, variation and dropout (default: %(default)s)")
@@ -94,6 +97,13 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import retrain, settings
 
+    check_built(args, [args.model, *([args.teacher] if args.teacher else [])])
+    if args.teacher and args.teacher.startswith("torchvision:") and args.weights == "random":
+        raise UsageError(f"--teacher {args.teacher} with --weights random knows nothing; name a file that was trained")
+    if args.checkpoint is not None:
+        check_writable("--checkpoint", args.checkpoint)
+        if args.checkpoint.absolute() == args.output.absolute():
+            raise UsageError(f"--checkpoint and --output are both {args.output}; they are two files")
     pupil = read_trainee(args, args.model, smoothing=args.label_smoothing)
     check_output(args.output, args.model, pupil.source)
     teacher = read_trainee(args, args.teacher) if args.teacher else None
@@ -154,4 +164,6 @@ def _print(result: Result, output: Path) -> None:
     rows = [(name, f"{result.before[name]:.4f}", f"{value:.4f}", f"{value - result.before[name]:+.4f}")
             for name, value in result.after.items()]  # fmt: skip
     print(table(("test part", "before", "after", "change"), rows))
-    print(f"epoch {result.outcome.epoch + 1} kept, {result.seconds:.0f} s of training; written to {output}")
+    epoch = result.outcome.epoch + 1
+    kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the weights it began with are kept"
+    print(f"{kept}, {result.seconds:.0f} s of training; written to {output}")

@@ -77,7 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         outcome = train(
             network, exercise.batches, exercise.loss, exercise.score, recipe.schedule,
-            main=exercise.main, checkpoint=args.resume, progress=not args.quiet,
+            main=exercise.main, checkpoint=args.resume, identity=json.dumps([args.verb, recipe.batch_size, data]),
+            progress=not args.quiet,
         )  # fmt: skip
         training = recipes.provenance(recipe, data, outcome.best, outcome.epoch)
         recipes.export(network, recipe, training, args.out)

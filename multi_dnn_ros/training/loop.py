@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
+from multi_dnn_ros.models.results import OutputError
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
@@ -49,11 +50,11 @@ Score = Callable[[nn.Module], dict[str, float]]
 class Schedule:
     """How to train. Learning rate: linear warm-up, then half a cosine to zero (Loshchilov and Hutter 2017).
 
-    ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs. patience: epochs without
-    a better score after which it stops, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling), the two for the
-    forward pass on CUDA only. clip: largest gradient norm. mix: of classifiers, part of the images that are mixed, see
-    vary_classes. small, small_epochs: of classifiers, the first so many epochs see images whose sides are that part of
-    the network's input, 0..1.
+    ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs. patience: epochs no
+    better than an earlier one after which it stops, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling), the
+    two for the forward pass on CUDA only. clip: largest gradient norm. mix: of classifiers, part of the images that are
+    mixed, see vary_classes. small, small_epochs: of classifiers, the first so many epochs see images whose sides are
+    that part of the network's input, 0..1.
     """
 
     epochs: int
@@ -145,7 +146,7 @@ def train(
         outcome = Outcome(state["best"], state["best_epoch"], state["history"])
     else:
         _set_training(average, False)
-        outcome.best = distributed.from_first(score(average) if first_process else {})
+        outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
     replica = distributed.replicated(network)
     passes: nn.Module = replica
     captured_for: torch.Size | None = None
@@ -154,7 +155,7 @@ def train(
     parameters = list(network.parameters())  # once: looking for them takes as long as some of the steps below
     averaging = _Averaging(average, network) if schedule.ema else None
     for epoch in range(first, schedule.epochs):
-        if schedule.patience and outcome.epoch >= 0 and epoch - 1 - outcome.epoch >= schedule.patience:
+        if schedule.patience and _epochs_without_better(outcome.history, main) >= schedule.patience:
             break
         started = time.monotonic()
         torch.manual_seed((schedule.seed * 100_003 + epoch) * 1_009 + distributed.rank())
@@ -192,7 +193,8 @@ def train(
             if schedule.ema and first_process:
                 _fit_statistics(average, (batch["image"] for batch in batches.epoch(epoch)), schedule)
             _set_training(average, False)
-            scores = distributed.from_first(score(average) if first_process else {})
+            when = f"epoch {epoch + 1}, lr {schedule.lr}"
+            scores = distributed.from_first(_scores(score, average, when) if first_process else {})
             row.update(scores)
             if _better(scores[main], outcome, main):
                 outcome.best, outcome.epoch, best_weights = scores, epoch, checkpoints.weights(average)
@@ -224,6 +226,23 @@ def _better(score: float, kept: Outcome, main: str) -> bool:
     """Whether weights with this score are kept; in place of those it began with also when they are as good."""
     least = kept.best[main]
     return math.isnan(least) or score > least or (score == least and kept.epoch < 0)
+
+
+def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
+    """TrainingError that says when it was, where the network has become, or was, one that answers with no numbers."""
+    try:
+        return score(network)
+    except OutputError as error:
+        raise TrainingError(f"{when}: the network cannot be scored: {error}") from None
+
+
+def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) -> int:
+    """Epochs behind the best one so far. What training began with does not count: getting back there takes time."""
+    best, since = -math.inf, -1
+    for row in history:
+        if row.get(main, -math.inf) > best:
+            best, since = row[main], int(row["epoch"])
+    return len(history) - 1 - since if since >= 0 else 0
 
 
 def _set_training(network: nn.Module, mode: bool) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torchvision.ops import box_iou
 
 from multi_dnn_ros.models.networks import ConvBlock, DetectorNet, LaneNet
+from multi_dnn_ros.models.results import OutputError
 from multi_dnn_ros.training.batches import ArrayBatches, vary_lanes
 from multi_dnn_ros.training.datasets import fit, fit_mask
 from multi_dnn_ros.training.loop import Schedule, TrainingError, train
@@ -166,6 +167,31 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run() -> None:
     assert (outcome.epoch, outcome.best) == (1, {"top1": 0.9})
     assert len(outcome.history) == 4
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in kept[2].items())
+
+
+def test_patience_ends_a_run_that_never_gets_back_to_where_it_began() -> None:
+    """It counts from the best of its own epochs: the way back up is not cut short."""
+    values = iter([0.9, 0.2, 0.5, 0.6, 0.6, 0.4, 0.3])  # of the weights it begins with, then of each epoch
+    schedule = dataclasses.replace(SCHEDULE, patience=2)
+    outcome = train(
+        classifier(), coloured(), cross_entropy, lambda network: {"top1": next(values)}, schedule, main="top1",
+        progress=False,
+    )  # fmt: skip
+    assert (outcome.epoch, outcome.best) == (-1, {"top1": 0.9})
+    assert [row["top1"] for row in outcome.history] == [0.2, 0.5, 0.6, 0.6, 0.4]
+
+
+def test_a_network_that_answers_with_no_numbers_is_told_with_its_epoch() -> None:
+    calls = []
+
+    def score(network: nn.Module) -> dict[str, float]:
+        calls.append(network)
+        if len(calls) == 2:
+            raise OutputError("output 0 holds NaN or infinite values")
+        return {"top1": 0.5}
+
+    with pytest.raises(TrainingError, match=r"epoch 1, lr 0\.02: the network cannot be scored: output 0 holds NaN"):
+        train(classifier(), coloured(), cross_entropy, score, SCHEDULE, main="top1", progress=False)
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path: Path) -> None:

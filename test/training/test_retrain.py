@@ -339,7 +339,17 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
     out.write_bytes(b"the last good file")
     three = small_classifier(tmp_path / "three.pt2", classes=3)
     chosen = ["--decoder", "classification"]
+    vgg, file = "torchvision:vgg11", tmp_path / "three.pt2"
     for code, message, command in [
+        (2, "is no folder that can be written to", arguments(model, file / "out.pt2", data, *chosen)),
+        (
+            2,
+            f"--checkpoint is {file}/c: {file} is no",
+            arguments(model, out, data, *chosen, "--checkpoint", f"{file}/c"),
+        ),
+        (2, "are both", arguments(model, out, data, *chosen, "--checkpoint", str(out))),
+        (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *chosen, "--weights", "random")),
+        (2, "knows nothing", arguments(model, out, data, *chosen, "--weights", "random", "--teacher", vgg)),
         (2, "is written as a .pt2 file", arguments(model, tmp_path / "out.safetensors", data, *chosen)),
         (1, "does not say what its outputs mean", arguments(model, out, data)),
         (1, "knows 3 classes, data", arguments(three, out, data, *chosen)),

@@ -51,4 +51,6 @@ def test_another_schedule_does_not_touch_the_checkpoint(tmp_path: Path, capsys: 
     changed = [word if word != "2" else "3" for word in arguments("object", tmp_path)]
     assert main(changed) == 1
     assert "another schedule" in capsys.readouterr().err
+    assert main([*arguments("object", tmp_path), "--batch-size", "2"]) == 1
+    assert "another schedule or data" in capsys.readouterr().err
     assert (tmp_path / "last.ckpt").read_bytes() == before
