@@ -142,6 +142,24 @@ def test_weights_that_are_not_finite(policy: RankPolicy) -> None:
         decompose(nn.Sequential(layer), (torch.zeros(1, 4, 8, 8),), policy)
 
 
+def test_attention_counts() -> None:
+    """Its fused kernels are unknown to PyTorch's FLOP counter."""
+    attention = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+
+    class Itself(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.attention(tokens, tokens, tokens, need_weights=False)[0]
+            return found
+
+    projections, products = 10 * 16 * (3 * 16 + 16), 2 * 10 * 10 * 16
+    assert cost(Itself().eval(), (torch.zeros(1, 10, 16),)).macs == projections + products
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 class Mixed(nn.Module):
     """One layer of each fate; `twice` is used at two sizes."""
 
