@@ -120,8 +120,9 @@ def _rebuilt(where: str, path: Path, classifiers: bool) -> Source:
     apply_plan(source.module, description.plan, f"{path}: header field plan")
     load_weights(source.module, read_state_dict(path), str(path))
     labels = description.labels or source.labels
-    size = source.size if source.decoder == "torchvision" else description.input_size
-    return replace(source, module=source.module.eval(), size=size, labels=labels, description=description)
+    return replace(
+        source, module=source.module.eval(), size=description.input_size, labels=labels, description=description
+    )
 
 
 def _builtin_names() -> list[str]:

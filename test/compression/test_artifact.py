@@ -141,6 +141,10 @@ def test_detectors_of_torchvision(tmp_path: Path) -> None:
     assert dnn.labels == tuple("abcde")
     image = torch.rand(1, 3, 320, 320)
     assert output_difference(core, dnn.module, (image,)) == 0.0
+    smaller = description.model_copy(update={"input_size": (192, 160)})
+    save_artifact(path, source.module, smaller)
+    dnn = load_dnn("x", DnnConfig(role="object", model=str(path)))
+    assert dnn.example_inputs()[0].shape == (1, 3, 160, 192)  # what it was made for, as of any other network
 
 
 def test_classifiers_are_for_the_offline_verbs(tmp_path: Path) -> None:
