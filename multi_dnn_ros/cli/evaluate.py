@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import positive
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_data,
@@ -165,6 +165,7 @@ def _cost(network: Trainee) -> dict[str, Any]:
 
 
 def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.Module, name: str) -> dict[str, float]:
+    from multi_dnn_ros.models.results import OutputError
     from multi_dnn_ros.training.data import SomeRows
     from multi_dnn_ros.training.exercise import score_rows
     from multi_dnn_ros.training.retrain import check_labels
@@ -173,13 +174,14 @@ def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.M
     rows = data.part("test")
     if args.limit is not None and args.limit < len(rows):
         rows = SomeRows(rows, range(args.limit))
-    return {
-        "images": len(rows),
-        **score_rows(
+    try:
+        scores = score_rows(
             module, network.task, rows, network.inputs, network.decoder, network.labels, args.batch_size,
             f"{name} on {data.name}",
-        ),
-    }  # fmt: skip
+        )  # fmt: skip
+    except OutputError as error:
+        raise CommandError(f"{name} cannot be scored: {error}") from None
+    return {"images": len(rows), **scores}
 
 
 def _add_latency(
