@@ -81,6 +81,11 @@ def against(value: float | None, first: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}" + (f" ({value / first - 1:+.1%})" if first else "")
 
 
+def three_digits(value: float) -> str:
+    """For people: 0.0123, 4.56, 789, 12346."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table whose columns line up in a terminal too."""
     lines = [list(header), *map(list, rows)]

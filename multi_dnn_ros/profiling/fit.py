@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from multi_dnn_ros.reporting import three_digits
+
 #: Of the time there is. What is left over covers what no mean time shows: frames that come unevenly, the system's own
 #: work, a result that takes longer to decode.
 LIMIT = 0.95
@@ -157,7 +159,7 @@ def _text(
     parts = []
     for name in breaks:
         of = by_name[name]
-        part = f"{name}: {ms_of[name]:.1f} ms a frame at {of.hz:.3g} Hz, {needs[name]:.0%} of a {unit}"
+        part = f"{name}: {ms_of[name]:.1f} ms a frame at {three_digits(of.hz)} Hz, {needs[name]:.0%} of a {unit}"
         if name in late and of.deadline_ms is not None:
             part += f", deadline {of.deadline_ms:g} ms"
         parts.append(part)
@@ -169,8 +171,8 @@ def _advice(of: Demand, hz: float | None, free: float, ms: float, others: str, g
         return f"{of.dnn}: no rate fits beside the others, which need {others} themselves"
     each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
     return (
-        f"{of.dnn}: at most {hz:.3g} Hz{each} instead of {of.hz:.3g}, or {free / of.hz * 1e3:.3g} ms a frame instead "
-        f"of {ms:.3g} ({_cheaper(gpu)})"
+        f"{of.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(of.hz)}, or "
+        f"{three_digits(free / of.hz * 1e3)} ms a frame instead of {three_digits(ms)} ({_cheaper(gpu)})"
     )
 
 

@@ -47,6 +47,12 @@ def test_a_dnn_takes_one_frame_at_a_time_however_many_workers_there_are() -> Non
     )
 
 
+def test_rates_of_more_than_three_digits_are_written_out() -> None:
+    verdict = check_fit([demand("object", 1200, 0.9)], workers=8)
+    assert "0.9 ms a frame at 1200 Hz" in verdict.text
+    assert "at most 1056 Hz instead of 1200, or 0.792 ms a frame instead of 0.9" in verdict.advice[0]
+
+
 def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> None:
     crowd = [demand("lane", 10, 80), demand("object", 10, 70), demand("pedestrian", 10, 60)]
     assert check_fit(crowd, workers=2).breaks == ("lane",)

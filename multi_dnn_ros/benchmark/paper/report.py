@@ -9,7 +9,7 @@ from typing import Any
 
 from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
 from multi_dnn_ros.cli.errors import CommandError
-from multi_dnn_ros.reporting import table
+from multi_dnn_ros.reporting import table, three_digits
 
 #: Parts of a result that must be the same for two of them to be shown together.
 _COMMON = ("scenario", "machine", "versions", "settings")
@@ -84,8 +84,10 @@ def markdown(content: Mapping[str, Any]) -> str:
 
 
 def _rates(rates: Mapping[str, Any]) -> str:
-    operations = [f"{rate / 1e12:.3g} T operations/s at {name}" for name, rate in rates["operations_per_s"].items()]
-    return ", ".join([f"{rates['bytes_per_s'] / 1e9:.3g} GB/s", *operations])
+    operations = [
+        f"{three_digits(rate / 1e12)} T operations/s at {name}" for name, rate in rates["operations_per_s"].items()
+    ]
+    return ", ".join([f"{three_digits(rates['bytes_per_s'] / 1e9)} GB/s", *operations])
 
 
 def _table(of_set: Mapping[str, Any]) -> str:
@@ -101,8 +103,8 @@ def _table(of_set: Mapping[str, Any]) -> str:
         rows.append(
             [
                 name,
-                f"{summary['mean_ms']:.3g}",
-                *(f"{tail:.3g}" for tail in tails),
+                three_digits(summary["mean_ms"]),
+                *map(three_digits, tails),
                 _ratio(summary.get(f"of_{BASELINE}")),
                 _ratio(summary.get(f"of_{ALTERNATIVE}")),
                 f"{summary['of_floor']:.1f} ({condition['floor']['bound']})" if "of_floor" in summary else "",
@@ -130,7 +132,7 @@ def _overview(sets: Mapping[str, Mapping[str, Any]]) -> str:
         if summary is None:
             return ""
         ratio = _ratio(summary.get(f"of_{BASELINE}"))
-        return f"{summary['mean_ms']:.3g}" + (f" ({ratio})" if ratio else "")
+        return three_digits(summary["mean_ms"]) + (f" ({ratio})" if ratio else "")
 
     rows = [[name, *(cell(of_set["summary"].get(name)) for of_set in sets.values())] for name in names]
     return table(["condition", *sets], rows)
@@ -142,9 +144,12 @@ def _ratio(ratios: Mapping[str, float] | None) -> str:
 
 def _by_network(of_set: Mapping[str, Any]) -> str:
     networks = list(dict.fromkeys(of_set["dnns"]))
+
+    def cell(of_network: Mapping[str, float]) -> str:
+        return f"{three_digits(of_network['p50'])} ({three_digits(of_network['p99'])})"
+
     rows = [
-        [name, *(f"{summary['ms'][network]['p50']:.3g} ({summary['ms'][network]['p99']:.3g})" for network in networks)]
-        for name, summary in of_set["summary"].items()
+        [name, *(cell(summary["ms"][network]) for network in networks)] for name, summary in of_set["summary"].items()
     ]
     return table(["condition", *networks], rows)
 
