@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchvision.models import detection
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
-from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.preprocess import Preprocess
@@ -29,9 +27,7 @@ from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import Wanted, open_data
-from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.loop import Schedule, train
-from multi_dnn_ros.training.losses import TorchvisionLoss
 from multi_dnn_ros.training.retrain import retrain
 from multi_dnn_ros.training.trainee import trainee
 
@@ -166,6 +162,23 @@ def test_an_exported_program_is_trained_in_batches(colours: Path, tmp_path: Path
     assert main(arguments(model, taught, f"classes:{colours}", *taught_by)) == 0
 
 
+def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) -> None:
+    schedule = Schedule(3, 0.01, ema=0.0, small=0.5, small_epochs=2)
+    wanted = Wanted("classes", Preprocess(64, 48))
+    pupil = trainee(load_network("torchvision:squeezenet1_1", weights="random", num_classes=2), "net", size=(64, 48))
+    seen: list[tuple[bool, torch.Size]] = []
+    pupil.network.register_forward_pre_hook(lambda network, given: seen.append((network.training, given[0].shape[2:])))
+    data = open_data(f"classes:{colours}", wanted)
+    retrain(pupil, [data], schedule, batch_size=16, device=torch.device("cpu"), progress=False)
+    sizes = [tuple(size) for training, size in seen if training]
+    assert sizes == [(24, 32)] * 4 + [(48, 64)] * 2
+    assert {tuple(size) for training, size in seen if not training} == {(48, 64)}  # what is scored is the network's own
+
+    lanes = trainee(load_network("builtin:lane"), "builtin:lane")
+    with pytest.raises(TrainingError, match="only classes may grow"):
+        retrain(lanes, [data], schedule, batch_size=4, device=torch.device("cpu"))
+
+
 # --- killed, and in several processes ---------------------------------------------------------------------------------
 
 
@@ -206,23 +219,6 @@ with distributed.process_group("cpu"):
     code = main({arguments!r})
 sys.exit(code)
 """
-
-
-def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) -> None:
-    schedule = Schedule(3, 0.01, ema=0.0, small=0.5, small_epochs=2)
-    wanted = Wanted("classes", Preprocess(64, 48))
-    pupil = trainee(load_network("torchvision:squeezenet1_1", weights="random", num_classes=2), "net", size=(64, 48))
-    seen: list[tuple[bool, torch.Size]] = []
-    pupil.network.register_forward_pre_hook(lambda network, given: seen.append((network.training, given[0].shape[2:])))
-    data = open_data(f"classes:{colours}", wanted)
-    retrain(pupil, [data], schedule, batch_size=16, device=torch.device("cpu"), progress=False)
-    sizes = [tuple(size) for training, size in seen if training]
-    assert sizes == [(24, 32)] * 4 + [(48, 64)] * 2
-    assert {tuple(size) for training, size in seen if not training} == {(48, 64)}  # what is scored is the network's own
-
-    lanes = trainee(load_network("builtin:lane"), "builtin:lane")
-    with pytest.raises(TrainingError, match="only classes may grow"):
-        retrain(lanes, [data], schedule, batch_size=4, device=torch.device("cpu"))
 
 
 def learn() -> nn.Module:
@@ -271,63 +267,6 @@ def test_two_processes_learn_what_one_learns(colours: Path, tmp_path: Path) -> N
     assert description is not None
     assert description.provenance["training"]["processes"] == 2
     assert said.count("written to") == 1
-
-
-# --- losses and teachers ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("builder", ["ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn", "fcos_resnet50_fpn"])
-def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
-    size = 320 if builder.startswith("ssd") else 128
-    own = {} if builder.startswith("ssd") else {"min_size": size, "max_size": size}
-    torch.manual_seed(0)
-    detector = getattr(detection, builder)(weights=None, weights_backbone=None, num_classes=4, **own)
-    for part in detector.modules():
-        if isinstance(part, (nn.BatchNorm2d, nn.Dropout)):
-            part.momentum = 0.0  # so that both passes compute the same
-    source = load_network(f"torchvision:{builder}", weights="random", num_classes=4)
-    source.module.load_state_dict(detector.state_dict())
-    pupil = trainee(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
-    assert isinstance(pupil.loss, TorchvisionLoss)
-    assert isinstance(pupil.decoder, AnchorDecoder)
-    image = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    boxes = torch.tensor([[[10.0, 12.0, 70.0, 90.0], [30.0, 30.0, 30.0, 60.0]], [[0.0, 0.0, 0.0, 0.0]] * 2])
-    classes = torch.tensor([[2, 1], [-1, -1]])
-    detector.eval()
-    pupil.network.eval()
-    with torch.no_grad():
-        mine = pupil.loss(pupil.network(pupil.inputs(image)), {"boxes": boxes, "classes": classes})
-    # The library computes losses in training mode only: the switch of the whole, not of its layers.
-    detector.training = True
-    targets = [{"boxes": boxes[0, :1], "labels": classes[0, :1]}, {"boxes": boxes[1, :0], "labels": classes[1, :0]}]
-    with torch.no_grad():
-        theirs = sum(detector(list(image), targets).values())
-    assert float(mine) == pytest.approx(float(theirs), rel=1e-4)
-
-
-def test_a_teacher_alone_is_enough_and_equal_answers_cost_nothing() -> None:
-    torch.manual_seed(0)
-    teacher = nn.Conv2d(3, 6, 3).eval()
-    batch = {"image": torch.rand(2, 3, 8, 8)}
-    alone = Distilled(None, teacher, raw_outputs)
-    assert float(alone(teacher(batch["image"]), batch)) == 0.0
-    assert float(alone(teacher(batch["image"]) + 1.0, batch)) > 0.1
-    logits = torch.randn(4, 5)
-    assert float(SoftTargets()(logits, logits)) == pytest.approx(0.0, abs=1e-6)
-    with pytest.raises(ValueError, match="the teacher knows 5 classes, the network 4"):
-        SoftTargets()(logits[:, :4], logits)
-    with pytest.raises(ValueError, match=r"teacher's outputs have shapes \[\(4, 5\)\], the network's \[\(4, 4\)\]"):
-        raw_outputs(logits[:, :4], logits)
-
-
-def test_the_teacher_s_share_counts() -> None:
-    torch.manual_seed(0)
-    teacher = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
-    batch = {"image": torch.rand(4, 3, 2, 2), "label": torch.tensor([0, 1, 2, 0])}
-    outputs = torch.randn(4, 3)
-    truth, answers = ClassificationLoss(), SoftTargets()
-    expected = 0.75 * answers(outputs, teacher(batch["image"])) + 0.25 * truth(outputs, batch)
-    assert float(Distilled(truth, teacher, answers, weight=0.75)(outputs, batch)) == pytest.approx(float(expected))
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
