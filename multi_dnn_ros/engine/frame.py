@@ -20,10 +20,16 @@ class Frame:
     camera: the camera's name. stamp_ns: capture time from the message's header, nanoseconds.
     load: returns the image as (H, W, 3) uint8 RGB, C-contiguous; raises :class:`FrameError`.
     context: anything the caller wants back with the result (the ROS header); the engine does not look at it.
+    on_bad: told once when the image cannot be used, however many DNNs lose it, in the thread that decodes.
     """
 
     def __init__(
-        self, camera: str, stamp_ns: int, load: Callable[[], npt.NDArray[np.uint8]], context: object = None
+        self,
+        camera: str,
+        stamp_ns: int,
+        load: Callable[[], npt.NDArray[np.uint8]],
+        context: object = None,
+        on_bad: Callable[[FrameError], None] = lambda error: None,
     ) -> None:
         self.camera = camera
         self.stamp_ns = stamp_ns
@@ -31,6 +37,7 @@ class Frame:
         self.received_ns = 0  # set by Engine.offer, on the engine's clock
         self._load: Callable[[], npt.NDArray[np.uint8]] | None = load
         self._image: npt.NDArray[np.uint8] | None = None
+        self._on_bad = on_bad
         self._error: FrameError | None = None
         self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._lock = threading.Lock()
@@ -63,12 +70,13 @@ class Frame:
             assert self._load is not None
             try:
                 self._image = self._load()
-            except FrameError as error:
-                self._error = error
-                raise
             except Exception as error:
-                self._error = FrameError(f"{type(error).__name__}: {error}")
-                raise self._error from error
+                bad = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
+                self._error = bad
+                self._on_bad(bad)
+                if bad is error:
+                    raise
+                raise bad from error
             finally:
                 self._load = None  # the message is not needed any more
         return self._image

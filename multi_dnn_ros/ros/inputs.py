@@ -8,9 +8,9 @@ from functools import partial
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image
 
-from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.frame import Frame, FrameError
 from multi_dnn_ros.ros.diagnostics import CameraRecord
-from multi_dnn_ros.ros.image_decoding import RgbImage, decode_compressed, decode_image
+from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.ros.qos import subscription_qos
 from multi_dnn_ros.schema import CameraConfig
 
@@ -28,7 +28,7 @@ class CameraInput:
         camera: str,
         config: CameraConfig,
         offer: Callable[[Frame], None],
-        on_bad: Callable[[str, Exception], None],
+        on_bad: Callable[[str, FrameError], None],
         clock: Callable[[], int],
     ) -> None:
         self._node = node
@@ -60,16 +60,9 @@ class CameraInput:
 
     def _hand_over(self, message: Image | CompressedImage, decode: Callable) -> None:
         stamp = message.header.stamp
-        load = partial(self._load, decode, message)
-        self._offer(Frame(self._camera, stamp.sec * 1_000_000_000 + stamp.nanosec, load, message.header))
-
-    def _load(self, decode: Callable, message: Image | CompressedImage) -> RgbImage:
-        try:
-            image: RgbImage = decode(message, self._max_pixels)
-        except Exception as error:
-            self._on_bad(self._camera, error)
-            raise
-        return image
+        load = partial(decode, message, self._max_pixels)
+        on_bad = partial(self._on_bad, self._camera)
+        self._offer(Frame(self._camera, stamp.sec * 1_000_000_000 + stamp.nanosec, load, message.header, on_bad))
 
 
 def default_topic(camera: str, transport: str) -> str:

@@ -150,11 +150,10 @@ class Serving:
                 f"DNN {drop.dnn} lost a frame of {drop.frame.camera}: {drop.reason.value}: {drop.message}{more}"
             )
 
-    def _on_bad_image(self, camera: str, error: Exception) -> None:
+    def _on_bad_image(self, camera: str, error: FrameError) -> None:
         more = self._throttle.passes((DropReason.BAD_IMAGE, camera))
         if more is not None:
-            why = error if isinstance(error, FrameError) else f"{type(error).__name__}: {error}"
-            self._log.warning(f"camera {camera}, topic {self._inputs[camera].record.topic}: {why}{more}")
+            self._log.warning(f"camera {camera}, topic {self._inputs[camera].record.topic}: {error}{more}")
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.rebuilt:
