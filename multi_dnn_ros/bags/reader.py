@@ -16,6 +16,7 @@ from rosbags.rosbag2 import Reader
 
 import multi_dnn_ros.bags.inflation  # noqa: F401  bounds what the rosbags reader decompresses
 from multi_dnn_ros.bags.mcap_scan import McapDamage, scan_mcap
+from multi_dnn_ros.natural_order import natural_order
 
 STORAGE_SUFFIXES = (".mcap", ".db3")
 
@@ -123,7 +124,8 @@ class BagReader:
                 return [_Indexed(self.path)]
             except _READ_ERRORS as error:
                 self._note(f"{self.path}: {error}")
-        files = sorted((file for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES), key=_split)
+        found = (file for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES)
+        files = sorted(found, key=lambda file: natural_order(file.name))  # as a recorder numbers them
         for packed in sorted(self.path.glob("*.zstd")):
             if packed.with_suffix("") not in files:
                 self._note(f"{packed}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`")
@@ -205,12 +207,6 @@ class _Scanned:
 
     def close(self) -> None:
         pass
-
-
-def _split(path: Path) -> tuple[str, int, str]:
-    """Orders the files of a recording that was split as they were recorded: NAME_2.mcap, then NAME_10.mcap."""
-    name, _, number = path.stem.rpartition("_")
-    return (name, int(number), path.name) if number.isdecimal() else (path.stem, -1, path.name)
 
 
 def _check_database(path: Path) -> None:

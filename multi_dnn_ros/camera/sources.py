@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.reader import STORAGE_SUFFIXES
 from multi_dnn_ros.camera.source import Recorded, Shot, Source, SourceError
 from multi_dnn_ros.engine.frame import FrameError
+from multi_dnn_ros.natural_order import natural_order
 from multi_dnn_ros.ros.image_files import check_image_file
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -77,7 +77,7 @@ class ImageSource:
         files = [path] if path.is_file() else [file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES]
         if not files:
             raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording")
-        self._files = sorted(files, key=lambda file: _natural(file.name))
+        self._files = sorted(files, key=lambda file: natural_order(file.name))
 
     def items(self) -> Iterator[Shot]:
         for file in self._files:
@@ -218,7 +218,3 @@ def _check_size(width: int, height: int) -> None:
 
 def _rgb(bgr: Any) -> npt.NDArray[np.uint8]:
     return np.asarray(cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB), np.uint8)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
     from multi_dnn_ros.choices import choose_device
     from multi_dnn_ros.reporting import provenance, table
-    from multi_dnn_ros.training.comparison import rows_of, write_report
+    from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, write_report
 
     check_built(args, args.models)
     if args.report is not None:
-        check_writable("--report", args.report / "report.json")
+        check_writable("--report", args.report / JSON_NAME)
     device = choose_device(args.device)
     networks = [read_trainee(args, model) for model in args.models]
     for network in networks[1:]:

@@ -80,15 +80,22 @@ def save_artifact(path: Path, module: nn.Module, description: Description) -> No
         write = _exporter(module, description)
     else:
         fields = description.model_dump(mode="json")
-        header = {key: json.dumps(value) for key, value in fields.items()}
         tensors = {name: value.detach().cpu().clone().contiguous() for name, value in module.state_dict().items()}
 
         def write(file: Path) -> None:
-            from safetensors.torch import save_file
-
-            save_file(tensors, file, metadata=header)
+            write_safetensors(file, tensors, fields)
 
     _replace(path, write)
+
+
+def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
+    """Tensors on the CPU, and in the header each value as JSON. Others may read it, such as another user's node:
+    safetensors itself writes for its owner only.
+    """
+    from safetensors.torch import save_file
+
+    save_file(dict(tensors), file, metadata={name: json.dumps(value) for name, value in header.items()})
+    file.chmod(0o644)
 
 
 def read_description(path: Path) -> Description | None:
@@ -137,7 +144,6 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     try:
         with written_beside(path, to_disk=True) as beside:
             write(beside)
-            beside.chmod(0o644)  # safetensors writes for its owner only; the node may be another user's
     except (OSError, RuntimeError, SafetensorError) as error:
         raise OSError(f"{path} cannot be written: {reason_of(error)}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from multi_dnn_ros.models.artifact import write_safetensors
 from multi_dnn_ros.models.decoders.base import Decoder
 from multi_dnn_ros.models.decoders.lane import LaneDecoder
 from multi_dnn_ros.models.decoders.yolo import YoloDecoder
@@ -126,8 +126,6 @@ def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: P
     Header keys, all JSON: architecture, arguments, input_size (width, height), labels, decoder, training. Written
     beside and renamed.
     """
-    from safetensors.torch import save_file
-
     weights = {name: value.detach().float().cpu().contiguous() for name, value in network.state_dict().items()
                if not name.endswith("num_batches_tracked")}  # fmt: skip
     header = {
@@ -139,5 +137,4 @@ def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: P
         "training": training,
     }
     with written_beside(path) as beside:
-        save_file(weights, beside, metadata={name: json.dumps(value) for name, value in header.items()})
-        beside.chmod(0o644)  # safetensors writes for its owner only
+        write_safetensors(beside, weights, header)

@@ -1,0 +1,10 @@
+"""Names with numbers in them in the order that people count in."""
+
+from __future__ import annotations
+
+import re
+
+
+def natural_order(name: str) -> list[tuple[int, str]]:
+    """To sort by: image_2 comes before image_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
