@@ -29,9 +29,10 @@ _DESCRIPTION = f"""\
 Train a DNN on data, score it on the part of the data that training never saw, and write it as one file that goes
 straight into the node's parameters (dnn.<dnn>.model: FILE).
 
-MODEL is what `multi-dnn decompose` wrote, or anything that it takes. The weights of the best epoch are kept, chosen by
-top-1, mAP@0.5 or lane F1 on a part of the data that is neither trained on nor reported. With --checkpoint, a run that
-was stopped or killed goes on where it was when the same command is given again, and ends with the same weights.
+MODEL is what `multi-dnn decompose` wrote, or anything that it takes. The weights of the best epoch are kept, or those
+it began with where no epoch is better, by top-1, mAP@0.5 or lane F1 on a part of the data that is neither trained on
+nor reported. With --checkpoint, a run that was stopped or killed goes on where it was when the same command is given
+again, and ends with the same weights.
 
 {DATA_HELP}
 Several processes, on several GPUs or on a CPU: torchrun --nproc-per-node N -m multi_dnn_ros.cli.main retrain ...
