@@ -186,6 +186,20 @@ def test_every_layout_can_be_made_ready(name: str) -> None:
     assert all(tally.latencies_ns for tally in tallies)
 
 
+def test_dnns_of_short_operations_have_priority_where_a_condition_says_so() -> None:
+    conditions = (CONDITIONS["ours_batched_fp16"], replace(CONDITIONS["ours_batched_fp16"], ordered=True))
+    wide, narrow = Network("resnet18", "Res18", side=64), TINY
+    for condition, expected in zip(conditions, ([0, 0], [0, 1]), strict=True):
+        work = Work(condition, (wide, wide, narrow), "cpu", jobs=2)
+        loop = make_loop(work, build(work))
+        assert isinstance(loop, ThroughEngine)
+        assert [task.priority for task in loop._tasks] == expected
+        tallies = loop.run(Window.ahead(0.0, 0.05))
+        assert len(tallies) == 3
+        assert all(tally.latencies_ns for tally in tallies)
+        loop.close()
+
+
 def test_cameras_of_one_network_share_its_inferences() -> None:
     sizes: list[int] = []
 

@@ -27,8 +27,9 @@ class Condition:
     execution: `eager`; `compile`, torch.compile with reduce-overhead; `auto` or another backend of the engine.
     precision, channels_last: on a GPU; a CPU computes in fp32. The engine's backends choose the memory format.
     decomposed: alignment of the ranks, None for the original network. jobs: that each DNN is cut into; 0: as --jobs
-    says. batched: the DNNs of one network are one DNN with as many cameras, whose frames are one inference. cuda_only:
-    what it is about exists on a GPU alone. optional: measured only when asked for.
+    says. batched: the DNNs of one network are one DNN with as many cameras, whose frames are one inference. ordered:
+    the shorter the operations of a DNN, the higher its priority, and with it that of its CUDA stream. cuda_only: what
+    it is about exists on a GPU alone. optional: measured only when asked for.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Condition:
     decomposed: int | None = None
     jobs: int = 1
     batched: bool = False
+    ordered: bool = False
     cuda_only: bool = False
     optional: bool = False
 
@@ -159,6 +161,33 @@ _ALL = (
         decomposed=32,
         jobs=0,
         batched=True,
+        cuda_only=True,
+        optional=True,
+    ),
+    Condition(
+        "ours_batched_inductor_ordered",
+        "ours batched Inductor fp16, ordered",
+        "the same; DNNs of short operations have priority on the GPU over those of long ones",
+        "engine",
+        "inductor",
+        "fp16",
+        jobs=0,
+        batched=True,
+        ordered=True,
+        cuda_only=True,
+        optional=True,
+    ),
+    Condition(
+        "ours_batched_inductor_dcomp_ordered",
+        "ours batched Inductor fp16, Dcomp., ordered",
+        "the same, decomposed",
+        "engine",
+        "inductor",
+        "fp16",
+        decomposed=32,
+        jobs=0,
+        batched=True,
+        ordered=True,
         cuda_only=True,
         optional=True,
     ),

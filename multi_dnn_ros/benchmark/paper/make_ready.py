@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Stage, Tensors
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
 from multi_dnn_ros.backends.precision import PRECISIONS
+from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import InTurn, Loop, ThroughEngine, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
@@ -55,7 +56,7 @@ class Built:
 
     module, inputs: on the CPU; float32 where a backend will cast them, else as the condition wants them. stages: the
     module cut into jobs; none where it runs as a whole. together: the same for `count` images at once, in batched
-    conditions.
+    conditions. operation_s: of the jobs' operations, how long one takes on average, estimated.
     """
 
     network: Network
@@ -64,6 +65,7 @@ class Built:
     inputs: Tensors
     stages: tuple[nn.Module, ...] = ()
     together: tuple[nn.Module, ...] = ()
+    operation_s: float = 0.0
 
 
 def build(work: Work) -> list[Built]:
@@ -109,17 +111,30 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
     names = [f"dnn{number}" for number in range(len(work.networks))]
     if not work.condition.batched:
         return [make_task(*each, partition) for each in zip(names, *make_chains(work, built, partition), strict=True)]
+    priorities = _priorities(built) if work.condition.ordered else [0] * len(built)
+    levels = stream_priorities(priorities)
     tasks = []
-    with partition.own_stream():
-        for each in built:
-            cameras, names = names[: each.count], names[each.count :]
-            chains = {1: each.stages, each.count: each.together or each.stages}
-            backend, tolerance = _backend(work, partition.device)
+    for each, priority in zip(built, priorities, strict=True):
+        cameras, names = names[: each.count], names[each.count :]
+        chains = {1: each.stages, each.count: each.together or each.stages}
+        backend, tolerance = _backend(work, partition.device)
+        with partition.own_stream(levels[priority]):  # whose priority what is captured on it keeps
             ready = prepare_batches(backend, chains, each.inputs, partition.device, tolerance)
             inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
-            tasks.append(make_batched_task(each.network.builder, cameras, ready, inputs, partition))
-        partition.synchronize()
+            partition.synchronize()
+        task = make_batched_task(each.network.builder, cameras, ready, inputs, partition)
+        tasks.append(replace(task, priority=priority))
     return tasks
+
+
+def _priorities(built: Sequence[Built]) -> list[int]:
+    """Of each DNN: the shorter its operations, the higher.
+
+    What runs on a GPU is not interrupted, so a DNN of short operations waits at each of them behind those of others,
+    while one of long operations hardly notices the short ones that go first.
+    """
+    longest_first = sorted(built, key=lambda each: -each.operation_s)
+    return [longest_first.index(each) for each in built]
 
 
 def _build(network: Network, work: Work) -> Built:
@@ -133,12 +148,18 @@ def _build(network: Network, work: Work) -> Built:
         module = module.to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
         image = image.to(dtype).to(memory_format=layout)
     count = work.networks.count(network)
-    chains: list[tuple[nn.Module, ...]] = [(), ()]
+    alone: tuple[nn.Module, ...] = ()
+    together: tuple[nn.Module, ...] = ()
+    operation_s = 0.0
     if not as_a_whole:
         jobs, fold = condition.jobs or work.jobs, condition.execution != "eager"
-        for place, size in enumerate((1, count) if condition.batched and count > 1 else (1,)):
-            chains[place] = tuple(cut(module, stacked((image,), size), jobs, fold_batch_norm=fold))
-    return Built(network, count, module, (image,), *chains)
+        stages = cut(module, (image,), jobs, fold_batch_norm=fold)
+        alone = tuple(stages)
+        if condition.batched and count > 1:
+            stages = cut(module, stacked((image,), count), jobs, fold_batch_norm=fold)
+            together = tuple(stages)
+        operation_s = sum(stage.cost_s for stage in stages) / sum(len(stage.operations) for stage in stages)
+    return Built(network, count, module, (image,), alone, together, operation_s)
 
 
 def _ready(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
