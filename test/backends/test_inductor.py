@@ -17,6 +17,7 @@ from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory, missing_compiler
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.choices import ConfigError, backend_name, choose_backend
@@ -218,7 +219,8 @@ def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.Monk
     in_fp16 = choose_backend("inductor", GPU, "fp16")
     assert type(in_fp16) is FastestConvolutions
     assert type(in_fp16.backend) is InPrecision
-    assert type(in_fp16.backend.backend) is CudaGraph
+    assert type(in_fp16.backend.backend) is FusedActivations
+    assert type(in_fp16.backend.backend.backend) is CudaGraph
     assert backend_name("inductor", CPU) == "inductor"
     with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
         choose_backend("eager", GPU, "tf32", dnn="lane")
