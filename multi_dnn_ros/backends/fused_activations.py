@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,6 @@ from torch.nn import functional
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.models.trace import is_repeatable, tensor_of
 from multi_dnn_ros.reasons import reason_of
 
 log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
 
 def _is_fusible(node: fx.Node) -> bool:
     """Whether it is a convolution of images that only one node reads."""
-    tensor = tensor_of(node)
+    tensor = _traced(node)
     if node.target not in _CONVOLUTIONS or len(node.users) != 1 or tensor is None or tensor.ndim != 4:
         return False
     if node.target is aten.convolution.default and any(_arguments(node, "transposed")):
@@ -173,7 +173,7 @@ def _is_fusible(node: fx.Node) -> bool:
 
 
 def _are_alike(left: fx.Node, right: fx.Node) -> bool:
-    one, other = tensor_of(left), tensor_of(right)
+    one, other = _traced(left), _traced(right)
     return one is not None and other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
@@ -185,10 +185,22 @@ def _nothing_happens_within(pattern: _Pattern) -> bool:
     """
     node = pattern.convolution.next
     while node is not pattern.relu:
-        if node is not pattern.sum and node.op != "get_attr" and not is_repeatable(node):
+        if node is not pattern.sum and not _only_reads(node):
             return False
         node = node.next
     return True
+
+
+def _only_reads(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return not node.target._schema.is_mutable
+    return node.op == "get_attr" or node.target is operator.getitem
+
+
+def _traced(node: fx.Node) -> torch.Tensor | None:
+    """The (fake) tensor that the node was traced to give; None for anything else."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _convolution_arguments(node: fx.Node) -> tuple[Any, ...]:
