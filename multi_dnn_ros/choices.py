@@ -12,6 +12,7 @@ from multi_dnn_ros.backends import Backend
 from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.inductor import Inductor
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.torchscript import TorchScript
@@ -107,9 +108,12 @@ def choose_backend(
         backend = CudaGraph(tolerance, stream_priority=stream_priority, dnn=dnn)
     if name == "inductor" and device.type == "cuda":
         backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority, dnn=dnn)
+    captured = device.type == "cuda" and name in ("cuda_graph", "inductor")
+    # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
+    if captured and (name == "cuda_graph" or chosen.dtype is not torch.float32):
+        backend = FusedActivations(backend, tolerance, dnn)
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
-    captured = device.type == "cuda" and name in ("cuda_graph", "inductor")
     return FastestConvolutions(backend) if captured else backend
 
 

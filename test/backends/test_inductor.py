@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config
+import torchvision
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory, missing_compiler
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.choices import ConfigError, backend_name, choose_backend
@@ -113,6 +116,32 @@ def test_a_job_in_bf16_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None
     inputs = (torch.rand(1, 3, 8, 8),)
     with torch.inference_mode():
         check_agreement(through(prepared, inputs), (module(*inputs),), 8e-2)
+
+
+@needs_compiler
+def test_fused_activations_are_compiled_as_the_one_call_that_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            called.append(func)
+            return func(*args, **kwargs or {})
+
+    called: list[object] = []
+    torch.manual_seed(0)
+    block = torchvision.models.resnet.BasicBlock(3, 3).eval()
+    stages = FusedActivations(Inductor("lane"), dnn="lane").prepare(
+        cut(block, EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, CPU
+    )
+    assert not warnings_in(caplog)
+    assert not isinstance(stages[0], torch.nn.Module)
+    inputs = (torch.randn(1, 3, 8, 8),)
+    with torch.inference_mode(), Calls():
+        results = stages[0](inputs)
+    names = torch.ops.multi_dnn_ros
+    one_call = {names.convolution_relu.default: 1, names.convolution_add_relu.default: 1}
+    assert {each: called.count(each) for each in one_call} == one_call
+    with torch.no_grad():
+        check_agreement(stages[0](inputs), results, 0.0)
+        check_agreement(results, (block(*inputs),), 1e-4)
 
 
 def test_without_a_compiler_there_is_one_warning_and_eager_kernels_run(
@@ -218,7 +247,8 @@ def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.Monk
     in_fp16 = choose_backend("inductor", GPU, "fp16")
     assert type(in_fp16) is FastestConvolutions
     assert type(in_fp16.backend) is InPrecision
-    assert type(in_fp16.backend.backend) is CudaGraph
+    assert type(in_fp16.backend.backend) is FusedActivations
+    assert type(in_fp16.backend.backend.backend) is CudaGraph
     assert backend_name("inductor", CPU) == "inductor"
     with pytest.raises(ConfigError, match=r"dnn.lane.precision is 'tf32'; allowed with backend eager on cuda:0: auto"):
         choose_backend("eager", GPU, "tf32", dnn="lane")

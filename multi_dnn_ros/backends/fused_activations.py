@@ -1,0 +1,339 @@
+"""A convolution, its bias, a tensor that is added and the ReLU behind as one kernel of cuDNN's.
+
+PyTorch calls cuDNN for the convolution alone. What that wrote to memory is read and written again for the bias, for the
+sum and for the ReLU, on a GPU that waits for its memory there.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._prims_common import suggest_memory_format
+from torch.nn import functional
+
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.reasons import reason_of
+
+log = logging.getLogger(__name__)
+
+aten = torch.ops.aten
+_CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
+_RELUS = (aten.relu.default, aten.relu_.default)
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class FusedActivations:
+    """Another backend, which gets stages whose convolutions and ReLUs are one operation each where that is possible.
+
+    Whatever else stands behind a convolution stays as it is. A stage that fails on the device then, or computes
+    something else than before, is handed on as it was, with a warning. tolerance: largest error relative to the scale
+    of its results. dnn: its name, for the log.
+    """
+
+    def __init__(self, backend: Backend, tolerance: float = 1e-4, dnn: str = "") -> None:
+        self.backend = backend
+        self._tolerance = tolerance
+        self._dnn = dnn or "the DNN"
+
+    def prepare(
+        self,
+        stages: Sequence[nn.Module],
+        inputs: Tensors,
+        device: torch.device,
+        shared: Shared | None = None,
+    ) -> tuple[Stage, ...]:
+        """Fuse, try each stage on the device, and have the other backend prepare them; the stages stay as they are."""
+        return self.backend.prepare(self._tried(stages, inputs, device), inputs, device, shared)
+
+    def _tried(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
+        if not any(_has_pattern(stage) for stage in stages):
+            return list(stages)
+        ready: list[nn.Module] = []
+        with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
+            carried = tuple(tensor.to(device) for tensor in probe(inputs))
+            for index, stage in enumerate(stages):
+                # Moved first, as the other backend would: buffers, which moving replaces, are then there only once.
+                stage.to(device)
+                expected = stage(tuple(tensor.clone() for tensor in carried))  # it may write into its inputs
+                ready.append(self._one(index, stage, carried, expected))
+                carried = expected
+        return ready
+
+    def _one(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
+        try:
+            own = fused(stage)
+            if own is not stage:
+                check_agreement(own(carried), expected, self._tolerance)
+        except Exception as error:  # whatever cuDNN does not bear, its single operations do
+            if is_out_of_memory(error):
+                raise
+            log.warning(
+                "job %d of %s keeps convolutions and activations apart, as one call of both fails: %s",
+                index, self._dnn, reason_of(error),
+            )  # fmt: skip
+            return stage
+        return own
+
+
+def fused(stage: nn.Module) -> nn.Module:
+    """A copy that has the same tensors and fewer operations; the stage itself where there is nothing to fuse."""
+    if not _has_pattern(stage):
+        return stage
+    memo: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
+    own = copy.deepcopy(stage, memo)
+    for graph_module in _graph_modules(own):
+        for node in list(graph_module.graph.nodes):
+            pattern = _pattern(node)
+            if pattern is not None:
+                pattern.fuse()
+        graph_module.graph.lint()
+        graph_module.recompile()
+    return own
+
+
+def _graph_modules(stage: nn.Module) -> Iterator[fx.GraphModule]:
+    return (part for part in stage.modules() if isinstance(part, fx.GraphModule))
+
+
+def _has_pattern(stage: nn.Module) -> bool:
+    return any(_pattern(node) is not None for each in _graph_modules(stage) for node in each.graph.nodes)
+
+
+@dataclass
+class _Pattern:
+    """relu(convolution), or relu(convolution + z); `sum`: the node that adds."""
+
+    relu: fx.Node
+    convolution: fx.Node
+    sum: fx.Node | None = None
+    z: fx.Node | None = None
+
+    def fuse(self) -> None:
+        graph = self.relu.graph
+        image, weight, bias, *geometry = _convolution_arguments(self.convolution)
+        with graph.inserting_before(self.relu):
+            if self.z is None:
+                target = torch.ops.multi_dnn_ros.convolution_relu.default
+                one = graph.call_function(target, (image, weight, bias, *geometry))
+            else:
+                target = torch.ops.multi_dnn_ros.convolution_add_relu.default
+                one = graph.call_function(target, (image, weight, bias, self.z, *geometry))
+        one.meta = dict(self.relu.meta)
+        self.relu.replace_all_uses_with(one)
+        for node in (self.relu, self.sum, self.convolution):
+            if node is not None:
+                graph.erase_node(node)
+
+
+def _pattern(relu: fx.Node) -> _Pattern | None:
+    """What ends with this node and can be one call at its place; None where nothing can."""
+    source = relu.args[0] if relu.target in _RELUS and relu.args else None
+    if not isinstance(source, fx.Node) or len(source.users) > 1:
+        return None
+    if source.target in (aten.add.Tensor, aten.add_.Tensor):
+        found = _sum_pattern(relu, source)
+    else:
+        found = _Pattern(relu, source) if _is_fusible(source) else None
+    return found if found is not None and _nothing_happens_within(found) else None
+
+
+def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
+    left, right = _arguments(total, "self", "other")
+    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or left is right:
+        return None
+    (scale,) = _arguments(total, "alpha")
+    # What is added in place stays visible to who else has the tensor written to; a convolution's has nobody else.
+    choices = [(left, right)] if total.target is aten.add_.Tensor else [(left, right), (right, left)]
+    choices = [(one, z) for one, z in choices if _is_fusible(one) and _are_alike(one, z)]
+    if scale != 1 or not choices:
+        return None
+    # Of two, the later one: less lies between it and the sum.
+    convolution, z = max(choices)
+    return _Pattern(relu, convolution, total, z)
+
+
+def _is_fusible(node: fx.Node) -> bool:
+    """Whether it is a convolution of images that only one node reads."""
+    tensor = _traced(node)
+    if node.target not in _CONVOLUTIONS or len(node.users) != 1 or tensor is None or tensor.ndim != 4:
+        return False
+    if node.target is aten.convolution.default and any(_arguments(node, "transposed")):
+        return False
+    return tensor.dtype in _DTYPES
+
+
+def _are_alike(left: fx.Node, right: fx.Node) -> bool:
+    one, other = _traced(left), _traced(right)
+    return one is not None and other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
+def _nothing_happens_within(pattern: _Pattern) -> bool:
+    """Whether the convolution may as well be computed where the ReLU is.
+
+    Between them nothing may be written, as what the convolution reads would be another value then; nor may anything
+    unknown happen, such as a mark that takes the time.
+    """
+    node = pattern.convolution.next
+    while node is not pattern.relu:
+        if node is not pattern.sum and not _only_reads(node):
+            return False
+        node = node.next
+    return True
+
+
+def _only_reads(node: fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return not node.target._schema.is_mutable
+    return node.op == "get_attr" or node.target is operator.getitem
+
+
+def _traced(node: fx.Node) -> torch.Tensor | None:
+    """The (fake) tensor that the node was traced to give; None for anything else."""
+    value = node.meta.get("val")
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _convolution_arguments(node: fx.Node) -> tuple[Any, ...]:
+    """(input, weight, bias, stride, padding, dilation, groups)."""
+    image, weight, bias, *lengths, groups = _arguments(
+        node, "input", "weight", "bias", "stride", "padding", "dilation", "groups"
+    )
+    return image, weight, bias, *(_pair(each) for each in lengths), groups
+
+
+def _arguments(node: fx.Node, *names: str) -> tuple[Any, ...]:
+    """The named ones, wherever they stand, or the values that the operation takes without them."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    values = dict(node.kwargs)
+    for position, argument in enumerate(node.target._schema.arguments):
+        given = position < len(node.args)
+        values.setdefault(argument.name, node.args[position] if given else argument.default_value)
+    return tuple(values[name] for name in names)
+
+
+def _pair(lengths: int | Sequence[int]) -> list[int]:
+    both = [lengths] if isinstance(lengths, int) else list(lengths)
+    return both * 2 if len(both) == 1 else both
+
+
+def _place(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    """Memory for a convolution's result, which lies as cuDNN has it: as the images or the weights do."""
+    sides = (
+        (side + 2 * pad - apart * (window - 1) - 1) // step + 1
+        for side, window, step, pad, apart in zip(
+            image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    )
+    return torch.empty(
+        (image.shape[0], weight.shape[0], *sides),
+        dtype=image.dtype,
+        device=image.device,
+        memory_format=_layout(image, weight),
+    )
+
+
+def _layout(image: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    channels_last = torch.channels_last in (suggest_memory_format(image), suggest_memory_format(weight))
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+@torch.library.custom_op("multi_dnn_ros::convolution_relu", mutates_args=())
+def _convolution_relu(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    result = functional.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    return _place(image, weight, stride, padding, dilation).copy_(result.relu_())
+
+
+@torch.library.custom_op("multi_dnn_ros::convolution_add_relu", mutates_args=())
+def _convolution_add_relu(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    result = functional.conv2d(image, weight, bias, stride, padding, dilation, groups).add_(z)
+    return _place(image, weight, stride, padding, dilation).copy_(result.relu_())
+
+
+def _convolution_relu_cuda(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    return torch.cudnn_convolution_relu(image, weight, bias, stride, padding, dilation, groups)
+
+
+def _convolution_add_relu_cuda(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    z = z.contiguous(memory_format=_layout(image, weight))  # cuDNN takes it to lie as the result does
+    return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, stride, padding, dilation, groups)
+
+
+def _convolution_relu_fake(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    return _place(image, weight, stride, padding, dilation)
+
+
+def _convolution_add_relu_fake(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    return _place(image, weight, stride, padding, dilation)
+
+
+_convolution_relu.register_kernel("cuda", _convolution_relu_cuda)
+_convolution_relu.register_fake(_convolution_relu_fake)
+_convolution_add_relu.register_kernel("cuda", _convolution_add_relu_cuda)
+_convolution_add_relu.register_fake(_convolution_add_relu_fake)
