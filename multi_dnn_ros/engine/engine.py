@@ -68,6 +68,8 @@ class Engine:
         )
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
+        self._of_camera = {camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]
+                           for task in tasks for camera in task.cameras}  # fmt: skip
         self._order_streams()
         self._device = device
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
@@ -77,7 +79,7 @@ class Engine:
     @property
     def cameras(self) -> tuple[str, ...]:
         """The cameras that at least one DNN serves."""
-        return tuple(dict.fromkeys(camera for dnn in self._dnns.values() for camera in dnn.task.cameras))
+        return tuple(self._of_camera)
 
     def start(self) -> None:
         for thread in (*self._workers, *self._dnns.values()):
@@ -166,10 +168,10 @@ class Engine:
         return self._streams[key]
 
     def _serving(self, camera: str) -> list[DnnThread]:
-        dnns = [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]
-        if not dnns:
-            raise ValueError(f"no DNN serves camera '{camera}'; served are {', '.join(self.cameras)}")
-        return dnns
+        try:
+            return self._of_camera[camera]
+        except KeyError:
+            raise ValueError(f"no DNN serves camera '{camera}'; served are {', '.join(self.cameras)}") from None
 
 
 def _check(tasks: Sequence[DnnTask], workers: int, in_flight: int) -> None:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditions
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, choose_conditions
 from multi_dnn_ros.benchmark.paper.crew import Crew, CrewError
 from multi_dnn_ros.benchmark.paper.loops import InTurn, ThroughEngine, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_loop
@@ -94,11 +94,11 @@ def test_half_precision_and_channels_last_are_for_gpus() -> None:
     (whole,) = build(work)
     assert {weight.dtype for weight in whole.module.parameters()} == {whole.inputs[0].dtype} == {torch.float16}
     assert whole.inputs[0].is_contiguous(memory_format=torch.channels_last)
-    assert whole.stages == ()
+    assert whole.chains == {}
     for other in (replace(work, device="cpu"), replace(work, condition=CONDITIONS["ours_fp16"])):  # its backend casts
         (built,) = build(other)
         assert {weight.dtype for weight in built.module.parameters()} == {built.inputs[0].dtype} == {torch.float32}
-        assert len(built.stages) == (0 if other.device == "cpu" else 8)
+        assert len(built.chains.get(1, ())) == (0 if other.device == "cpu" else 8)
 
 
 # -- what counts
@@ -190,14 +190,26 @@ def test_dnns_of_short_operations_have_priority_where_a_condition_says_so() -> N
     conditions = (CONDITIONS["ours_batched_fp16"], replace(CONDITIONS["ours_batched_fp16"], ordered=True))
     wide, narrow = Network("resnet18", "Res18", side=64), TINY
     for condition, expected in zip(conditions, ([0, 0], [0, 1]), strict=True):
-        work = Work(condition, (wide, wide, narrow), "cpu", jobs=2)
-        loop = make_loop(work, build(work))
-        assert isinstance(loop, ThroughEngine)
+        loop = loop_of_batches(condition, (wide, wide, narrow))
         assert [task.priority for task in loop._tasks] == expected
-        tallies = loop.run(Window.ahead(0.0, 0.05))
-        assert len(tallies) == 3
-        assert all(tally.latencies_ns for tally in tallies)
-        loop.close()
+        assert all(tally.latencies_ns for tally in loop.run(Window.ahead(0.0, 0.05)))
+
+
+@pytest.mark.parametrize(("cameras", "groups"), [(8, [4, 4]), (7, [4, 3]), (5, [5]), (1, [1])])
+def test_many_cameras_of_a_network_are_batches_in_turn(cameras: int, groups: list[int]) -> None:
+    loop = loop_of_batches(replace(CONDITIONS["ours_batched_fp16"], groups=2), (TINY,) * cameras)
+    assert [len(task.cameras) for task in loop._tasks] == groups
+    assert [task.max_batch for task in loop._tasks] == groups
+    tallies = loop.run(Window.ahead(0.0, 0.05))
+    assert len(tallies) == cameras
+    assert all(tally.latencies_ns for tally in tallies)
+
+
+def loop_of_batches(condition: Condition, networks: tuple[Network, ...]) -> ThroughEngine:
+    work = Work(condition, networks, "cpu", jobs=2)
+    loop = make_loop(work, build(work))
+    assert isinstance(loop, ThroughEngine)
+    return loop
 
 
 def test_cameras_of_one_network_share_its_inferences() -> None:

@@ -27,6 +27,8 @@ from multi_dnn_ros.reporting import cpu_count
 
 #: Calls before anything is measured: libraries choose algorithms, compilers compile.
 _WARM_UP_CALLS = 4
+#: Images under which a batch of its own loses more than it gains.
+_LEAST_GROUP = 3
 #: Ways to run that no backend of the engine makes ready, and that no backend casts to a precision.
 _WITHOUT_BACKEND = ("eager", "compile")
 
@@ -54,17 +56,16 @@ class Work:
 class Built:
     """One network before it comes to the device. count: how many DNNs of it the process runs.
 
-    module, inputs: on the CPU; float32 where a backend will cast them, else as the condition wants them. stages: the
-    module cut into jobs; none where it runs as a whole. together: the same for `count` images at once, in batched
-    conditions. operation_s: of the jobs' operations, how long one takes on average, estimated.
+    module, inputs: on the CPU; float32 where a backend will cast them, else as the condition wants them. chains: by
+    number of images, the module cut into jobs; none where it runs as a whole. operation_s: of the jobs' operations, how
+    long one takes on average, estimated.
     """
 
     network: Network
     count: int
     module: nn.Module
     inputs: Tensors
-    stages: tuple[nn.Module, ...] = ()
-    together: tuple[nn.Module, ...] = ()
+    chains: dict[int, tuple[nn.Module, ...]]
     operation_s: float = 0.0
 
 
@@ -115,16 +116,23 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
     levels = stream_priorities(priorities)
     tasks = []
     for each, priority in zip(built, priorities, strict=True):
-        cameras, names = names[: each.count], names[each.count :]
-        chains = {1: each.stages, each.count: each.together or each.stages}
         backend, tolerance = _backend(work, partition.device)
-        with partition.own_stream(levels[priority]):  # whose priority what is captured on it keeps
-            ready = prepare_batches(backend, chains, each.inputs, partition.device, tolerance)
-            inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
-            partition.synchronize()
-        task = make_batched_task(each.network.builder, cameras, ready, inputs, partition)
-        tasks.append(replace(task, priority=priority))
+        for number, size in enumerate(_groups(each.count, work.condition)):
+            cameras, names = names[:size], names[size:]
+            chains = copy.deepcopy({1: each.chains[1], size: each.chains[size]})
+            with partition.own_stream(levels[priority]):  # whose priority what is captured on it keeps
+                ready = prepare_batches(backend, chains, each.inputs, partition.device, tolerance)
+                inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
+                partition.synchronize()
+            task = make_batched_task(f"{each.network.builder}_{number}", cameras, ready, inputs, partition)
+            tasks.append(replace(task, priority=priority))
     return tasks
+
+
+def _groups(count: int, condition: Condition) -> list[int]:
+    """How many of a network's DNNs are in each batch of its own: as even as can be, none of fewer than _LEAST_GROUP."""
+    groups = max(1, min(condition.groups, count // _LEAST_GROUP))
+    return [count // groups + (number < count % groups) for number in range(groups)]
 
 
 def _priorities(built: Sequence[Built]) -> list[int]:
@@ -148,24 +156,21 @@ def _build(network: Network, work: Work) -> Built:
         module = module.to(dtype).to(memory_format=layout)  # type: ignore[call-overload]
         image = image.to(dtype).to(memory_format=layout)
     count = work.networks.count(network)
-    alone: tuple[nn.Module, ...] = ()
-    together: tuple[nn.Module, ...] = ()
+    chains: dict[int, tuple[nn.Module, ...]] = {}
     operation_s = 0.0
     if not as_a_whole:
         jobs, fold = condition.jobs or work.jobs, condition.execution != "eager"
-        stages = cut(module, (image,), jobs, fold_batch_norm=fold)
-        alone = tuple(stages)
-        if condition.batched and count > 1:
-            stages = cut(module, stacked((image,), count), jobs, fold_batch_norm=fold)
-            together = tuple(stages)
+        for size in (1, *(_groups(count, condition) if condition.batched else ())):
+            stages = cut(module, stacked((image,), size), jobs, fold_batch_norm=fold)
+            chains[size] = tuple(stages)
         operation_s = sum(stage.cost_s for stage in stages) / sum(len(stage.operations) for stage in stages)
-    return Built(network, count, module, (image,), alone, together, operation_s)
+    return Built(network, count, module, (image,), chains, operation_s)
 
 
 def _ready(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
     """One DNN with weights of its own, made ready by the condition's backend."""
     backend, _ = _backend(work, device)
-    return backend.prepare(copy.deepcopy(built.stages), built.inputs, device)
+    return backend.prepare(copy.deepcopy(built.chains[1]), built.inputs, device)
 
 
 def _backend(work: Work, device: torch.device) -> tuple[Backend, float]:
@@ -201,7 +206,7 @@ def _one_call(work: Work, built: Built, partition: Partition) -> Callable[[], ob
     """
     device, execution = partition.device, work.condition.execution
     inputs = tuple(tensor.to(device) for tensor in built.inputs)
-    if built.stages:
+    if built.chains:
         (stage,) = _ready(work, built, device)
         return lambda: stage(inputs)
     module = copy.deepcopy(built.module).to(device)
