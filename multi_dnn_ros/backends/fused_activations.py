@@ -10,18 +10,18 @@ import copy
 import itertools
 import logging
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._prims_common import suggest_memory_format
-from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, apart
 from multi_dnn_ros.reasons import reason_of
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,9 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class FusedActivations:
     """Another backend, which gets stages whose convolutions and ReLUs are one operation each where that is possible.
 
-    Whatever else stands behind a convolution stays as it is. A stage that fails on the device then, or computes
-    something else than before, is handed on as it was, with a warning. tolerance: largest error relative to the scale
-    of its results. dnn: its name, for the log.
+    Whatever else stands behind a convolution stays as it is, and on a GPU also what is slower as one operation. A stage
+    that fails on the device then, or computes something else than before, is handed on as it was, with a warning.
+    tolerance: largest error relative to the scale of its results. dnn: its name, for the log.
     """
 
     def __init__(self, backend: Backend, tolerance: float = 1e-4, dnn: str = "") -> None:
@@ -72,8 +72,12 @@ class FusedActivations:
     def _one(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
         try:
             own = fused(stage)
+            if own is not stage and carried and carried[0].is_cuda:
+                with _Race() as race:
+                    own(tuple(tensor.clone() for tensor in carried))
+                own = fused(stage, but=race.lost)
             if own is not stage:
-                check_agreement(own(carried), expected, self._tolerance)
+                check_agreement(own(tuple(tensor.clone() for tensor in carried)), expected, self._tolerance)
         except Exception as error:  # whatever cuDNN does not bear, its single operations do
             if is_out_of_memory(error):
                 raise
@@ -85,20 +89,83 @@ class FusedActivations:
         return own
 
 
-def fused(stage: nn.Module) -> nn.Module:
-    """A copy that has the same tensors and fewer operations; the stage itself where there is nothing to fuse."""
-    if not _has_pattern(stage):
+def fused(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
+    """A copy that has the same tensors and fewer operations; the stage itself where there is nothing to fuse.
+
+    but: which of the places that could be fused are left as they are, counted from 0 in the order in which they run.
+    """
+    places = sum(_pattern(node) is not None for each in _graph_modules(stage) for node in each.graph.nodes)
+    if places == len(set(but) & set(range(places))):
         return stage
     memo: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
     own = copy.deepcopy(stage, memo)
+    number = itertools.count()
     for graph_module in _graph_modules(own):
         for node in list(graph_module.graph.nodes):
             pattern = _pattern(node)
-            if pattern is not None:
+            if pattern is not None and next(number) not in but:
                 pattern.fuse()
         graph_module.graph.lint()
         graph_module.recompile()
     return own
+
+
+class _Race(TorchDispatchMode):
+    """Inside the block each fused operation that runs on a GPU is timed against what it stands for.
+
+    cuDNN has no fast kernel of its own for some, such as convolutions in groups, which then take ten times as long.
+    lost: numbers of those that are slower, or refused, in the order in which they run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lost: list[int] = []
+        self._run = 0
+        self._known: dict[tuple[Any, ...], bool] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is not CONVOLUTION_RELU:
+            return function(*args, **(kwargs or {}))
+        key = tuple(
+            (each.shape, each.stride(), each.dtype) if isinstance(each, torch.Tensor) else str(each) for each in args
+        )
+        if key not in self._known:
+            self._known[key] = _is_slower(args)
+        if self._known[key]:
+            self.lost.append(self._run)
+        self._run += 1
+        return apart(*args)
+
+
+#: Calls that are timed at once, and clock cycles of a GPU in which the CPU launches them.
+_CALLS, _HEAD_START = 10, 1_000_000
+
+
+def _is_slower(args: tuple[Any, ...]) -> bool:
+    """Whether cuDNN takes longer for all at once, or refuses it."""
+    alone_ms = _ms(lambda: apart(*args))
+    try:
+        return _ms(lambda: CONVOLUTION_RELU(*args)) > alone_ms
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        return True
+
+
+def _ms(call: Callable[[], object]) -> float:
+    """GPU time of a call. The GPU idles first: what is launched meanwhile follows without gaps."""
+    for _ in range(2):
+        call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_HEAD_START)
+    begin.record()
+    for _ in range(_CALLS):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / _CALLS
 
 
 def _graph_modules(stage: nn.Module) -> Iterator[fx.GraphModule]:
@@ -122,12 +189,7 @@ class _Pattern:
         graph = self.relu.graph
         image, weight, bias, *geometry = _convolution_arguments(self.convolution)
         with graph.inserting_before(self.relu):
-            if self.z is None:
-                target = torch.ops.multi_dnn_ros.convolution_relu.default
-                one = graph.call_function(target, (image, weight, bias, *geometry))
-            else:
-                target = torch.ops.multi_dnn_ros.convolution_add_relu.default
-                one = graph.call_function(target, (image, weight, bias, self.z, *geometry))
+            one = graph.call_function(CONVOLUTION_RELU, (image, weight, bias, self.z, *geometry))
         one.meta = dict(self.relu.meta)
         self.relu.replace_all_uses_with(one)
         for node in (self.relu, self.sum, self.convolution):
@@ -224,116 +286,3 @@ def _arguments(node: fx.Node, *names: str) -> tuple[Any, ...]:
 def _pair(lengths: int | Sequence[int]) -> list[int]:
     both = [lengths] if isinstance(lengths, int) else list(lengths)
     return both * 2 if len(both) == 1 else both
-
-
-def _place(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-) -> torch.Tensor:
-    """Memory for a convolution's result, which lies as cuDNN has it: as the images or the weights do."""
-    sides = (
-        (side + 2 * pad - apart * (window - 1) - 1) // step + 1
-        for side, window, step, pad, apart in zip(
-            image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    )
-    return torch.empty(
-        (image.shape[0], weight.shape[0], *sides),
-        dtype=image.dtype,
-        device=image.device,
-        memory_format=_layout(image, weight),
-    )
-
-
-def _layout(image: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    channels_last = torch.channels_last in (suggest_memory_format(image), suggest_memory_format(weight))
-    return torch.channels_last if channels_last else torch.contiguous_format
-
-
-@torch.library.custom_op("multi_dnn_ros::convolution_relu", mutates_args=())
-def _convolution_relu(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    result = functional.conv2d(image, weight, bias, stride, padding, dilation, groups)
-    return _place(image, weight, stride, padding, dilation).copy_(result.relu_())
-
-
-@torch.library.custom_op("multi_dnn_ros::convolution_add_relu", mutates_args=())
-def _convolution_add_relu(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    result = functional.conv2d(image, weight, bias, stride, padding, dilation, groups).add_(z)
-    return _place(image, weight, stride, padding, dilation).copy_(result.relu_())
-
-
-def _convolution_relu_cuda(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    return torch.cudnn_convolution_relu(image, weight, bias, stride, padding, dilation, groups)
-
-
-def _convolution_add_relu_cuda(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    z = z.contiguous(memory_format=_layout(image, weight))  # cuDNN takes it to lie as the result does
-    return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, stride, padding, dilation, groups)
-
-
-def _convolution_relu_fake(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    return _place(image, weight, stride, padding, dilation)
-
-
-def _convolution_add_relu_fake(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> torch.Tensor:
-    return _place(image, weight, stride, padding, dilation)
-
-
-_convolution_relu.register_kernel("cuda", _convolution_relu_cuda)
-_convolution_relu.register_fake(_convolution_relu_fake)
-_convolution_add_relu.register_kernel("cuda", _convolution_add_relu_cuda)
-_convolution_add_relu.register_fake(_convolution_add_relu_fake)

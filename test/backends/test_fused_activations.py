@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -20,12 +21,12 @@ from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.models.cut import Stage, cut, whole
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-ops = torch.ops.multi_dnn_ros
 aten = torch.ops.aten
 IMAGE = torch.randn(2, 8, 6, 6, generator=torch.Generator().manual_seed(1))
 
@@ -55,8 +56,9 @@ def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = I
 def fusions(stage: object) -> tuple[int, int]:
     """How many operations are a convolution with ReLU, and with a sum and ReLU."""
     graphs = [part for part in stage.modules() if isinstance(part, torch.fx.GraphModule)]  # type: ignore[attr-defined]
-    targets = [node.target for each in graphs for node in each.graph.nodes]
-    return targets.count(ops.convolution_relu.default), targets.count(ops.convolution_add_relu.default)
+    nodes = [node for each in graphs for node in each.graph.nodes if node.target is CONVOLUTION_RELU]
+    counts = Counter(node.args[3] is None for node in nodes)
+    return counts[True], counts[False]
 
 
 def through(stages: tuple, inputs: Tensors) -> Tensors:
@@ -316,14 +318,35 @@ def test_any_convolution_gives_the_same_and_lies_as_compilers_are_told(
     with torch.inference_mode():
         expected = functional.conv2d(image, weight, bias, *geometry)
         z = torch.randn(expected.shape).to(memory_format=z_last)
-        operation = ops.convolution_add_relu.default if adds else ops.convolution_relu.default
-        tensors = (image, weight, bias, z) if adds else (image, weight, bias)
-        result = operation(*tensors, *geometry)
+        tensors = (image, weight, bias, z if adds else None)
+        result = CONVOLUTION_RELU(*tensors, *geometry)
     torch.testing.assert_close(result, (expected + z if adds else expected).relu())
     mode = FakeTensorMode()
     with mode:
-        told = operation(*(each if each is None else mode.from_tensor(each) for each in tensors), *geometry)
+        told = CONVOLUTION_RELU(*(each if each is None else mode.from_tensor(each) for each in tensors), *geometry)
     assert (told.shape, told.stride(), told.dtype) == (result.shape, result.stride(), result.dtype)
+
+
+def test_what_is_slower_as_one_operation_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where each is timed: here those with groups are slow."""
+    monkeypatch.setattr(fused_activations, "_is_slower", lambda args: args[-1] > 1)
+
+    wide, narrow = weight_of(8, 2, 3, 3), weight_of(8, 4, 1, 1)
+
+    def function(image: torch.Tensor) -> torch.Tensor:
+        image = functional.conv2d(convolved(image).relu(), wide, padding=1, groups=4).relu()
+        return functional.conv2d(convolved(image).relu_(), narrow, groups=2).relu()
+
+    stage = stage_of(function)
+    with torch.no_grad(), fused_activations._Race() as race:
+        results = fused(stage)((IMAGE,))
+    assert race.lost == [1, 3]
+    rest = fused(stage, but=race.lost)
+    assert fusions(rest) == (2, 0)
+    with torch.no_grad():
+        check_agreement(results, stage((IMAGE,)), 1e-5)
+        check_agreement(rest((IMAGE,)), stage((IMAGE,)), 1e-5)
+    assert fused(stage, but=range(4)) is stage
 
 
 def test_a_gpu_gets_one_call_and_a_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

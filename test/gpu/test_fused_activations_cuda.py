@@ -14,13 +14,13 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
+from multi_dnn_ros.backends.fused_activations import FusedActivations, _ms, fused
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, cast_stage, float32_products
 from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.models.cut import cut
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-ops = torch.ops.multi_dnn_ros
 
 
 class Recorder(Eager):
@@ -33,8 +33,7 @@ class Recorder(Eager):
 
 def fusions(stage: nn.Module) -> int:
     graphs = [part for part in stage.modules() if isinstance(part, torch.fx.GraphModule)]
-    targets = [node.target for each in graphs for node in each.graph.nodes]
-    return targets.count(ops.convolution_relu.default) + targets.count(ops.convolution_add_relu.default)
+    return sum(node.target is CONVOLUTION_RELU for each in graphs for node in each.graph.nodes)
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -55,7 +54,7 @@ def test_the_gpu_bears_what_is_fused(name: str, precision: str, caplog: pytest.L
     prepared = InPrecision(PRECISIONS[precision], fusing, "a").prepare(stages, EXAMPLE, GPU)
     assert not messages(caplog)
     assert all(isinstance(stage, Captured) for stage in prepared)
-    assert sum(map(fusions, kernels.given)) == sum(fusions(fused(stage)) for stage in stages) > 5
+    assert 5 < sum(map(fusions, kernels.given)) <= sum(fusions(fused(stage)) for stage in stages)
     inputs = probe(EXAMPLE)
     with torch.inference_mode():
         expected = (module.cpu()(*inputs),)
@@ -119,7 +118,7 @@ def test_what_lay_in_memory_before_does_no_harm(
                 garbage = [torch.full_like(z, float("nan")) for _ in range(4)]
                 places = {each.data_ptr() for each in garbage}
                 del garbage
-                result = ops.convolution_relu(*tensors, *geometry)
+                result = CONVOLUTION_RELU(*tensors, None, *geometry)
                 hits += result.data_ptr() in places
                 assert bool(result.isfinite().all())
                 check_agreement((result.double(),), (expected.relu(),), chosen.tolerance(GPU))
@@ -137,16 +136,18 @@ def test_results_lie_as_compilers_are_told(precision: str, layout: torch.memory_
         for tensors, z, geometry in convolutions(chosen.dtype, layout):
             turned = z.contiguous(memory_format=torch.channels_last)  # may lie otherwise than the result
             product = functional.conv2d(*(each.double() for each in tensors), *geometry)
-            for operation, given, expected in (
-                (ops.convolution_relu.default, tensors, product),
-                (ops.convolution_add_relu.default, (*tensors, z), product + z),
-                (ops.convolution_add_relu.default, (*tensors, turned), product + z),
-                (ops.convolution_add_relu.default, (*tensors[:2], None, z), product - tensors[2][:, None, None] + z),
+            for given, expected in (
+                ((*tensors, None), product),
+                ((*tensors, z), product + z),
+                ((*tensors, turned), product + z),
+                ((*tensors[:2], None, z), product - tensors[2][:, None, None] + z),
             ):
-                result = operation(*given, *geometry)
+                result = CONVOLUTION_RELU(*given, *geometry)
                 check_agreement((result.double(),), (expected.relu(),), chosen.tolerance(GPU))
                 with mode:
-                    told = operation(*(each if each is None else mode.from_tensor(each) for each in given), *geometry)
+                    told = CONVOLUTION_RELU(
+                        *(each if each is None else mode.from_tensor(each) for each in given), *geometry
+                    )
                 assert (told.shape, told.stride(), told.dtype) == (result.shape, result.stride(), result.dtype)
 
 
@@ -171,3 +172,25 @@ def test_fewer_kernels_run(precision: str):
     if not apart:
         pytest.skip("the profiler sees no kernels here")
     assert together < apart - 17  # each of ResNet18's ReLUs was a kernel, and so were most of its biases and sums
+
+
+def test_convolutions_in_groups_stay_fast() -> None:
+    """Of RegNetY-32GF's size: cuDNN has no kernel of its own for all at once, and its general one takes ten times as
+    long."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(696, 696, 3, padding=1, groups=3), nn.ReLU(), nn.Conv2d(696, 696, 1), nn.ReLU())
+    example = (torch.zeros(2, 696, 28, 28),)
+    kernels = Recorder()
+    tolerance = PRECISIONS["fp16"].tolerance(GPU)
+    stages = cut(nn.Sequential(*layers).eval(), example, 1)
+    InPrecision(PRECISIONS["fp16"], FusedActivations(kernels, tolerance, "a"), "a").prepare(stages, example, GPU)
+    assert fusions(kernels.given[0]) == 1
+    inputs = on_gpu(probe(example))
+
+    def ms(stage: nn.Module) -> float:
+        with torch.inference_mode():
+            return _ms(lambda: stage(inputs))
+
+    (plain,) = InPrecision(PRECISIONS["fp16"], Eager(), "a").prepare(stages, example, GPU)
+    assert ms(kernels.given[0]) < 1.2 * ms(plain)  # type: ignore[arg-type]
+    assert ms(fused(plain)) > 1.2 * ms(plain)  # type: ignore[arg-type]

@@ -1,0 +1,112 @@
+"""A convolution, its bias, a tensor that is added and the ReLU behind as one operation: on a GPU one kernel of cuDNN's.
+
+``torch.ops.multi_dnn_ros.convolution_relu``, which graphs may hold and compilers take as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch.nn import functional
+
+# Not by torch.library.custom_op, whose first call imports Dynamo: seconds that only who compiles should wait.
+_library = torch.library.Library("multi_dnn_ros", "FRAGMENT")
+_library.define(
+    "convolution_relu(Tensor image, Tensor weight, Tensor? bias, Tensor? z, int[2] stride, int[2] padding, "
+    "int[2] dilation, int groups) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+#: relu(convolution of image + bias + z). image: (B, C, H, W); z: of the result's shape, or None.
+CONVOLUTION_RELU = torch.ops.multi_dnn_ros.convolution_relu.default
+
+
+def apart(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """The same by PyTorch's single operations."""
+    result = functional.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    return (result if z is None else result.add_(z)).relu_()
+
+
+@torch.library.impl(_library, "convolution_relu", "CompositeExplicitAutograd")
+def _anywhere(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    result = apart(image, weight, bias, z, stride, padding, dilation, groups)
+    return _place(image, weight, stride, padding, dilation).copy_(result)
+
+
+@torch.library.impl(_library, "convolution_relu", "CUDA")
+def _on_cuda(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    if z is None:
+        return torch.cudnn_convolution_relu(image, weight, bias, stride, padding, dilation, groups)
+    z = z.contiguous(memory_format=_layout(image, weight))  # cuDNN takes it to lie as the result does
+    return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, stride, padding, dilation, groups)
+
+
+def _fake(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    z: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    return _place(image, weight, stride, padding, dilation)
+
+
+def _place(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> torch.Tensor:
+    """Memory for the result, which lies as cuDNN has it: as the images or the weights do."""
+    sides = (
+        (side + 2 * pad - spread * (window - 1) - 1) // step + 1
+        for side, window, step, pad, spread in zip(
+            image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    )
+    return torch.empty(
+        (image.shape[0], weight.shape[0], *sides),
+        dtype=image.dtype,
+        device=image.device,
+        memory_format=_layout(image, weight),
+    )
+
+
+def _layout(image: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    channels_last = torch.channels_last in (suggest_memory_format(image), suggest_memory_format(weight))
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+torch.library.register_fake("multi_dnn_ros::convolution_relu", _fake, lib=_library)
