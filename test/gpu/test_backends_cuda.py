@@ -27,7 +27,9 @@ def test_every_precision_agrees_with_the_cpu_and_every_job_is_captured(
     backend: str, precision: str, caplog: pytest.LogCaptureFixture
 ):
     needs(precision, backend)
-    module = network()
+    module, inputs = network(), probe(EXAMPLE)
+    with torch.inference_mode():  # before the stages, which share the weights, are moved
+        expected = (module(*inputs),)
     settings = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     lines: list[str] = []
     prepared = choose_backend(backend, GPU, precision, dnn="a", progress=lines.append).prepare(
@@ -37,9 +39,6 @@ def test_every_precision_agrees_with_the_cpu_and_every_job_is_captured(
     assert not [r.getMessage() for r in caplog.records if r.name.startswith("multi_dnn_ros")]
     assert all(isinstance(stage, Captured) for stage in prepared)
     assert len(lines) == (2 * len(prepared) if backend == "inductor" else 0)
-    inputs = probe(EXAMPLE)
-    with torch.inference_mode():
-        expected = (module.cpu()(*inputs),)
     # Jobs are held to the tolerance one by one; a whole chain of four may be off by as many times that.
     check_agreement(through(prepared, on_gpu(inputs)), expected, 4 * PRECISIONS[precision].tolerance(GPU))
 

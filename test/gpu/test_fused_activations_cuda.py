@@ -51,13 +51,13 @@ def test_the_gpu_bears_what_is_fused(name: str, precision: str, caplog: pytest.L
     kernels = Recorder()
     tolerance = PRECISIONS[precision].tolerance(GPU)
     fusing = FusedActivations(CudaGraph(tolerance, kernels=kernels, dnn="a"), tolerance, "a")
+    inputs = probe(EXAMPLE)
+    with torch.inference_mode():  # before the stages, which share the weights, are moved
+        expected = (module(*inputs),)
     prepared = InPrecision(PRECISIONS[precision], fusing, "a").prepare(stages, EXAMPLE, GPU)
     assert not messages(caplog)
     assert all(isinstance(stage, Captured) for stage in prepared)
     assert 5 < sum(map(fusions, kernels.given)) <= sum(fusions(fused(stage)) for stage in stages)
-    inputs = probe(EXAMPLE)
-    with torch.inference_mode():
-        expected = (module.cpu()(*inputs),)
     check_agreement(through(prepared, on_gpu(inputs)), expected, 2 * tolerance)
 
 
@@ -65,15 +65,14 @@ def test_the_gpu_bears_what_is_fused(name: str, precision: str, caplog: pytest.L
 @pytest.mark.parametrize("precision", ["auto", "fp32", "fp16", "bf16"])
 def test_backends_capture_what_is_fused(backend: str, precision: str, caplog: pytest.LogCaptureFixture):
     needs(precision, backend)
-    module = network()
+    module, inputs = network(), probe(EXAMPLE)
+    with torch.inference_mode():
+        expected = (module(*inputs),)
     prepared = choose_backend(backend, GPU, precision, dnn="a").prepare(
         cut(module, EXAMPLE, 1, fold_batch_norm=True), EXAMPLE, GPU
     )
     assert not messages(caplog)
     assert isinstance(prepared[0], Captured)
-    inputs = probe(EXAMPLE)
-    with torch.inference_mode():
-        expected = (module.cpu()(*inputs),)
     check_agreement(through(prepared, on_gpu(inputs)), expected, PRECISIONS[precision].tolerance(GPU))
 
 
@@ -162,15 +161,12 @@ def test_fewer_kernels_run(precision: str):
         with torch.inference_mode(), float32_products(chosen.tf32):
             module(inputs)
             torch.cuda.synchronize(GPU)
-            activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-            with torch.profiler.profile(activities=activities) as profile:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 module(inputs)
                 torch.cuda.synchronize(GPU)
-        return sum(event.device_type is torch.autograd.DeviceType.CUDA for event in profile.events())
+        return sum(event.count for event in profile.key_averages() if event.self_device_time_total)
 
     apart, together = kernels(plain), kernels(fused(plain))
-    if not apart:
-        pytest.skip("the profiler sees no kernels here")
     assert together < apart - 17  # each of ResNet18's ReLUs was a kernel, and so were most of its biases and sums
 
 
