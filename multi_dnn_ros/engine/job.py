@@ -57,6 +57,7 @@ class Inference:
     device_failed: bool = False
     batch: int = 1
     stages: tuple[Stage, ...] = field(init=False)
+    _rows: tuple[Tensors, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self.stages = self.task.stages
@@ -81,7 +82,11 @@ class Inference:
 
     def outputs(self, row: int) -> Tensors:
         """The raw outputs of the item that is number `row` of those that were not lost."""
-        return self.carried if self.batch == 1 else tuple(tensor[row : row + 1] for tensor in self.carried)
+        if self.batch == 1:
+            return self.carried
+        if not self._rows:  # all at once: to cut them off one by one takes several times as long
+            self._rows = tuple(tensor.split(1) for tensor in self.carried)
+        return tuple(rows[row] for rows in self._rows)
 
 
 def loss_by(error: BaseException, job: int) -> Loss:

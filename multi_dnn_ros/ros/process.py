@@ -14,26 +14,19 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.turns import short_turns
 
 #: How late a signal may be noticed while nothing else happens.
 _POLL_S = 0.1
 #: Callbacks that raise one after another without any that works in between.
 _MAX_ERRORS = 100
-#: A thread that has something to do in Python waits so long at most for one that does a lot there; by default ten
-#: times as long, more than a job takes. On two cores, with a camera of 1280x720 at 10 Hz and the three small DNNs, it
-#: takes a twentieth off p95 from end to end.
-_SWITCH_S = 0.0005
 
 
 def run(args: list[str] | None = None) -> int:
     """Run the node until a signal ends it. 0: ended as asked; 1: could not start, or threads of it hang."""
     stop = _StopSignal()
-    switch_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
+    with short_turns():
         return _run(args, stop)
-    finally:
-        sys.setswitchinterval(switch_s)
 
 
 def _run(args: list[str] | None, stop: _StopSignal) -> int:

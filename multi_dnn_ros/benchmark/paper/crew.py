@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import time
@@ -16,6 +17,7 @@ from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
 from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.heard import HeardWarnings
 from multi_dnn_ros.memory import settle_memory
+from multi_dnn_ros.turns import short_turns
 
 #: Between the order to run and the window: every process gets the order and is up to speed.
 RUN_IN_S = 0.2
@@ -205,12 +207,14 @@ def _one_line(error: Exception) -> str:
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
     settle_memory()  # as the node does
     late_ns: list[int] = []
-    if with_ticker:
-        with Ticker() as ticker:
+    # So does the node: what runs the DNNs otherwise keeps what Python begins with.
+    with short_turns() if work.condition.layout == "engine" else contextlib.nullcontext():
+        if with_ticker:
+            with Ticker() as ticker:
+                tallies = loop.run(window)
+            late_ns = ticker.late_ns
+        else:
             tallies = loop.run(window)
-        late_ns = ticker.late_ns
-    else:
-        tallies = loop.run(window)
     return Report(
         dnns=tuple(
             DnnReport(
