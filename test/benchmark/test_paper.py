@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, choose_conditions
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditions
 from multi_dnn_ros.benchmark.paper.crew import Crew, CrewError
 from multi_dnn_ros.benchmark.paper.loops import InTurn, ThroughEngine, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_loop
@@ -190,26 +190,12 @@ def test_dnns_of_short_operations_have_priority_where_a_condition_says_so() -> N
     conditions = (CONDITIONS["ours_batched_fp16"], replace(CONDITIONS["ours_batched_fp16"], ordered=True))
     wide, narrow = Network("resnet18", "Res18", side=64), TINY
     for condition, expected in zip(conditions, ([0, 0], [0, 1]), strict=True):
-        loop = loop_of_batches(condition, (wide, wide, narrow))
+        work = Work(condition, (wide, wide, narrow), "cpu", jobs=2)
+        loop = make_loop(work, build(work))
+        assert isinstance(loop, ThroughEngine)
         assert [task.priority for task in loop._tasks] == expected
+        assert [task.max_batch for task in loop._tasks] == [2, 1]
         assert all(tally.latencies_ns for tally in loop.run(Window.ahead(0.0, 0.05)))
-
-
-@pytest.mark.parametrize(("cameras", "groups"), [(8, [4, 4]), (7, [4, 3]), (5, [5]), (1, [1])])
-def test_many_cameras_of_a_network_are_batches_in_turn(cameras: int, groups: list[int]) -> None:
-    loop = loop_of_batches(replace(CONDITIONS["ours_batched_fp16"], groups=2), (TINY,) * cameras)
-    assert [len(task.cameras) for task in loop._tasks] == groups
-    assert [task.max_batch for task in loop._tasks] == groups
-    tallies = loop.run(Window.ahead(0.0, 0.05))
-    assert len(tallies) == cameras
-    assert all(tally.latencies_ns for tally in tallies)
-
-
-def loop_of_batches(condition: Condition, networks: tuple[Network, ...]) -> ThroughEngine:
-    work = Work(condition, networks, "cpu", jobs=2)
-    loop = make_loop(work, build(work))
-    assert isinstance(loop, ThroughEngine)
-    return loop
 
 
 def test_cameras_of_one_network_share_its_inferences() -> None:

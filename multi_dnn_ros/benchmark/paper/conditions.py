@@ -27,10 +27,9 @@ class Condition:
     execution: `eager`; `compile`, torch.compile with reduce-overhead; `auto` or another backend of the engine.
     precision, channels_last: on a GPU; a CPU computes in fp32. The engine's backends choose the memory format.
     decomposed: alignment of the ranks, None for the original network. jobs: that each DNN is cut into; 0: as --jobs
-    says. batched: the DNNs of one network are one DNN with as many cameras, whose frames are one inference. groups:
-    instead so many such DNNs, where the network has cameras enough. ordered: the shorter the operations of a DNN, the
-    higher its priority, and with it that of its CUDA stream. cuda_only: what it is about exists on a GPU alone.
-    optional: measured only when asked for.
+    says. batched: the DNNs of one network are one DNN with as many cameras, whose frames are one inference. ordered:
+    the shorter the operations of a DNN, the higher its priority, and with it that of its CUDA stream. cuda_only: what
+    it is about exists on a GPU alone. optional: measured only when asked for.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Condition:
     decomposed: int | None = None
     jobs: int = 1
     batched: bool = False
-    groups: int = 1
     ordered: bool = False
     cuda_only: bool = False
     optional: bool = False
@@ -169,14 +167,12 @@ _ALL = (
     Condition(
         "ours_tuned",
         "ours tuned",
-        "shared weights, batches and Inductor at fp16; large batches in two, of which one computes while the frames of "
-        "the other are handed out; DNNs of short operations have priority on the GPU",
+        "shared weights, batches and Inductor at fp16; DNNs of short operations have priority on the GPU",
         "engine",
         "inductor",
         "fp16",
         jobs=0,
         batched=True,
-        groups=2,
         ordered=True,
         cuda_only=True,
         optional=True,
@@ -191,7 +187,6 @@ _ALL = (
         decomposed=32,
         jobs=0,
         batched=True,
-        groups=2,
         ordered=True,
         cuda_only=True,
         optional=True,

@@ -205,9 +205,9 @@ def _one_line(error: Exception) -> str:
 
 
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
-    settle_memory()  # as the node does
     late_ns: list[int] = []
-    # So does the node: what runs the DNNs otherwise keeps what Python begins with.
+    # Both as in the node, the turns only for its engine: other ways to run DNNs keep what Python begins with.
+    settle_memory()
     with short_turns() if work.condition.layout == "engine" else contextlib.nullcontext():
         if with_ticker:
             with Ticker() as ticker:

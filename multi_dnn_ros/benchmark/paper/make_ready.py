@@ -27,8 +27,6 @@ from multi_dnn_ros.reporting import cpu_count
 
 #: Calls before anything is measured: libraries choose algorithms, compilers compile.
 _WARM_UP_CALLS = 4
-#: Images under which a batch of its own loses more than it gains.
-_LEAST_GROUP = 3
 #: Ways to run that no backend of the engine makes ready, and that no backend casts to a precision.
 _WITHOUT_BACKEND = ("eager", "compile")
 
@@ -116,30 +114,22 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
     levels = stream_priorities(priorities)
     tasks = []
     for each, priority in zip(built, priorities, strict=True):
+        cameras, names = names[: each.count], names[each.count :]
         backend, tolerance = _backend(work, partition.device)
-        for number, size in enumerate(_groups(each.count, work.condition)):
-            cameras, names = names[:size], names[size:]
-            chains = copy.deepcopy({1: each.chains[1], size: each.chains[size]})
-            with partition.own_stream(levels[priority]):  # whose priority what is captured on it keeps
-                ready = prepare_batches(backend, chains, each.inputs, partition.device, tolerance)
-                inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
-                partition.synchronize()
-            task = make_batched_task(f"{each.network.builder}_{number}", cameras, ready, inputs, partition)
-            tasks.append(replace(task, priority=priority))
+        with partition.own_stream(levels[priority]):  # whose priority what is captured on it keeps
+            ready = prepare_batches(backend, each.chains, each.inputs, partition.device, tolerance)
+            inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
+            partition.synchronize()
+        task = make_batched_task(each.network.builder, cameras, ready, inputs, partition)
+        tasks.append(replace(task, priority=priority))
     return tasks
-
-
-def _groups(count: int, condition: Condition) -> list[int]:
-    """How many of a network's DNNs are in each batch of its own: as even as can be, none of fewer than _LEAST_GROUP."""
-    groups = max(1, min(condition.groups, count // _LEAST_GROUP))
-    return [count // groups + (number < count % groups) for number in range(groups)]
 
 
 def _priorities(built: Sequence[Built]) -> list[int]:
     """Of each DNN: the shorter its operations, the higher.
 
-    What runs on a GPU is not interrupted, so a DNN of short operations waits at each of them behind those of others,
-    while one of long operations hardly notices the short ones that go first.
+    What runs on a GPU is not interrupted, so a DNN of short operations waits at each of them behind long ones of
+    others; it gains more by going first than they lose.
     """
     longest_first = sorted(built, key=lambda each: -each.operation_s)
     return [longest_first.index(each) for each in built]
@@ -160,7 +150,7 @@ def _build(network: Network, work: Work) -> Built:
     operation_s = 0.0
     if not as_a_whole:
         jobs, fold = condition.jobs or work.jobs, condition.execution != "eager"
-        for size in (1, *(_groups(count, condition) if condition.batched else ())):
+        for size in sorted({1, count if condition.batched else 1}):
             stages = cut(module, stacked((image,), size), jobs, fold_batch_norm=fold)
             chains[size] = tuple(stages)
         operation_s = sum(stage.cost_s for stage in stages) / sum(len(stage.operations) for stage in stages)
