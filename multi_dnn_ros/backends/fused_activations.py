@@ -110,6 +110,21 @@ def fused(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
     return own
 
 
+def absorbed(graph_module: fx.GraphModule) -> frozenset[str]:
+    """Names of the sums and ReLUs of a graph that become part of the convolution before them, and take no time then.
+
+    As it is on GPUs on which cuDNN has a kernel for that: not for convolutions in groups.
+    """
+    found = (pattern for node in graph_module.graph.nodes if (pattern := _pattern(node)) is not None)
+    return frozenset(
+        node.name
+        for pattern in found
+        if _convolution_arguments(pattern.convolution)[-1] == 1
+        for node in (pattern.sum, pattern.relu)
+        if node is not None
+    )
+
+
 class _Race(TorchDispatchMode):
     """Inside the block each fused operation that runs on a GPU is timed against what it stands for.
 
@@ -188,7 +203,8 @@ class _Pattern:
     def fuse(self) -> None:
         graph = self.relu.graph
         image, weight, bias, *geometry = _convolution_arguments(self.convolution)
-        with graph.inserting_before(self.relu):
+        # Where all that it reads is there: what a mark behind the convolution tells is then the time of all of it.
+        with graph.inserting_after(self.convolution if self.z is None else max(self.convolution, self.z)):
             one = graph.call_function(CONVOLUTION_RELU, (image, weight, bias, self.z, *geometry))
         one.meta = dict(self.relu.meta)
         self.relu.replace_all_uses_with(one)
@@ -240,10 +256,9 @@ def _are_alike(left: fx.Node, right: fx.Node) -> bool:
 
 
 def _nothing_happens_within(pattern: _Pattern) -> bool:
-    """Whether the convolution may as well be computed where the ReLU is.
+    """Whether all of it may as well be computed at once.
 
-    Between them nothing may be written, as what the convolution reads would be another value then; nor may anything
-    unknown happen, such as a mark that takes the time.
+    In between nothing may be written, as what is read would be another value then, and nothing unknown may happen.
     """
     node = pattern.convolution.next
     while node is not pattern.relu:
@@ -254,6 +269,8 @@ def _nothing_happens_within(pattern: _Pattern) -> bool:
 
 
 def _only_reads(node: fx.Node) -> bool:
+    if not node.all_input_nodes and not node.users:  # takes no tensor and gives none: a mark that takes the time
+        return True
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target._schema.is_mutable
     return node.op == "get_attr" or node.target is operator.getitem

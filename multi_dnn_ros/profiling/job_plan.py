@@ -121,7 +121,7 @@ class JobPlanner:
     def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         noise = torch.Generator().manual_seed(0)
         inputs = tuple(torch.rand(example.shape, generator=noise) for example in dnn.example_inputs())
-        traced = Traced(trace(dnn.module, inputs, fold_batch_norm=True), inputs)
+        traced = Traced.on(target, trace(dnn.module, inputs, fold_batch_norm=True), inputs)
         make = target.make_backend
         target = replace(target, make_backend=lambda: _OnCopies(make()))
         layers, ms, known = self._layer_ms(dnn, traced, target)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
+from multi_dnn_ros.backends.fused_activations import absorbed
 from multi_dnn_ros.compression.timing import Target
 from multi_dnn_ros.models.cut import NodeCost, Stage, split
 from multi_dnn_ros.models.trace import trace
@@ -30,10 +31,20 @@ MIN_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Traced:
-    """A network ready to be measured. inputs: of the batch and precision it was traced for, on the CPU."""
+    """A network ready to be measured. inputs: of the batch and precision it was traced for, on the CPU.
+
+    absorbed: names of operations that are part of another one where the network runs.
+    """
 
     graph_module: fx.GraphModule
     inputs: tuple[torch.Tensor, ...]
+    absorbed: frozenset[str] = frozenset()
+
+    @classmethod
+    def on(cls, target: Target, graph_module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> Traced:
+        """To be measured on `target`."""
+        fuses = target.device.type == "cuda" and target.backend == "cuda_graph"
+        return cls(graph_module, inputs, absorbed(graph_module) if fuses else frozenset())
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: i
         part.training = False  # as eval(), which exported programs refuse
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(seed))
     inputs = (values.to(target.dtype),)
-    return Traced(trace(own, inputs, fold_batch_norm=True), inputs)
+    return Traced.on(target, trace(own, inputs, fold_batch_norm=True), inputs)
 
 
 def measure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -183,9 +184,14 @@ def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeC
 
 
 def describe(traced: Traced, layers: Iterable[Sequence[str]]) -> list[LayerShape]:
-    """What each layer, given by the names of its operations, computes and moves."""
+    """What each layer, given by the names of its operations, computes and moves; nothing where another one does it."""
     nodes = {node.name: node for node in traced.graph_module.graph.nodes}
-    operation_of = counter(traced.graph_module)
+    counted = counter(traced.graph_module)
+
+    def operation_of(node: fx.Node) -> Operation:
+        operation = counted(node)
+        return replace(operation, kind="view", counts=Counts()) if node.name in traced.absorbed else operation
+
     return [_shape([nodes[name] for name in names], [operation_of(nodes[name]) for name in names]) for names in layers]
 
 

@@ -163,13 +163,16 @@ def test_anything_else_stays_as_it_is(function: Callable) -> None:
     assert fused(stage) is stage
 
 
-def test_what_is_unknown_between_them_stays_between_them() -> None:
-    """Marks, by which layers are timed in a running network, are no operations of PyTorch's."""
-    stage = stage_of(lambda x: convolved(x).relu())
-    (relu,) = stage.graph.graph.find_nodes(op="call_function", target=aten.relu.default)
-    with stage.graph.graph.inserting_before(relu):
-        stage.graph.graph.call_function(print, ("mark",))
-    assert fused(stage) is stage
+def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() -> None:
+    """Marks, by which layers are timed in a running network, see none."""
+    for reads, expected in ((True, (0, 0)), (False, (1, 0))):
+        stage = stage_of(lambda x: convolved(x).relu())
+        graph = stage.graph.graph
+        (image,) = graph.find_nodes(op="placeholder")
+        (relu,) = graph.find_nodes(op="call_function", target=aten.relu.default)
+        with graph.inserting_before(relu):
+            graph.call_function(print, (image,) if reads else ("mark",))
+        assert fusions(fused(stage)) == expected
 
 
 @pytest.mark.parametrize("jobs", [1, 4])

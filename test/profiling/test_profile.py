@@ -6,20 +6,26 @@ import csv
 import io
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from profiling_fakes import CPU, SHAPE, FakeClock, Small, limits, target
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from multi_dnn_ros.backends.fused_activations import fused
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.models.cut import split
 from multi_dnn_ros.profiling import device
 from multi_dnn_ros.profiling.clock import HostClock
+from multi_dnn_ros.profiling.marks import MarkedStage
 from multi_dnn_ros.profiling.measure import Times, measure, trace_for
 from multi_dnn_ros.profiling.network import Network, profile_network
+from multi_dnn_ros.profiling.predictor import layers_of
 from multi_dnn_ros.profiling.profile import ProfileError, read_profile
 from multi_dnn_ros.profiling.report import layer_table, layers_csv, write_profile
 
@@ -63,6 +69,41 @@ def test_layers_are_counted_as_their_shapes_say() -> None:
     assert last.outputs == ((1, 5),)
     assert sum(layer.work.macs for layer in layers) == cost(NETWORK.module, (torch.zeros(SHAPE),)).macs
     assert first.work.intensity == pytest.approx(2 * first.work.macs / (first.work.moved))
+
+
+def test_what_is_part_of_the_convolution_before_it_counts_nothing() -> None:
+    """On a GPU a ReLU behind a convolution is no kernel of its own."""
+    gpu = replace(target(), device=torch.device("cuda", 0))
+    for where, kinds in ((replace(gpu, backend="cuda_graph"), ["view"]), (gpu, ["element-wise"])):
+        traced = trace_for(Small(), SHAPE, where)
+        layers = [layer for layer in layers_of(traced) if layer.operation.startswith("relu")]
+        assert [layer.kind for layer in layers] == kinds
+        assert [layer.work.flops > 0 for layer in layers] == [kind != "view" for kind in kinds]
+
+
+def test_marks_behind_one_operation_for_two_layers_tell_the_time_of_the_first() -> None:
+    class Order(HostClock):
+        def mark(self, place: int) -> None:
+            order.append(place)
+            super().mark(place)
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is CONVOLUTION_RELU:
+                order.append("convolution with ReLU")
+            return function(*args, **(kwargs or {}))
+
+    order: list[object] = []
+    clock = Order()
+    traced = trace_for(Small(), SHAPE, target())
+    (stage,) = split(traced.graph_module, 1)
+    clock.prepare(LAYERS + 1)
+    own = fused(MarkedStage(stage, clock, 0))
+    with torch.no_grad(), Calls():
+        results = own(traced.inputs)
+    assert order == [0, "convolution with ReLU", *range(1, LAYERS + 1)]
+    with torch.no_grad():
+        torch.testing.assert_close(results, stage(traced.inputs))
 
 
 def test_bounds_shares_and_sums() -> None:
