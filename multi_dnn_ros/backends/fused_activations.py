@@ -73,7 +73,7 @@ class FusedActivations:
         try:
             own = fused(stage)
             if own is not stage and carried and carried[0].is_cuda:
-                with _Race() as race:
+                with torch.cuda.device(carried[0].device), _Race() as race:
                     own(tuple(tensor.clone() for tensor in carried))
                 own = fused(stage, but=race.lost)
             if own is not stage:

@@ -68,8 +68,10 @@ class Engine:
         )
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
-        self._of_camera = {camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras]
-                           for task in tasks for camera in task.cameras}  # fmt: skip
+        cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
+        self._of_camera = {
+            camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
+        }
         self._order_streams()
         self._device = device
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
