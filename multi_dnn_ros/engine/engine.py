@@ -83,6 +83,11 @@ class Engine:
         """The cameras that at least one DNN serves."""
         return tuple(self._of_camera)
 
+    @property
+    def tasks(self) -> tuple[DnnTask, ...]:
+        """Those that it was given, with what was changed and made anew since."""
+        return tuple(dnn.task for dnn in self._dnns.values())
+
     def start(self) -> None:
         for thread in (*self._workers, *self._dnns.values()):
             thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -175,6 +176,8 @@ class MultiDnnNode(LifecycleNode):
             return
         assert self._config is not None
         hung = serving.stop(self._config.stop_timeout_s)
+        # With jobs that were made anew after the device failed: those before them would fail again.
+        self._pipeline = replace(self._pipeline, tasks=serving.tasks)
         if hung:
             self._hanging.append(serving)
             self.get_logger().error(

@@ -94,6 +94,11 @@ class Serving:
         for camera in config.cameras.keys() - dnns.keys():
             self._log.warning(f"camera {camera}: no DNN serves it (parameters dnn.<dnn>.cameras)")
 
+    @property
+    def tasks(self) -> tuple[DnnTask, ...]:
+        """The pipeline's, with jobs that were made anew."""
+        return self._engine.tasks
+
     def update(self, dnn: str, field: str, value: Any) -> None:
         """Change a DNN's scheduling while it runs."""
         if field == "priority":
