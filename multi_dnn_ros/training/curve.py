@@ -189,10 +189,9 @@ def run(
     path = folder / f"{settings.model.partition(':')[2]}.safetensors"
     trained = original(settings, path, data, device, print)
     source = load_network(str(path))
-    assert source.description is not None
+    training = _training(path, source, settings, data)
     width, height = settings.macs_size
     paid = cost(source.module, (torch.zeros(1, 3, height, width),))
-    training = source.description.provenance["training"]
     content["original"] = {
         "macs": paid.macs, "parameters": paid.parameters, "scores": training["test_scores"]["after"],
         "epochs": training["schedule"]["epochs"], "seconds": training["seconds"], "trained_now": trained is not None,
@@ -219,6 +218,29 @@ def run(
     write_json(out, content)
     plot(out.with_suffix(".png"), [content])
     return content
+
+
+def _training(path: Path, source: Source, settings: Settings, data: Data) -> dict[str, Any]:
+    """How the original was trained. ValueError when it is another one than the settings ask for: its file carries the
+    builder's name only.
+    """
+    description = source.description
+    assert description is not None
+    training: dict[str, Any] = description.provenance.get("training", {})
+    names = training.get("data", "")
+    (name,) = names if isinstance(names, list) and len(names) == 1 else (names,)
+    found = (description.model, tuple(description.labels), description.input_size, str(name).partition(":")[0])
+    wanted = (settings.model, tuple(data.labels), settings.size, data.name.partition(":")[0])
+    if description.plan or found != wanted:
+        raise ValueError(
+            f"{path}: holds {'a decomposed ' if description.plan else ''}{_words(*found)}; asked for is "
+            f"{_words(*wanted)}; name another --folder"
+        )
+    return training
+
+
+def _words(model: str, labels: tuple[str, ...], size: tuple[int, int], kind: str) -> str:
+    return f"{model} of {len(labels)} classes at {size[0]}x{size[1]}, trained on {kind or 'nothing that it names'}"
 
 
 def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,27 @@ def test_points_are_added_and_never_made_twice(
     assert main([*command[:2], *command[2:], "--policies", "ratio", "--cuts", "0.2", "--retrain-lr", "1"]) == 1
     assert "other data or settings" in capsys.readouterr().err
     assert json.loads(out.read_text()) == content
+
+
+def test_an_original_of_another_size_or_data_is_no_baseline(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(size: str, folder: Path, out: str) -> list[str]:
+        return ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{folder}", "--num-classes", "2",
+                "--size", size, "--macs-size", "64", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",
+                "--policies", "ratio", "--cuts", "0.9999", "--folder", str(tmp_path / "nets"),
+                "--out", str(tmp_path / out), "--device", "cpu"]  # fmt: skip
+
+    assert main(command("32", colours, "first.json")) == 0
+    assert main(command("48", colours, "second.json")) == 1
+    assert "of 2 classes at 32x32, trained on classes; asked for is torchvision:" in capsys.readouterr().err
+    other = tmp_path / "other"
+    for part in ("train", "val"):
+        shutil.copytree(colours / part / "green", other / part / "lime")
+        shutil.copytree(colours / part / "red", other / part / "rose")
+    assert main(command("32", other, "second.json")) == 1
+    assert "squeezenet1_1.safetensors: holds" in capsys.readouterr().err
+    assert not (tmp_path / "second.json").exists()
 
 
 @pytest.mark.parametrize("name", ["ratio", "energy", "budget"])
