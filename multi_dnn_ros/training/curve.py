@@ -181,8 +181,10 @@ def run(
     settings: Settings, data_name: str, folder: Path, out: Path, device: torch.device, keep: bool
 ) -> dict[str, Any]:
     """All points that `out` does not hold yet; `folder` keeps the original."""
+    if out.suffix == ".png":
+        raise ValueError(f"{out}: is the name of the picture, which would replace the points; name a .json file")
     data = open_data(data_name, _wanted(settings))
-    known: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    known = _read(out) if out.exists() else {}
     mine = {"data": data_name, "settings": json.loads(json.dumps(asdict(settings)))}
     _check_same(out, known, mine)
     content: dict[str, Any] = {**provenance(), "device": str(device), **mine, "points": known.get("points", [])}
@@ -254,6 +256,17 @@ def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
         raise ValueError(f"{out} holds points made with other data or settings; remove it or name another file")
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """What `curve` wrote. ValueError for another file."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); expected what `curve` writes") from None
+    if not isinstance(content, dict) or not {"data", "settings", "original", "points"} <= content.keys():
+        raise ValueError(f"{path}: not what `curve` writes")
+    return content
+
+
 def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
     """The point with the largest cut that is at most WITHIN under the original; None where there is none."""
     main = MAIN["classes"]
@@ -312,7 +325,7 @@ def add_curves_parser(verbs: Any) -> None:
 
 
 def draw(args: argparse.Namespace) -> int:
-    plot(args.out, [json.loads(file.read_text()) for file in args.files])
+    plot(args.out, [_read(file) for file in args.files])
     return 0
 
 

@@ -69,6 +69,29 @@ def test_an_original_of_another_size_or_data_is_no_baseline(
     assert not (tmp_path / "second.json").exists()
 
 
+@pytest.mark.parametrize("content", ['{"points": ', "[1]", '{"points": []}', b"\x89PNG\r\n\x1a\n"])
+def test_another_file_is_not_taken_for_points(
+    content: str | bytes, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    command = ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--folder", str(tmp_path)]
+    for arguments in ([*command, "--out", str(file)], ["curves", str(file), "--out", str(tmp_path / "x.png")]):
+        assert main(arguments) == 1
+        assert capsys.readouterr().err.startswith(f"{file}: not ")
+
+
+def test_the_picture_does_not_take_the_place_of_the_points(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "curve.png"
+    assert main(["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2", "--size",
+                 "32", "--macs-size", "64", "--epochs", "1", "--batch-size", "8", "--cuts", "0.9999", "--device", "cpu",
+                 "--folder", str(tmp_path), "--out", str(out)]) == 1  # fmt: skip
+    assert f"{out}: is the name of the picture" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["ratio", "energy", "budget"])
 def test_each_policy_reaches_the_cut_and_not_much_more(name: str) -> None:
     network = load_network("builtin:object").module
