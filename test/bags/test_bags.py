@@ -188,6 +188,40 @@ def test_damaged_chunk_ends_the_messages_and_is_noted(tmp_path: Path) -> None:
     assert str(tmp_path / "bag") in bag.damage[0]
 
 
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("count", ["0", "99", "null", "many"])
+def test_counts_are_those_of_the_files(tmp_path: Path, storage: str, count: str) -> None:
+    written = write(tmp_path / "bag", storage)
+    metadata = tmp_path / "bag" / "metadata.yaml"
+    metadata.write_text(metadata.read_text().replace("message_count: 3", f"message_count: {count}"))
+    with BagReader(tmp_path / "bag") as bag:
+        assert {name: topic.count for name, topic in bag.topics.items()} == {"/a": 3, "/b": 3, "/silent": 0}
+        assert list(bag.messages()) == written
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize(("field", "other"), [("name: /a", "name: /x"), ("std_msgs/msg/String", "std_msgs/msg/Int8")])
+def test_topics_that_metadata_tells_otherwise_are_not_lost(
+    tmp_path: Path, storage: str, field: str, other: str
+) -> None:
+    written = write(tmp_path / "bag", storage)
+    metadata = tmp_path / "bag" / "metadata.yaml"
+    metadata.write_text(metadata.read_text().replace(field, other, 1))
+    with BagReader(tmp_path / "bag") as bag:
+        assert list(bag.messages()) == written
+        assert bag.damage == [
+            f"{tmp_path / 'bag'}: metadata.yaml does not list /a (std_msgs/msg/String) as it was recorded"
+        ]
+
+
+def test_a_recording_of_no_messages_without_its_index_is_told_so(tmp_path: Path) -> None:
+    write(tmp_path / "bag", count=0)
+    file = storage_file(tmp_path / "bag")
+    file.write_bytes(file.read_bytes()[:-30])
+    with pytest.raises(BagError, match="not one message can be read: there is none in it"):
+        BagReader(tmp_path / "bag")
+
+
 def test_truncated_sqlite_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "bag", "sqlite3", count=60, size=20_000)
     file = storage_file(tmp_path / "bag")
