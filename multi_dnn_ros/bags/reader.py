@@ -69,6 +69,7 @@ class BagReader:
         self.path = Path(path)
         self.damage: list[str] = []
         self._storages: list[_Storage] = self._open()
+        self._note_journals()
         self.topics: dict[str, BagTopic] = {}
         for topic in (topic for storage in self._storages for topic in storage.topics()):
             known = self.topics.get(topic.name)
@@ -111,6 +112,15 @@ class BagReader:
     def _note(self, damage: str) -> None:
         if damage not in self.damage:
             self.damage.append(damage)
+
+    def _note_journals(self) -> None:
+        """A killed recorder's last messages may lie beside the database, where what is only read cannot take them."""
+        for database in [self.path] if self.path.is_file() else sorted(self.path.glob("*.db3")):
+            for journal in (database.with_name(f"{database.name}-{kind}") for kind in ("wal", "journal")):
+                if journal.is_file() and journal.stat().st_size:
+                    self._note(
+                        f"{journal}: left out; `sqlite3 {database} 'PRAGMA journal_mode=DELETE'` brings it in order"
+                    )
 
     def _open(self) -> list[_Storage]:
         if not self.path.exists():

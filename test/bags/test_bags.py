@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -220,6 +223,34 @@ def test_a_recording_of_no_messages_without_its_index_is_told_so(tmp_path: Path)
     file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(BagError, match="not one message can be read: there is none in it"):
         BagReader(tmp_path / "bag")
+
+
+def test_messages_beside_the_database_of_a_killed_recorder_are_told(tmp_path: Path) -> None:
+    """Recorded with `--storage-preset-profile resilient`, which writes ahead."""
+    written = write(tmp_path / "whole", "sqlite3")
+    database = storage_file(tmp_path / "whole")
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    with closing(sqlite3.connect(database)) as recorder:
+        recorder.execute("PRAGMA journal_mode=WAL")
+        last = BagMessage("/a", STRING, 50 * SECOND, cdr("last"))
+        recorder.execute(
+            "INSERT INTO messages (topic_id, timestamp, data) SELECT id, ?, ? FROM topics WHERE name = '/a'",
+            (last.stamp_ns, last.data),
+        )
+        recorder.commit()
+        for file in tmp_path.glob("whole/whole.db3*"):
+            shutil.copy(file, killed)
+    for path in (killed, killed / "whole.db3"):
+        with BagReader(path) as bag:
+            assert list(bag.messages()) == written
+            (damage,) = bag.damage
+        assert damage.startswith(f"{killed / 'whole.db3-wal'}: left out; `sqlite3 ")
+    with closing(sqlite3.connect(killed / "whole.db3")) as tool:
+        tool.execute(damage.split("'")[1])  # what it advises
+    with BagReader(killed) as bag:
+        assert list(bag.messages()) == [*written, last]
+        assert bag.damage == []
 
 
 def test_truncated_sqlite_is_refused_by_name(tmp_path: Path) -> None:
