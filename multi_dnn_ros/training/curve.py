@@ -30,6 +30,7 @@ from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.reporting import provenance, write_json
 from multi_dnn_ros.training.curve_plot import WITHIN, plot
 from multi_dnn_ros.training.data import Data, Wanted, open_data
+from multi_dnn_ros.training.datasets import DatasetError
 from multi_dnn_ros.training.exercise import MAIN
 from multi_dnn_ros.training.loop import Schedule
 from multi_dnn_ros.training.retrain import Result, retrain
@@ -207,6 +208,8 @@ def run(
                 continue
             try:
                 row = point(settings, source, policy, cut, data, device, print, folder if keep else None)
+            except DatasetError:
+                raise  # an image that cannot be read says nothing of this point, which is made the next time
             except ValueError as error:
                 row = {"policy": policy, "asked_cut": cut, "error": str(error)}
             content["points"].append(row)

@@ -92,6 +92,39 @@ def test_the_picture_does_not_take_the_place_of_the_points(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sizes", "wrong"),
+    [(["--size", "8"], "8x8"), (["--size", "32", "--small-size", "7", "--small-epochs", "1"], "7x7")],
+)
+def test_images_too_small_for_the_network_are_told_before_training(
+    sizes: list[str], wrong: str, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2", *sizes,
+                 "--epochs", "2", "--folder", str(tmp_path), "--out", str(tmp_path / "x.json"),
+                 "--device", "cpu"]) == 1  # fmt: skip
+    assert f"squeezenet1_1 cannot be run on images of {wrong}: " in capsys.readouterr().err
+
+
+def test_a_point_that_its_data_kept_from_being_made_is_made_the_next_time(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(colours, tmp_path / "colours")
+    out = tmp_path / "curve.json"
+    command = ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{folder}", "--num-classes", "2",
+               "--size", "32", "--macs-size", "64", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",
+               "--policies", "ratio", "--folder", str(tmp_path / "nets"), "--out", str(out), "--device",
+               "cpu"]  # fmt: skip
+    assert main([*command, "--cuts", "0.9999"]) == 0
+    image = folder / "val" / "red" / "3.png"
+    whole = image.read_bytes()
+    image.write_bytes(whole[:50])
+    assert main([*command, "--cuts", "0.2"]) == 1
+    assert f"{image}: not a readable image" in capsys.readouterr().err
+    image.write_bytes(whole)
+    assert main([*command, "--cuts", "0.2"]) == 0
+    assert "scores" in json.loads(out.read_text())["points"][-1]
+
+
 @pytest.mark.parametrize("name", ["ratio", "energy", "budget"])
 def test_each_policy_reaches_the_cut_and_not_much_more(name: str) -> None:
     network = load_network("builtin:object").module
