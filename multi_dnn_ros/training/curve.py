@@ -31,6 +31,7 @@ from multi_dnn_ros.reporting import provenance, write_json
 from multi_dnn_ros.training.curve_plot import WITHIN, plot
 from multi_dnn_ros.training.data import Data, Wanted, open_data
 from multi_dnn_ros.training.datasets import DatasetError
+from multi_dnn_ros.training.distributed import existing_device
 from multi_dnn_ros.training.exercise import MAIN
 from multi_dnn_ros.training.loop import Schedule
 from multi_dnn_ros.training.retrain import Result, retrain
@@ -363,6 +364,6 @@ def main(args: argparse.Namespace) -> int:
         policies=tuple(args.policies),
         cuts=tuple(args.cuts),
     )
-    content = run(settings, args.data, args.folder, args.out, torch.device(args.device), args.keep)
+    content = run(settings, args.data, args.folder, args.out, existing_device(args.device), args.keep)
     print(json.dumps({"original": content["original"]["scores"], "largest_cut_within": content["largest_cut_within"]}))
     return 0
