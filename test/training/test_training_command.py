@@ -66,3 +66,8 @@ def test_a_device_that_is_not_there_is_told_first(
     assert main([verb, *own[verb], str(work), "--out", str(tmp_path / "out.safetensors"), "--device", device]) == 1
     assert f"--device {device}: {said}" in capsys.readouterr().err
     assert not work.exists()
+
+
+def test_a_road_that_is_not_there_is_told_before_scoring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--count", "8", "--road", str(tmp_path), "--out", str(tmp_path / "out.json")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path}: no lane_masks/*.png\n"
