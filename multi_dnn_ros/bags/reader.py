@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Reader
@@ -31,7 +31,7 @@ class BagError(ValueError):
 
 @dataclass(frozen=True)
 class BagTopic:
-    """A topic of a recording. count: messages according to the index, or counted where there is none."""
+    """A topic of a recording. count: messages according to the files' index, or counted where there is none."""
 
     name: str
     msgtype: str
@@ -69,6 +69,7 @@ class BagReader:
         self.path = Path(path)
         self.damage: list[str] = []
         self._storages: list[_Storage] = self._open()
+        self._note_journals()
         self.topics: dict[str, BagTopic] = {}
         for topic in (topic for storage in self._storages for topic in storage.topics()):
             known = self.topics.get(topic.name)
@@ -111,6 +112,15 @@ class BagReader:
     def _note(self, damage: str) -> None:
         if damage not in self.damage:
             self.damage.append(damage)
+
+    def _note_journals(self) -> None:
+        """A killed recorder's last messages may lie beside the database, where what is only read cannot take them."""
+        for database in [self.path] if self.path.is_file() else sorted(self.path.glob("*.db3")):
+            for journal in (database.with_name(f"{database.name}-{kind}") for kind in ("wal", "journal")):
+                if journal.is_file() and journal.stat().st_size:
+                    self._note(
+                        f"{journal}: left out; `sqlite3 {database} 'PRAGMA journal_mode=DELETE'` brings it in order"
+                    )
 
     def _open(self) -> list[_Storage]:
         if not self.path.exists():
@@ -155,7 +165,7 @@ class BagReader:
             self._note(f"{path}: {error}")
         scanned = _Scanned(path)
         if not scanned.topics():
-            raise BagError(f"{path}: not one message can be read: {scanned.damage}")
+            raise BagError(f"{path}: not one message can be read: {scanned.damage or 'there is none in it'}")
         return scanned
 
 
@@ -168,9 +178,19 @@ class _Indexed:
                 _check_database(database)
         self._reader = Reader(path)
         self._reader.open()
+        # Of a folder the reader has its topics from metadata.yaml, and leaves out in silence what does not fit there.
+        storage: Any = self._reader.storage
+        self._held: list[Connection] = [x for file in getattr(storage, "storages", [storage]) for x in file.connections]
+        for found in self._held:
+            if found.msgcount and not any(_same_topic(found, listed) for listed in self._reader.connections):
+                self._reader.close()
+                raise BagError(f"metadata.yaml does not list {found.topic} ({found.msgtype}) as it was recorded")
 
     def topics(self) -> list[BagTopic]:
-        return [BagTopic(x.topic, x.msgtype, x.msgcount) for x in self._reader.connections]
+        counts = Counter({(x.topic, x.msgtype): 0 for x in self._reader.connections})
+        for held in self._held:
+            counts[held.topic, held.msgtype] += held.msgcount
+        return [BagTopic(topic, msgtype, count) for (topic, msgtype), count in counts.items()]
 
     def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
         connections: list[Connection] = [x for x in self._reader.connections if x.topic in topics]
@@ -207,6 +227,14 @@ class _Scanned:
 
     def close(self) -> None:
         pass
+
+
+def _same_topic(found: Connection, listed: Connection) -> bool:
+    """As the rosbags reader decides it."""
+    hashes = found.digest, listed.digest
+    return (found.topic, found.msgtype, found.ext) == (listed.topic, listed.msgtype, listed.ext) and (
+        not all(hashes) or hashes[0] == hashes[1]
+    )
 
 
 def _check_database(path: Path) -> None:

@@ -185,4 +185,6 @@ def msgtype_of(message: Any) -> str:
 
 
 def _time(nanoseconds: int) -> Time:
-    return Time(sec=nanoseconds // 1_000_000_000, nanosec=nanoseconds % 1_000_000_000)
+    """The nearest that a message can hold: where a record is damaged, its time may be as well."""
+    seconds, rest = divmod(nanoseconds, 1_000_000_000)
+    return Time(sec=max(-(2**31), min(seconds, 2**31 - 1)), nanosec=rest)

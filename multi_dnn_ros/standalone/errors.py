@@ -17,7 +17,7 @@ class NotInitializedException(Exception):
 
 
 class InvalidHandle(Exception):
-    """A publisher, subscription, service, client or timer was used after it was destroyed."""
+    """A node, publisher, subscription, service, client or timer was used after it was destroyed."""
 
 
 class UnknownROSArgsError(RuntimeError):

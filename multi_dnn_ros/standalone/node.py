@@ -12,9 +12,9 @@ from multi_dnn_ros.standalone.arguments import ROS_ARGS, Arguments, parse
 from multi_dnn_ros.standalone.callback_groups import CallbackGroup, MutuallyExclusiveCallbackGroup
 from multi_dnn_ros.standalone.clock import Clock, ROSClock
 from multi_dnn_ros.standalone.context import Context, get_default_context
-from multi_dnn_ros.standalone.dds import Reader, Writer
+from multi_dnn_ros.standalone.dds import Participant, Reader, Writer
 from multi_dnn_ros.standalone.entities import GuardCondition, Timer, Waitable, period_ns
-from multi_dnn_ros.standalone.errors import NotInitializedException
+from multi_dnn_ros.standalone.errors import InvalidHandle, NotInitializedException
 from multi_dnn_ros.standalone.graph import NodeEntry
 from multi_dnn_ros.standalone.messages import Message, message_class
 from multi_dnn_ros.standalone.messages import Service as ServiceType
@@ -177,7 +177,7 @@ class Node(NodeGraph, NodeParameters):
         publisher_class: type[Publisher] = Publisher,
     ) -> Publisher:
         absolute, qos = self.resolve_topic_name(topic), profile_of(qos_profile)
-        publisher = publisher_class(self._context.participant, check_message_type(msg_type), absolute, qos)
+        publisher = publisher_class(self._participant, check_message_type(msg_type), absolute, qos)
         self._add(publisher, publisher.writer)
         return publisher
 
@@ -201,7 +201,7 @@ class Node(NodeGraph, NodeParameters):
         refuse("create_subscription", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
         absolute, qos = self.resolve_topic_name(topic), profile_of(qos_profile)
         group = callback_group or self._default_callback_group
-        participant = self._context.participant
+        participant = self._participant
         subscription = Subscription(participant, check_message_type(msg_type), absolute, callback, group, qos, raw)
         self._add(subscription, subscription.reader)
         return subscription
@@ -217,7 +217,7 @@ class Node(NodeGraph, NodeParameters):
     ) -> Service:
         """Make a service; `callback(request, response)` returns the response."""
         absolute, group = self.resolve_service_name(srv_name), callback_group or self._default_callback_group
-        service = Service(self._context.participant, srv_type, absolute, callback, group, qos_profile)
+        service = Service(self._participant, srv_type, absolute, callback, group, qos_profile)
         self._add(service, service.reader, service.writer)
         return service
 
@@ -231,7 +231,7 @@ class Node(NodeGraph, NodeParameters):
     ) -> Client:
         """Make a client of a service."""
         absolute, group = self.resolve_service_name(srv_name), callback_group or self._default_callback_group
-        client = Client(self._context.participant, srv_type, absolute, group, qos_profile, self._context)
+        client = Client(self._participant, srv_type, absolute, group, qos_profile, self._context)
         self._add(client, client.reader, client.writer)
         return client
 
@@ -259,8 +259,17 @@ class Node(NodeGraph, NodeParameters):
         self._add(guard)
         return guard
 
+    @property
+    def _participant(self) -> Participant:
+        if self._destroyed:
+            raise InvalidHandle(f"node {self.get_fully_qualified_name()} was destroyed")
+        return self._context.participant
+
     def _add(self, entity: Any, *endpoints: Reader | Writer) -> None:
         with self._entities_lock:
+            if self._destroyed:
+                entity.destroy()  # nobody else would
+                raise InvalidHandle(f"node {self.get_fully_qualified_name()} was destroyed")
             if endpoints:
                 self._context.graph.add_endpoints(self._entry, *endpoints)
                 self._endpoints.append(entity)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from multi_dnn_ros.training import recipes
+from multi_dnn_ros.training import distributed, recipes
 from multi_dnn_ros.training.datasets import DatasetError, render, road_frames
 from multi_dnn_ros.training.loop import TrainingError, train
 
@@ -59,11 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
         if "run" in args:  # a verb of its own module
             status: int = args.run(args)
             return status
+        device = distributed.existing_device("cpu" if args.verb == "render" else args.device)
         scenes = render(recipes.train_spec(args.count), args.scenes / "train", args.workers)
         choice = render(recipes.choice_spec(args.choice), args.scenes / "choice", args.workers)
         if args.verb == "render":
             return 0
-        device = torch.device(args.device)
         recipe = recipes.recipe(args.verb, args.epochs, args.batch_size, args.lr)
         data = {"train": scenes.spec, "choice": choice.spec}
         if args.verb == "lane":

@@ -30,6 +30,8 @@ from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.reporting import provenance, write_json
 from multi_dnn_ros.training.curve_plot import WITHIN, plot
 from multi_dnn_ros.training.data import Data, Wanted, open_data
+from multi_dnn_ros.training.datasets import DatasetError
+from multi_dnn_ros.training.distributed import existing_device
 from multi_dnn_ros.training.exercise import MAIN
 from multi_dnn_ros.training.loop import Schedule
 from multi_dnn_ros.training.retrain import Result, retrain
@@ -181,18 +183,19 @@ def run(
     settings: Settings, data_name: str, folder: Path, out: Path, device: torch.device, keep: bool
 ) -> dict[str, Any]:
     """All points that `out` does not hold yet; `folder` keeps the original."""
+    if out.suffix == ".png":
+        raise ValueError(f"{out}: is the name of the picture, which would replace the points; name a .json file")
     data = open_data(data_name, _wanted(settings))
-    known: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    known = _read(out) if out.exists() else {}
     mine = {"data": data_name, "settings": json.loads(json.dumps(asdict(settings)))}
     _check_same(out, known, mine)
     content: dict[str, Any] = {**provenance(), "device": str(device), **mine, "points": known.get("points", [])}
     path = folder / f"{settings.model.partition(':')[2]}.safetensors"
     trained = original(settings, path, data, device, print)
     source = load_network(str(path))
-    assert source.description is not None
+    training = _training(path, source, settings, data)
     width, height = settings.macs_size
     paid = cost(source.module, (torch.zeros(1, 3, height, width),))
-    training = source.description.provenance["training"]
     content["original"] = {
         "macs": paid.macs, "parameters": paid.parameters, "scores": training["test_scores"]["after"],
         "epochs": training["schedule"]["epochs"], "seconds": training["seconds"], "trained_now": trained is not None,
@@ -206,6 +209,8 @@ def run(
                 continue
             try:
                 row = point(settings, source, policy, cut, data, device, print, folder if keep else None)
+            except DatasetError:
+                raise  # an image that cannot be read says nothing of this point, which is made the next time
             except ValueError as error:
                 row = {"policy": policy, "asked_cut": cut, "error": str(error)}
             content["points"].append(row)
@@ -221,6 +226,29 @@ def run(
     return content
 
 
+def _training(path: Path, source: Source, settings: Settings, data: Data) -> dict[str, Any]:
+    """How the original was trained. ValueError when it is another one than the settings ask for: its file carries the
+    builder's name only.
+    """
+    description = source.description
+    assert description is not None
+    training: dict[str, Any] = description.provenance.get("training", {})
+    names = training.get("data", "")
+    (name,) = names if isinstance(names, list) and len(names) == 1 else (names,)
+    found = (description.model, tuple(description.labels), description.input_size, str(name).partition(":")[0])
+    wanted = (settings.model, tuple(data.labels), settings.size, data.name.partition(":")[0])
+    if description.plan or found != wanted:
+        raise ValueError(
+            f"{path}: holds {'a decomposed ' if description.plan else ''}{_words(*found)}; asked for is "
+            f"{_words(*wanted)}; name another --folder"
+        )
+    return training
+
+
+def _words(model: str, labels: tuple[str, ...], size: tuple[int, int], kind: str) -> str:
+    return f"{model} of {len(labels)} classes at {size[0]}x{size[1]}, trained on {kind or 'nothing that it names'}"
+
+
 def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
     """ValueError when `out` holds points that were made otherwise; other cuts and policies may be added to them."""
     if not known:
@@ -230,6 +258,17 @@ def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
         content["same"] = [content.get("data"), {k: v for k, v in content["settings"].items() if k not in free}]
     if known.pop("same") != mine.pop("same"):
         raise ValueError(f"{out} holds points made with other data or settings; remove it or name another file")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What `curve` wrote. ValueError for another file."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error}); expected what `curve` writes") from None
+    if not isinstance(content, dict) or not {"data", "settings", "original", "points"} <= content.keys():
+        raise ValueError(f"{path}: not what `curve` writes")
+    return content
 
 
 def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
@@ -290,7 +329,7 @@ def add_curves_parser(verbs: Any) -> None:
 
 
 def draw(args: argparse.Namespace) -> int:
-    plot(args.out, [json.loads(file.read_text()) for file in args.files])
+    plot(args.out, [_read(file) for file in args.files])
     return 0
 
 
@@ -325,6 +364,6 @@ def main(args: argparse.Namespace) -> int:
         policies=tuple(args.policies),
         cuts=tuple(args.cuts),
     )
-    content = run(settings, args.data, args.folder, args.out, torch.device(args.device), args.keep)
+    content = run(settings, args.data, args.folder, args.out, existing_device(args.device), args.keep)
     print(json.dumps({"original": content["original"]["scores"], "largest_cut_within": content["largest_cut_within"]}))
     return 0

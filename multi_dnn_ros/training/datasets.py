@@ -9,6 +9,8 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +124,8 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
     """Render the scenes of `spec` into `folder` with `workers` processes (0: one a core); reuse what is there.
 
     While another process renders into `folder`, this one waits, and then finds the scenes there. OSError names the file
-    for which the disk has no room; nothing is left of a rendering that failed.
+    for which the disk has no room, DatasetError says that a process was killed; nothing is left of a rendering that
+    failed.
     """
     wanted = json.loads(json.dumps(spec.__dict__))
     there = _rendered(folder, wanted)
@@ -204,9 +207,15 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
             for chunk in chunks:
                 bar.update(_render_chunk(chunk))
         else:
-            with multiprocessing.get_context("spawn").Pool(processes, _one_thread) as pool:
-                for count in pool.imap_unordered(_render_chunk, chunks):
-                    bar.update(count)
+            # Not a multiprocessing.Pool: that one waits for ever for what a process did that was killed.
+            with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
+                try:
+                    for count in pool.map(_render_chunk, chunks):
+                        bar.update(count)
+                except BrokenProcessPool:
+                    raise DatasetError(
+                        f"{folder}: one of {processes} rendering processes was killed; is there too little memory?"
+                    ) from None
 
 
 def _one_thread() -> None:

@@ -41,6 +41,18 @@ def process_group(device: str) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
+def existing_device(name: str) -> torch.device:
+    """The device of that name. ValueError where there is none: training finds out only after its data is ready."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device {name}: expected cpu, cuda or cuda:<number>") from None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise ValueError(f"--device {name}: PyTorch sees {count} GPUs here")
+    return device
+
+
 def rank() -> int:
     """Number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0

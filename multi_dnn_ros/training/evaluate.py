@@ -130,6 +130,8 @@ def rounded(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def run(args: argparse.Namespace) -> int:
+    parts = ("video", "photos", "apart") if args.road is not None else ()
+    road = {part: road_frames(args.road, part) for part in parts}  # before minutes of scoring that would be lost
     judge = Judge(builtin_dnns())
     generator = SceneGenerator(640, 480, args.seed)
     drive = generator.drive(args.drive, 10.0)
@@ -143,10 +145,10 @@ def run(args: argparse.Namespace) -> int:
     result["networks"] = judge.costs()
     scenes = judge.scenes(map(generator.scene, range(args.count)), args.count, "unseen scenes")
     result["unseen_scenes"] = {"count": args.count, **scenes}
-    frames = judge.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")
-    result["unseen_drive"] = {"count": args.drive, "hz": 10.0, **frames}
-    if args.road is not None:
-        result["real_road"] = {part: judge.road(road_frames(args.road, part)) for part in ("video", "photos", "apart")}
+    driven = judge.scenes(map(drive.frame, range(args.drive)), args.drive, "unseen drive")
+    result["unseen_drive"] = {"count": args.drive, "hz": 10.0, **driven}
+    if road:
+        result["real_road"] = {part: judge.road(frames) for part, frames in road.items()}
     write_json(args.out, result)
     print(json.dumps(result, indent=1))
     return 0

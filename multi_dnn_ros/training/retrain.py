@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError
@@ -111,6 +112,7 @@ def _inputs(pupil: Trainee, schedule: Schedule) -> Inputs:
             f"{pupil.model}: the truth of {pupil.task} is for images of one size; only classes may grow"
         )
     width, height = (max(1, round(side * schedule.small)) for side in pupil.size)
+    _run(pupil, (width, height))
     return replace(pupil.inputs, small=(width, height), small_epochs=schedule.small_epochs)
 
 
@@ -118,16 +120,24 @@ def check_labels(pupil: Trainee, data: Data) -> None:
     """TrainingError unless the network's classes are those of the data (of boxes: some of them)."""
     if pupil.task != "classes":
         return
-    width, height = pupil.size
-    device = next(pupil.network.parameters()).device
-    with torch.no_grad():
-        outputs = pupil.network(torch.zeros(2, 3, height, width, device=device))
+    outputs = _run(pupil, pupil.size)
     count = outputs.shape[1] if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 else 0
     if count != len(data.labels):
         raise TrainingError(
             f"{pupil.model} knows {count} classes, data '{data.name}' has {len(data.labels)}; a torchvision builder "
             f"gets that many with --num-classes {len(data.labels)}"
         )
+
+
+def _run(pupil: Trainee, size: tuple[int, int]) -> Any:
+    """Its answers to empty images. TrainingError where they are too small for it."""
+    width, height = size
+    device = next(pupil.network.parameters()).device
+    try:
+        with torch.no_grad():
+            return pupil.network(torch.zeros(2, 3, height, width, device=device))
+    except RuntimeError as error:
+        raise TrainingError(f"{pupil.model} cannot be run on images of {width}x{height}: {reason_of(error)}") from None
 
 
 def settings(schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainee | None, weight: float) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -186,6 +189,68 @@ def test_damaged_chunk_ends_the_messages_and_is_noted(tmp_path: Path) -> None:
     assert 15 <= len(read) < 60
     assert len(bag.damage) == 1
     assert str(tmp_path / "bag") in bag.damage[0]
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("count", ["0", "99", "null", "many"])
+def test_counts_are_those_of_the_files(tmp_path: Path, storage: str, count: str) -> None:
+    written = write(tmp_path / "bag", storage)
+    metadata = tmp_path / "bag" / "metadata.yaml"
+    metadata.write_text(metadata.read_text().replace("message_count: 3", f"message_count: {count}"))
+    with BagReader(tmp_path / "bag") as bag:
+        assert {name: topic.count for name, topic in bag.topics.items()} == {"/a": 3, "/b": 3, "/silent": 0}
+        assert list(bag.messages()) == written
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize(("field", "other"), [("name: /a", "name: /x"), ("std_msgs/msg/String", "std_msgs/msg/Int8")])
+def test_topics_that_metadata_tells_otherwise_are_not_lost(
+    tmp_path: Path, storage: str, field: str, other: str
+) -> None:
+    written = write(tmp_path / "bag", storage)
+    metadata = tmp_path / "bag" / "metadata.yaml"
+    metadata.write_text(metadata.read_text().replace(field, other, 1))
+    with BagReader(tmp_path / "bag") as bag:
+        assert list(bag.messages()) == written
+        assert bag.damage == [
+            f"{tmp_path / 'bag'}: metadata.yaml does not list /a (std_msgs/msg/String) as it was recorded"
+        ]
+
+
+def test_a_recording_of_no_messages_without_its_index_is_told_so(tmp_path: Path) -> None:
+    write(tmp_path / "bag", count=0)
+    file = storage_file(tmp_path / "bag")
+    file.write_bytes(file.read_bytes()[:-30])
+    with pytest.raises(BagError, match="not one message can be read: there is none in it"):
+        BagReader(tmp_path / "bag")
+
+
+def test_messages_beside_the_database_of_a_killed_recorder_are_told(tmp_path: Path) -> None:
+    """Recorded with `--storage-preset-profile resilient`, which writes ahead."""
+    written = write(tmp_path / "whole", "sqlite3")
+    database = storage_file(tmp_path / "whole")
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    with closing(sqlite3.connect(database)) as recorder:
+        recorder.execute("PRAGMA journal_mode=WAL")
+        last = BagMessage("/a", STRING, 50 * SECOND, cdr("last"))
+        recorder.execute(
+            "INSERT INTO messages (topic_id, timestamp, data) SELECT id, ?, ? FROM topics WHERE name = '/a'",
+            (last.stamp_ns, last.data),
+        )
+        recorder.commit()
+        for file in tmp_path.glob("whole/whole.db3*"):
+            shutil.copy(file, killed)
+    for path in (killed, killed / "whole.db3"):
+        with BagReader(path) as bag:
+            assert list(bag.messages()) == written
+            (damage,) = bag.damage
+        assert damage.startswith(f"{killed / 'whole.db3-wal'}: left out; `sqlite3 ")
+    with closing(sqlite3.connect(killed / "whole.db3")) as tool:
+        tool.execute(damage.split("'")[1])  # what it advises
+    with BagReader(killed) as bag:
+        assert list(bag.messages()) == [*written, last]
+        assert bag.damage == []
 
 
 def test_truncated_sqlite_is_refused_by_name(tmp_path: Path) -> None:

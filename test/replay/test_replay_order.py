@@ -83,6 +83,13 @@ def test_corrupt_frames_are_counted_and_the_next_is_served(tmp_path: Path, stora
     assert [message.stamp_ns for message in read_bag(tmp_path / "out")] == [0, 0, 1, 1, 3, 3, 6, 6]
 
 
+def test_a_damaged_record_with_a_time_that_no_header_holds_is_counted(tmp_path: Path) -> None:
+    frames = [(TOPIC, 0, image(10, 0)), (TOPIC, 2**62, ("sensor_msgs/msg/Image", b"\x00\x01"))]
+    summary = replay(write_bag(tmp_path / "in", frames), tmp_path / "out", [task("object")])
+    stream = summary.streams["object", "front"]
+    assert (stream.offered, stream.published, dict(stream.dropped)) == (2, 1, {"bad_image": 1})
+
+
 def test_a_dnn_that_fails_loses_its_own_frames_only(tmp_path: Path) -> None:
     values = [10, 200, 20, 210, 30]
     bag = write_bag(tmp_path / "in", [(TOPIC, index, image(value, index)) for index, value in enumerate(values)])

@@ -84,6 +84,30 @@ def test_a_message_that_is_none_is_dropped_and_the_next_one_served(
         publisher.publish(Image())
 
 
+@pytest.mark.parametrize("session_over", [False, True])
+def test_a_destroyed_node_makes_nothing(ros: Any, session_over: bool) -> None:
+    from rclpy.exceptions import InvalidHandle
+    from std_msgs.msg import String
+    from std_srvs.srv import Empty
+
+    node, other = ros.create_node("gone"), ros.create_node("other")
+    node.destroy_node()
+    if session_over:
+        ros.shutdown()
+    for make in (
+        lambda: node.create_publisher(String, "made_late", 1),
+        lambda: node.create_subscription(String, "made_late", print, 1),
+        lambda: node.create_service(Empty, "made_late", print),
+        lambda: node.create_client(Empty, "made_late"),
+        lambda: node.create_timer(1.0, print),
+        lambda: node.create_guard_condition(print),
+    ):
+        with pytest.raises(InvalidHandle, match="node /gone was destroyed"):
+            make()
+    if not session_over:
+        assert other.count_publishers("/made_late") == other.count_subscribers("/made_late") == 0
+
+
 def test_services_answer_and_their_errors_reach_spin(ros: Any, spin_until: Callable[..., None]) -> None:
     from std_srvs.srv import Empty, SetBool
 

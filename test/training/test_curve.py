@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,83 @@ def test_points_are_added_and_never_made_twice(
     assert main([*command[:2], *command[2:], "--policies", "ratio", "--cuts", "0.2", "--retrain-lr", "1"]) == 1
     assert "other data or settings" in capsys.readouterr().err
     assert json.loads(out.read_text()) == content
+
+
+def test_an_original_of_another_size_or_data_is_no_baseline(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(size: str, folder: Path, out: str) -> list[str]:
+        return ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{folder}", "--num-classes", "2",
+                "--size", size, "--macs-size", "64", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",
+                "--policies", "ratio", "--cuts", "0.9999", "--folder", str(tmp_path / "nets"),
+                "--out", str(tmp_path / out), "--device", "cpu"]  # fmt: skip
+
+    assert main(command("32", colours, "first.json")) == 0
+    assert main(command("48", colours, "second.json")) == 1
+    assert "of 2 classes at 32x32, trained on classes; asked for is torchvision:" in capsys.readouterr().err
+    other = tmp_path / "other"
+    for part in ("train", "val"):
+        shutil.copytree(colours / part / "green", other / part / "lime")
+        shutil.copytree(colours / part / "red", other / part / "rose")
+    assert main(command("32", other, "second.json")) == 1
+    assert "squeezenet1_1.safetensors: holds" in capsys.readouterr().err
+    assert not (tmp_path / "second.json").exists()
+
+
+@pytest.mark.parametrize("content", ['{"points": ', "[1]", '{"points": []}', b"\x89PNG\r\n\x1a\n"])
+def test_another_file_is_not_taken_for_points(
+    content: str | bytes, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    command = ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--folder", str(tmp_path)]
+    for arguments in ([*command, "--out", str(file)], ["curves", str(file), "--out", str(tmp_path / "x.png")]):
+        assert main(arguments) == 1
+        assert capsys.readouterr().err.startswith(f"{file}: not ")
+
+
+def test_the_picture_does_not_take_the_place_of_the_points(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "curve.png"
+    assert main(["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2", "--size",
+                 "32", "--macs-size", "64", "--epochs", "1", "--batch-size", "8", "--cuts", "0.9999", "--device", "cpu",
+                 "--folder", str(tmp_path), "--out", str(out)]) == 1  # fmt: skip
+    assert f"{out}: is the name of the picture" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wrong"),
+    [(["--size", "8"], "8x8"), (["--size", "32", "--small-size", "7", "--small-epochs", "1"], "7x7")],
+)
+def test_images_too_small_for_the_network_are_told_before_training(
+    sizes: list[str], wrong: str, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2", *sizes,
+                 "--epochs", "2", "--folder", str(tmp_path), "--out", str(tmp_path / "x.json"),
+                 "--device", "cpu"]) == 1  # fmt: skip
+    assert f"squeezenet1_1 cannot be run on images of {wrong}: " in capsys.readouterr().err
+
+
+def test_a_point_that_its_data_kept_from_being_made_is_made_the_next_time(
+    colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(colours, tmp_path / "colours")
+    out = tmp_path / "curve.json"
+    command = ["curve", "torchvision:squeezenet1_1", "--data", f"classes:{folder}", "--num-classes", "2",
+               "--size", "32", "--macs-size", "64", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",
+               "--policies", "ratio", "--folder", str(tmp_path / "nets"), "--out", str(out), "--device",
+               "cpu"]  # fmt: skip
+    assert main([*command, "--cuts", "0.9999"]) == 0
+    image = folder / "val" / "red" / "3.png"
+    whole = image.read_bytes()
+    image.write_bytes(whole[:50])
+    assert main([*command, "--cuts", "0.2"]) == 1
+    assert f"{image}: not a readable image" in capsys.readouterr().err
+    image.write_bytes(whole)
+    assert main([*command, "--cuts", "0.2"]) == 0
+    assert "scores" in json.loads(out.read_text())["points"][-1]
 
 
 @pytest.mark.parametrize("name", ["ratio", "energy", "budget"])

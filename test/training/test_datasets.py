@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,21 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match=r"No space left on device: .*detector_images\.npy"):
         render(SPEC, tmp_path / "set", workers=1)
+    assert not list((tmp_path / "set").iterdir())
+
+
+class Killing(RenderSpec):
+    """Its first scene ends the process that renders it, as the system does when memory runs out."""
+
+    def scene(self, index: int) -> Scene:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().scene(index)
+
+
+@pytest.mark.timeout(60)
+def test_a_rendering_process_that_is_killed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="set: one of 2 rendering processes was killed"):
+        render(Killing(33, 6, (64, 64), (64, 64)), tmp_path / "set", workers=2)
     assert not list((tmp_path / "set").iterdir())
 
 

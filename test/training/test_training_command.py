@@ -54,3 +54,20 @@ def test_another_schedule_does_not_touch_the_checkpoint(tmp_path: Path, capsys: 
     assert main([*arguments("object", tmp_path), "--batch-size", "2"]) == 1
     assert "another schedule or data" in capsys.readouterr().err
     assert (tmp_path / "last.ckpt").read_bytes() == before
+
+
+@pytest.mark.parametrize(("device", "said"), [("cuda:99", "PyTorch sees"), ("gpu", "expected cpu, cuda or")])
+@pytest.mark.parametrize("verb", ["lane", "curve"])
+def test_a_device_that_is_not_there_is_told_first(
+    verb: str, device: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    own = {"lane": ["--scenes"], "curve": ["torchvision:vgg16", "--data", "cifar10:x", "--folder"]}
+    assert main([verb, *own[verb], str(work), "--out", str(tmp_path / "out.safetensors"), "--device", device]) == 1
+    assert f"--device {device}: {said}" in capsys.readouterr().err
+    assert not work.exists()
+
+
+def test_a_road_that_is_not_there_is_told_before_scoring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--count", "8", "--road", str(tmp_path), "--out", str(tmp_path / "out.json")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path}: no lane_masks/*.png\n"
