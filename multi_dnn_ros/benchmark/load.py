@@ -197,13 +197,14 @@ def _fairness(
     """What each camera got of each DNN, against its share: all that it asks for, or an equal part of what is left."""
     table = {}
     for dnn in dnns:
-        wanted = {camera: rates[dnn, camera]["offered"] for camera in cameras}
-        got = {camera: rates[dnn, camera]["published"] for camera in cameras}
+        served = [camera for camera in cameras if (dnn, camera) in rates]
+        wanted = {camera: rates[dnn, camera]["offered"] for camera in served}
+        got = {camera: rates[dnn, camera]["published"] for camera in served}
         share = fair_shares(wanted, sum(got.values()))
         table[dnn] = {
             camera: {"wanted_hz": wanted[camera], "published_hz": got[camera], "share_hz": share[camera],
                      "of_share": got[camera] / share[camera] if share[camera] else 1.0}
-            for camera in cameras
+            for camera in served
         }  # fmt: skip
     return {"least_of_share": min(row["of_share"] for dnn in table.values() for row in dnn.values()), "dnns": table}
 

@@ -31,7 +31,7 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
     """Latency and rate of the well cameras for `seconds` in each phase, and how long the node took to notice."""
     phases: dict[str, dict[str, Any]] = {}
     with Rig(folder, config, CAMERAS, seed) as rig:
-        broken = folder / "broken"
+        broken = rig.recordings / "broken"
         write_broken(broken, CAMERAS[0])
         for plan in CAMERAS:
             rig.start_camera(plan.name)
@@ -52,16 +52,15 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
         phases["broken images"]["counted"] = _bad_images(rig) - before
 
         rig.start_camera(BROKEN)
-        seen = len(rig.receipts[next(iter(config.dnns)), BROKEN])
-        _wait(rig, "results", lambda: len(rig.receipts[next(iter(config.dnns)), BROKEN]) > seen)
+        answers = next(receipts for (_, camera), receipts in rig.receipts.items() if camera == BROKEN)
+        seen = len(answers)
+        _wait(rig, "results", lambda: len(answers) > seen)
         rig.kill_camera(BROKEN)
         noticed_s = _wait(rig, "STALE", lambda: rig.level(f"camera {BROKEN}") == STALE)
         phases["killed"] = {**_phase(rig, seconds), "stale_after_s": noticed_s}
-        seen = len(rig.receipts[next(iter(config.dnns)), BROKEN])
+        seen = len(answers)
         rig.start_camera(BROKEN)
-        phases["killed"]["served_again_after_s"] = _wait(
-            rig, "results", lambda: len(rig.receipts[next(iter(config.dnns)), BROKEN]) > seen
-        )
+        phases["killed"]["served_again_after_s"] = _wait(rig, "results", lambda: len(answers) > seen)
         for plan in CAMERAS:
             rig.stop_camera(plan.name)
         rig.settle()
