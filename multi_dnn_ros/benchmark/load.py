@@ -31,6 +31,8 @@ _CALIBRATION_S = 15.0
 _SATURATED = 0.5
 #: A camera process of ours can hardly send faster.
 _FASTEST_HZ = 400.0
+#: At least of the node's memory: a window of a short run has some too.
+_SAMPLES = 30
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
 
 
@@ -60,6 +62,7 @@ def measure_load(
         if flooded is not None:
             rig.start_camera(flooded, flooding_rate(rig))
         rig.spin(3.0)  # the new process finds its subscriber
+        rig.sample_s = min(1.0, seconds / _SAMPLES)
         before, begin_s = rig.accounts(), rig.samples[-1].at_s
         with tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar:
             rig.spin(seconds, progress=bar.update)

@@ -107,8 +107,8 @@ class Rig:
 
     folder: for logs and the parameter file. recordings: what cameras publish; they go when it ends. Everything runs in
     a ROS domain of its own, on loopback. A DNN serves those of the cameras that it serves in `config`; UsageError for a
-    DNN or a camera that is left with none. `receipts`, `samples` and `statuses` (newest diagnostics by name) fill while
-    :meth:`spin` runs.
+    DNN or a camera that is left with none. `receipts`, `samples` (one in `sample_s`) and `statuses` (newest diagnostics
+    by name) fill while :meth:`spin` runs.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
@@ -126,6 +126,7 @@ class Rig:
         self.reported_s = 0.0  # when the newest report was made, on the system's clock
         self.cameras: dict[str, Child] = {}
         self.rates_hz: dict[str, float] = {}
+        self.sample_s = 1.0
         self.node: Child
         self._seed = seed
         self._stack = ExitStack()
@@ -275,7 +276,7 @@ class Rig:
                 )
         now = time.monotonic()
         if now >= self._next_sample_s:
-            self._next_sample_s = now + 1.0
+            self._next_sample_s = now + self.sample_s
             with self._process.oneshot():
                 memory, threads = self._process.memory_info().rss, self._process.num_threads()
                 cpu = self._process.cpu_percent() / 100.0

@@ -72,7 +72,9 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=positive_float, default=10.0, help="length of the run (default: %(default)g)")
+    parser.add_argument(
+        "--minutes", type=_minutes, default=10.0, help="length of the run, at least 0.1 (default: %(default)g)"
+    )
     parser.add_argument(
         "--camera", type=_camera, action="append", default=[], metavar="NAME=WxH@HZ:ENCODING",
         help="a camera in place of the three, at its rate; ENCODING: jpeg, or that of sensor_msgs/Image; several times",
@@ -89,7 +91,7 @@ def _add_rough(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cycles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=positive, default=50, help="cycles (default: %(default)s)")
+    parser.add_argument("--repeats", type=_cycle_count, default=50, help="cycles, at least 2 (default: %(default)s)")
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
@@ -188,6 +190,20 @@ def _camera(text: str) -> tuple[str, tuple[int, int], float, str]:
     if encoding not in ("jpeg", *ENCODINGS):
         raise argparse.ArgumentTypeError(f"'{text}': encoding '{encoding}'; allowed: jpeg, {', '.join(ENCODINGS)}")
     return camera_name(match[1]), size(match[2]), positive_float(match[3]), "" if encoding == "jpeg" else encoding
+
+
+def _minutes(text: str) -> float:
+    minutes = positive_float(text)
+    if minutes < 0.1:
+        raise argparse.ArgumentTypeError(f"'{text}' is less than 0.1: too short for windows to compare")
+    return minutes
+
+
+def _cycle_count(text: str) -> int:
+    cycles = positive(text)
+    if cycles < 2:
+        raise argparse.ArgumentTypeError(f"'{text}' is less than 2: the last cycles are compared with the first")
+    return cycles
 
 
 def _plans(cameras: list[tuple[str, tuple[int, int], float, str]]) -> list[CameraPlan]:

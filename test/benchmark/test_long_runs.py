@@ -15,6 +15,7 @@ from multi_dnn_ros.benchmark import load
 from multi_dnn_ros.benchmark.gpu_watch import parsed
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
 from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
+from multi_dnn_ros.benchmark.rough import rough_problems
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.params_file import read_params_file
@@ -162,6 +163,27 @@ def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, para
     log = (tmp_path / "logs" / "node.log").read_text()
     assert "camera front, topic /front/image_raw: " in log  # one line of many: they are held back
     assert "Traceback" not in log
+
+
+def test_a_well_camera_that_falls_silent_is_noticed() -> None:
+    well = {"p95_over_all_well": 1.0, "stream_hz": {"lane on left": 4.0, "lane on rear": 4.0}}
+    fewer = {**well, "stream_hz": {"lane on left": 3.1, "lane on rear": 0.5}}
+    assert rough_problems({"all well": well, "stalled": fewer}, 10.0) == [
+        "stalled: lane on rear at 0.50 Hz, 4.00 when all was well"
+    ]
+    assert rough_problems({"all well": well, "killed": {**well, "p95_over_all_well": 1.3}}, 10.0) == [
+        "killed: p95 is 1.30 of all well; at most 1.25 is right"
+    ]
+
+
+def test_runs_that_are_too_short_for_a_verdict_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong, words in (
+        (["load", "--minutes", "0.05"], "--minutes: '0.05' is less than 0.1"),
+        (["cycles", "--repeats", "1"], "--repeats: '1' is less than 2"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["benchmark", *wrong])
+        assert words in capsys.readouterr().err
 
 
 def test_nothing_stays_behind_when_deactivating_again_and_again(tmp_path: Path, parameters: str) -> None:
