@@ -14,6 +14,7 @@ from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive
 from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.network_arguments import check_writable
 
 if TYPE_CHECKING:
     from multi_dnn_ros.benchmark.rig import CameraPlan
@@ -102,6 +103,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
     from multi_dnn_ros.reporting import provenance, write_json
 
+    for option in ("output", "plot"):
+        if getattr(args, option, None) is not None:
+            check_writable(f"--{option}", getattr(args, option))
     figures, text = args.measure(args)
     print(text)
     if args.output is not None:

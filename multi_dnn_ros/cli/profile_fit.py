@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float
 from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.network_arguments import check_writable
 
 if TYPE_CHECKING:
     from multi_dnn_ros.profiling.fit import Demand, Verdict
@@ -59,6 +60,8 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.reporting import provenance, write_json
     from multi_dnn_ros.training.scenes import SceneGenerator
 
+    if args.output is not None:
+        check_writable("--output", args.output)
     config = _config(args)
     rates = _rates(args, config)
     predictor = read_predictor(args.predictor) if args.predictor is not None else None

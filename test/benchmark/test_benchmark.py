@@ -51,6 +51,30 @@ def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monk
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "benchmark cpu --output",
+        "benchmark overhead --output",
+        "benchmark load --plot",
+        "benchmark rough --output",
+        "benchmark cycles --output",
+        "benchmark paper --device cpu --output",
+        "benchmark deadlines --device cpu --output",
+        "profile fit --output",
+        "profile contention builtin:lane --output",
+        "profile learn none.csv --output",
+        "profile layers builtin:lane --output",
+        "profile layers builtin:lane --summary",
+    ],
+)
+def test_what_cannot_be_written_is_told_before_measuring(command, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    words = [*command.split(), str(tmp_path / "file" / "figures.json")]
+    assert main(words) == 2
+    assert f"{words[-2]} is {words[-1]}" in capsys.readouterr().err
+
+
 def test_wrong_use_names_the_option(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["benchmark", "overhead", "--repeats", "0"])
