@@ -34,7 +34,7 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add = parser.add_argument
     add("--params-file", type=Path, help="as for `multi-dnn run` (default: the package's)")
     add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
-        help=f"frames a second of a camera, repeatable; others: {_RATE:g}")  # fmt: skip
+        help=f"frames a second of a camera, repeatable; others: their parameter rate_hz, else {_RATE:g}")  # fmt: skip
     add("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
     add(
         "--predictor",
@@ -113,7 +113,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
 
 
 def _rates(args: argparse.Namespace, config: NodeConfig) -> dict[str, float]:
-    rates = dict.fromkeys(config.cameras, _RATE)
+    rates = {name: camera.rate_hz or _RATE for name, camera in config.cameras.items()}
     for camera, hz in args.rate:
         if camera not in rates:
             raise UsageError(f"--rate names camera '{camera}'; the parameters have {', '.join(rates)}")

@@ -248,6 +248,10 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(out.read_text())
     assert content["cases"][0]["fits"]
     assert content["services_ms"]["lane"]["alone_ms"] > 0.0
+    params.write_text(f"{params.read_text()}    camera: {{front: {{rate_hz: 1000.0}}}}\n")
+    assert main([*arguments, "--output", str(out)]) in (0, 1)
+    assert json.loads(out.read_text())["cases"][0]["hz"] == {"lane": {"front": 1000.0}}
+    assert main([*arguments, "--rate", "front=0.1"]) == 0
     assert main([*arguments, "--rate", "front=100000"]) == 1
     assert "broken by lane" in capsys.readouterr().out
     assert main([*arguments, "--rate", "rear=10"]) == 2
