@@ -43,6 +43,7 @@ _START_LIMIT_S = 300.0
 #: DDS matches each side by itself: a publisher may know its readers some milliseconds later.
 _SETTLE_S = 1.0
 _RECORDED_FRAMES = 20
+_ERROR = 2  # as in DiagnosticStatus
 #: The encapsulation of CDR, then the header's stamp: first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
@@ -176,12 +177,18 @@ class Rig:
                 Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
             )
         self._process = psutil.Process(self.node.pid)
-        if not self.until(lambda: self.value("node", "state") == "active", _START_LIMIT_S):
+        if not self.until(self._active, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         topics = [subscription.topic_name for subscription in self._subscriptions]
         if not self.until(lambda: all(self._clock_node.count_publishers(topic) for topic in topics), 30.0):
             raise CommandError(f"not every result of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
+
+    def _active(self) -> bool:
+        """CommandError when the node could not be configured: it stays as it is then."""
+        if self.level("node") == _ERROR and self.value("node", "state") == "unconfigured":
+            raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
+        return self.value("node", "state") == "active"
 
     def start_camera(self, name: str, rate_hz: float | None = None, recording: Path | None = None) -> None:
         """Start (again) the process of a camera; what ran before is ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
 from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ def _add_cycles(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--logs", type=Path, help="folder for the processes' logs (default: a temporary one)")
+    parser.add_argument(
+        "--logs", type=Path, help="folder for the processes' logs (default: one that stays if it fails)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -223,8 +226,16 @@ def _logs(args: argparse.Namespace) -> Iterator[Path]:
     if args.logs is not None:
         yield args.logs
         return
-    with tempfile.TemporaryDirectory(prefix="multi_dnn_benchmark_") as folder:
+    folder = tempfile.mkdtemp(prefix="multi_dnn_benchmark_")
+    kept = False
+    try:
         yield Path(folder)
+    except CommandError:  # names a log that lies there
+        kept = True
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 _SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[str, Any], str]]]] = {

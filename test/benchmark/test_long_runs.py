@@ -65,6 +65,19 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path:
     assert "Traceback" not in log
 
 
+def test_a_node_that_cannot_be_configured_is_told_at_once_and_its_log_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = tmp_path / "parameters.yaml"
+    path.write_text("/**: {ros__parameters: {dnns: [lane], dnn: {lane: {model: /none.onnx, decoder: lane}}}}\n")
+    assert main(["benchmark", "load", "--minutes", "0.1", "--params-file", str(path)]) == 1
+    assert "not configured: " in (text := capsys.readouterr().err)
+    assert "parameter dnn.lane.model is '/none.onnx': there is no such file" in text
+    assert [file.name for file in tmp_path.glob("multi_dnn_benchmark_*/*.log")] == ["node.log"]
+    assert not list(tmp_path.glob("multi_dnn_recordings_*"))
+
+
 def test_a_run_has_the_cameras_that_each_dnn_serves(tmp_path: Path) -> None:
     path = tmp_path / "parameters.yaml"
     path.write_text(
