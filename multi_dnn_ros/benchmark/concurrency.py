@@ -6,12 +6,13 @@ random order, repeated.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import random
-import threading
+import signal
 import time
 from collections.abc import Callable
-from multiprocessing.synchronize import Barrier
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
+from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.pipeline import build
@@ -27,7 +29,6 @@ from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 Images = list[npt.NDArray[np.uint8]]
-START_TIMEOUT_S = 300.0
 
 ENGINE = "engine"
 SEQUENTIAL = "one thread, one after another"
@@ -120,40 +121,58 @@ class _Processes:
 
     def __init__(self, config: NodeConfig, frames: int, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._barrier = context.Barrier(len(config.dnns) + 1)
-        self._processes = [
-            context.Process(target=_serve, args=(config, name, frames, seed, self._barrier), daemon=True)
-            for name in config.dnns
-        ]
-        for process in self._processes:
+        self._ready = False
+        self._connections: list[Connection] = []
+        self._processes = []
+        for name in config.dnns:
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(config, name, frames, seed, theirs), name=f"DNN {name}", daemon=True
+            )
             process.start()
+            theirs.close()  # so that the end of the process is the end of the pipe
+            self._connections.append(ours)
+            self._processes.append(process)
 
     def run(self) -> float:
-        """Seconds until the last process is through."""
-        self._barrier.wait(START_TIMEOUT_S)
+        """Seconds until the last process is through. CommandError where one has ended."""
+        if not self._ready:
+            self._await_all()
+            self._ready = True
         begin = time.perf_counter()
-        self._barrier.wait(START_TIMEOUT_S)
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # that it has ended is told below
+                connection.send(None)
+        self._await_all()
         return time.perf_counter() - begin
 
     def close(self) -> None:
-        self._barrier.abort()
+        for connection in self._connections:
+            connection.close()  # each process reads the end of the pipe
         for process in self._processes:
             process.join(10.0)
             if process.is_alive():
                 process.kill()
 
+    def _await_all(self) -> None:
+        for process, connection in zip(self._processes, self._connections, strict=True):
+            try:
+                connection.recv()
+            except (EOFError, OSError):
+                process.join(10.0)
+                raise CommandError(f"the process of {process.name} ended with exit code {process.exitcode}") from None
 
-def _serve(config: NodeConfig, name: str, frames: int, seed: int, barrier: Barrier) -> None:
+
+def _serve(config: NodeConfig, name: str, frames: int, seed: int, connection: Connection) -> None:
+    """The process: says that it is ready, then that it is through each time it was told to begin."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who started us ends us
     own = config.model_copy(update={"dnns": {name: config.dnns[name]}})
     task = build(own).tasks[0]
     torch.set_num_threads(max(1, cpu_count() // len(config.dnns)))
     images = _images(frames, seed)
-    try:
-        with torch.inference_mode():
-            while True:
-                barrier.wait()
-                for image in images:
-                    _infer(task, image)
-                barrier.wait()
-    except threading.BrokenBarrierError:  # close() was called
-        pass
+    with torch.inference_mode(), contextlib.suppress(EOFError, OSError):  # the other end was closed, or has ended
+        while True:
+            connection.send(None)
+            connection.recv()
+            for image in images:
+                _infer(task, image)

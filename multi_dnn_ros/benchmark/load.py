@@ -31,6 +31,8 @@ _CALIBRATION_S = 15.0
 _SATURATED = 0.5
 #: A camera process of ours can hardly send faster.
 _FASTEST_HZ = 400.0
+#: At least of the node's memory: a window of a short run has some too.
+_SAMPLES = 30
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
 
 
@@ -60,6 +62,7 @@ def measure_load(
         if flooded is not None:
             rig.start_camera(flooded, flooding_rate(rig))
         rig.spin(3.0)  # the new process finds its subscriber
+        rig.sample_s = min(1.0, seconds / _SAMPLES)
         before, begin_s = rig.accounts(), rig.samples[-1].at_s
         with tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar:
             rig.spin(seconds, progress=bar.update)
@@ -197,13 +200,14 @@ def _fairness(
     """What each camera got of each DNN, against its share: all that it asks for, or an equal part of what is left."""
     table = {}
     for dnn in dnns:
-        wanted = {camera: rates[dnn, camera]["offered"] for camera in cameras}
-        got = {camera: rates[dnn, camera]["published"] for camera in cameras}
+        served = [camera for camera in cameras if (dnn, camera) in rates]
+        wanted = {camera: rates[dnn, camera]["offered"] for camera in served}
+        got = {camera: rates[dnn, camera]["published"] for camera in served}
         share = fair_shares(wanted, sum(got.values()))
         table[dnn] = {
             camera: {"wanted_hz": wanted[camera], "published_hz": got[camera], "share_hz": share[camera],
                      "of_share": got[camera] / share[camera] if share[camera] else 1.0}
-            for camera in cameras
+            for camera in served
         }  # fmt: skip
     return {"least_of_share": min(row["of_share"] for dnn in table.values() for row in dnn.values()), "dnns": table}
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +32,7 @@ from std_msgs.msg import Header
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.processes import Child, Interrupts, free_domain, on_loopback
 from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
 from multi_dnn_ros.schema import CameraConfig, NodeConfig
@@ -42,6 +43,7 @@ _START_LIMIT_S = 300.0
 #: DDS matches each side by itself: a publisher may know its readers some milliseconds later.
 _SETTLE_S = 1.0
 _RECORDED_FRAMES = 20
+_ERROR = 2  # as in DiagnosticStatus
 #: The encapsulation of CDR, then the header's stamp: first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
@@ -104,14 +106,20 @@ class NodeSample:
 class Rig:
     """Starts a node that serves `cameras` with the DNNs of `config`; a context manager. Cameras start one by one.
 
-    folder: for logs, recordings to publish, and the parameter file. Everything runs in a ROS domain of its own, on
-    loopback. `receipts`, `samples` and `statuses` (newest diagnostics by name) fill while :meth:`spin` runs.
+    folder: for logs and the parameter file. recordings: what cameras publish; they go when it ends. Everything runs in
+    a ROS domain of its own, on loopback. A DNN serves those of the cameras that it serves in `config`; UsageError for a
+    DNN or a camera that is left with none. `receipts`, `samples` (one in `sample_s`) and `statuses` (newest diagnostics
+    by name) fill while :meth:`spin` runs.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
         self.folder = folder
         self.config = config.model_copy(update={"cameras": {plan.name: plan.config for plan in cameras}})
         self.plans = {plan.name: plan for plan in cameras}
+        self.streams = _streams(config, list(self.plans))
+        served = {name: [camera for dnn, camera in self.streams if dnn == name] for name in config.dnns}
+        dnns = {name: dnn.model_copy(update={"cameras": served[name]}) for name, dnn in config.dnns.items()}
+        self.config = self.config.model_copy(update={"dnns": dnns})
         self.receipts: dict[Stream, Receipts] = {}
         self.samples: list[NodeSample] = []
         self.statuses: dict[str, Any] = {}
@@ -119,14 +127,17 @@ class Rig:
         self.reported_s = 0.0  # when the newest report was made, on the system's clock
         self.cameras: dict[str, Child] = {}
         self.rates_hz: dict[str, float] = {}
+        self.sample_s = 1.0
         self.node: Child
         self._seed = seed
         self._stack = ExitStack()
+        self._interrupts = Interrupts()
         self._environment = on_loopback(free_domain())
         self._started = 0
         self._next_sample_s = 0.0
 
     def __enter__(self) -> Rig:
+        self._stack.enter_context(self._interrupts)
         try:
             self._start()
         except BaseException:
@@ -141,9 +152,9 @@ class Rig:
 
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        interrupts = self._stack.enter_context(Interrupts())
+        self.recordings = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_recordings_")))
         for plan in self.plans.values():
-            _record(self.folder / plan.name, plan, self._seed)
+            _record(self.recordings / plan.name, plan, self._seed)
         parameters = self.folder / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(self.config)}}), encoding="utf-8")
         os.environ.update(self._environment)
@@ -159,19 +170,25 @@ class Rig:
             self._clock_node.create_subscription(
                 DiagnosticArray, "/diagnostics", self._on_diagnostics, QoSProfile(depth=50), raw=True
             ),
-            *(self._listen(dnn, camera) for dnn in self.config.dnns for camera in self.plans),
+            *(self._listen(*stream) for stream in self.streams),
         ]
-        with interrupts.held():
+        with self._interrupts.held():
             self.node = self._stack.enter_context(
                 Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
             )
         self._process = psutil.Process(self.node.pid)
-        if not self.until(lambda: self.value("node", "state") == "active", _START_LIMIT_S):
+        if not self.until(self._active, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         topics = [subscription.topic_name for subscription in self._subscriptions]
         if not self.until(lambda: all(self._clock_node.count_publishers(topic) for topic in topics), 30.0):
             raise CommandError(f"not every result of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
+
+    def _active(self) -> bool:
+        """CommandError when the node could not be configured: it stays as it is then."""
+        if self.level("node") == _ERROR and self.value("node", "state") == "unconfigured":
+            raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
+        return self.value("node", "state") == "active"
 
     def start_camera(self, name: str, rate_hz: float | None = None, recording: Path | None = None) -> None:
         """Start (again) the process of a camera; what ran before is ended."""
@@ -179,12 +196,14 @@ class Rig:
         plan = self.plans[name]
         self.rates_hz[name] = rate_hz or plan.rate_hz
         self._started += 1
+        source = recording or self.recordings / plan.name
         arguments = [
-            *("camera", str(recording or self.folder / plan.name), "--camera", name, "--topic", plan.topic, "--loop"),
+            *("camera", str(source), "--camera", name, "--topic", plan.topic, "--loop"),
             *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
         ]
         log = self.folder / f"camera_{name}_{self._started}.log"
-        self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
+        with self._interrupts.held():
+            self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
 
     def stop_camera(self, name: str) -> None:
         """End the process of a camera, if one runs."""
@@ -246,12 +265,11 @@ class Rig:
     def accounts(self) -> dict[Stream, dict[str, Any]]:
         """offered, published, pending and dropped (by reason, without zeros) of every stream, as last reported."""
         accounts = {}
-        for dnn in self.config.dnns:
-            for camera in self.plans:
-                values = self.statuses.get(f"{dnn} on {camera}", {})
-                dropped = {m[1]: int(v) for k, v in values.items() if (m := _REASON.match(k)) and int(v)}
-                counts = {key: int(values.get(key, 0)) for key in ("offered", "published", "pending")}
-                accounts[dnn, camera] = {**counts, "dropped": dropped}
+        for dnn, camera in self.streams:
+            values = self.statuses.get(f"{dnn} on {camera}", {})
+            dropped = {m[1]: int(v) for k, v in values.items() if (m := _REASON.match(k)) and int(v)}
+            counts = {key: int(values.get(key, 0)) for key in ("offered", "published", "pending")}
+            accounts[dnn, camera] = {**counts, "dropped": dropped}
         return accounts
 
     # -- inside
@@ -265,7 +283,7 @@ class Rig:
                 )
         now = time.monotonic()
         if now >= self._next_sample_s:
-            self._next_sample_s = now + 1.0
+            self._next_sample_s = now + self.sample_s
             with self._process.oneshot():
                 memory, threads = self._process.memory_info().rss, self._process.num_threads()
                 cpu = self._process.cpu_percent() / 100.0
@@ -296,6 +314,20 @@ class Rig:
         self.reported_s = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
 
 
+def _streams(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
+    """Which DNN serves which of `cameras`, as configured."""
+    streams = []
+    for name, dnn in config.dnns.items():
+        served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
+        if not served:
+            own, there = ", ".join(dnn.cameras), ", ".join(cameras)
+            raise UsageError(f"parameter dnn.{name}.cameras is {own}; this run has the cameras {there}")
+        streams += [(name, camera) for camera in served]
+    if idle := [camera for camera in cameras if all(camera != of for _, of in streams)]:
+        raise UsageError(f"camera {idle[0]} of this run is in none of the parameters dnn.<dnn>.cameras")
+    return streams
+
+
 def flat(config: NodeConfig) -> Mapping[str, Any]:
     """As a parameter file has it; empty lists cannot stand in one and are defaults anyway."""
     values = config.model_dump()
@@ -313,8 +345,6 @@ def _without_empty_lists(value: Any) -> Any:
 
 def _record(path: Path, plan: CameraPlan, seed: int) -> None:
     """What a camera publishes over and over, so that making pictures takes no time from the node."""
-    if path.exists():
-        return
     drive = SceneGenerator(*plan.size, seed).drive(_RECORDED_FRAMES, 5.0)
     pixels = [drive.frame(number).image for number in range(_RECORDED_FRAMES)]
     write_recording(path, plan, [np.ascontiguousarray(image) for image in pixels])

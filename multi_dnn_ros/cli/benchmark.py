@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
 from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.errors import CommandError, UsageError
+from multi_dnn_ros.cli.network_arguments import check_writable
 
 if TYPE_CHECKING:
     from multi_dnn_ros.benchmark.rig import CameraPlan
@@ -72,7 +74,9 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=positive_float, default=10.0, help="length of the run (default: %(default)g)")
+    parser.add_argument(
+        "--minutes", type=_minutes, default=10.0, help="length of the run, at least 0.1 (default: %(default)g)"
+    )
     parser.add_argument(
         "--camera", type=_camera, action="append", default=[], metavar="NAME=WxH@HZ:ENCODING",
         help="a camera in place of the three, at its rate; ENCODING: jpeg, or that of sensor_msgs/Image; several times",
@@ -89,17 +93,22 @@ def _add_rough(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cycles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=positive, default=50, help="cycles (default: %(default)s)")
+    parser.add_argument("--repeats", type=_cycle_count, default=50, help="cycles, at least 2 (default: %(default)s)")
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--logs", type=Path, help="folder for the processes' logs (default: a temporary one)")
+    parser.add_argument(
+        "--logs", type=Path, help="folder for the processes' logs (default: one that stays if it fails)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
     from multi_dnn_ros.reporting import provenance, write_json
 
+    for option in ("output", "plot"):
+        if getattr(args, option, None) is not None:
+            check_writable(f"--{option}", getattr(args, option))
     figures, text = args.measure(args)
     print(text)
     if args.output is not None:
@@ -190,6 +199,20 @@ def _camera(text: str) -> tuple[str, tuple[int, int], float, str]:
     return camera_name(match[1]), size(match[2]), positive_float(match[3]), "" if encoding == "jpeg" else encoding
 
 
+def _minutes(text: str) -> float:
+    minutes = positive_float(text)
+    if minutes < 0.1:
+        raise argparse.ArgumentTypeError(f"'{text}' is less than 0.1: too short for windows to compare")
+    return minutes
+
+
+def _cycle_count(text: str) -> int:
+    cycles = positive(text)
+    if cycles < 2:
+        raise argparse.ArgumentTypeError(f"'{text}' is less than 2: the last cycles are compared with the first")
+    return cycles
+
+
 def _plans(cameras: list[tuple[str, tuple[int, int], float, str]]) -> list[CameraPlan]:
     from multi_dnn_ros.benchmark.rig import CameraPlan
 
@@ -203,8 +226,16 @@ def _logs(args: argparse.Namespace) -> Iterator[Path]:
     if args.logs is not None:
         yield args.logs
         return
-    with tempfile.TemporaryDirectory(prefix="multi_dnn_benchmark_") as folder:
+    folder = tempfile.mkdtemp(prefix="multi_dnn_benchmark_")
+    kept = False
+    try:
         yield Path(folder)
+    except CommandError:  # names a log that lies there
+        kept = True
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 _SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[str, Any], str]]]] = {

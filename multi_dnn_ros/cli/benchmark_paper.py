@@ -123,8 +123,21 @@ def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE", help=f"write {what}")
 
 
+def _check_output(output: Path | None) -> None:
+    """UsageError where the figures could not be written, or what is written beside them would take their place."""
+    from multi_dnn_ros.cli.errors import UsageError
+    from multi_dnn_ros.cli.network_arguments import check_writable
+
+    if output is None:
+        return
+    check_writable("--output", output)
+    if output.suffix in (".md", ".png"):
+        raise UsageError(f"--output is {output}; the figures are JSON, beside which {output.name} is written")
+
+
 def run_paper(args: argparse.Namespace) -> int:
     """Measure, print the tables, write JSON, Markdown and pictures."""
+    _check_output(args.output)
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.measure import Plan, estimate_s, measure
     from multi_dnn_ros.benchmark.paper.sets import choose_sets
@@ -161,6 +174,7 @@ def run_paper(args: argparse.Namespace) -> int:
 
 def run_paper_report(args: argparse.Namespace) -> int:
     """Merge and show."""
+    _check_output(args.output)
     from multi_dnn_ros.benchmark.paper.report import merged
 
     _show(merged(args.results), args.output)
@@ -169,6 +183,7 @@ def run_paper_report(args: argparse.Namespace) -> int:
 
 def run_deadlines(args: argparse.Namespace) -> int:
     """Measure, print the table, write JSON and picture."""
+    _check_output(args.output)
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.deadlines import DeadlinePlan, deadlines_table, measure_deadlines
     from multi_dnn_ros.benchmark.paper.plot import plot_deadlines
@@ -239,13 +254,13 @@ def _progress() -> Callable[[str], None]:
 def _show(content: dict[str, Any], output: Path | None) -> None:
     from multi_dnn_ros.benchmark.paper.plot import plot_results
     from multi_dnn_ros.benchmark.paper.report import markdown
-    from multi_dnn_ros.reporting import write_json
+    from multi_dnn_ros.reporting import write_json, write_text
 
     text = markdown(content)
     print(text)
     if output is not None:
         write_json(output, content)
         written = output.with_suffix(".md")
-        written.write_text(text, encoding="utf-8")
+        write_text(written, text)
         pictures = plot_results(content, output.with_suffix(".png"))
         print("written to " + ", ".join(str(path) for path in (output, written, *pictures)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli import profile_fit, profile_learning
 from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.network_arguments import check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ def _layers(args: argparse.Namespace) -> int:
     from multi_dnn_ros.profiling.report import closing_lines, job_table, kind_table, layer_table, write_profile
     from multi_dnn_ros.reporting import provenance, write_json
 
+    for option, file in (("--output", args.output and args.output / "profile.json"), ("--summary", args.summary)):
+        if file is not None:
+            check_writable(option, file)
     with open_target(args) as target:
         networks = [
             load(model, weights=args.weights, num_classes=args.num_classes, size=args.size) for model in args.models

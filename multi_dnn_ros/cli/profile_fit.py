@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float
 from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.cli.network_arguments import check_writable
 
 if TYPE_CHECKING:
     from multi_dnn_ros.profiling.fit import Demand, Verdict
@@ -33,7 +34,7 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add = parser.add_argument
     add("--params-file", type=Path, help="as for `multi-dnn run` (default: the package's)")
     add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
-        help=f"frames a second of a camera, repeatable; others: {_RATE:g}")  # fmt: skip
+        help=f"frames a second of a camera, repeatable; others: their parameter rate_hz, else {_RATE:g}")  # fmt: skip
     add("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
     add(
         "--predictor",
@@ -42,7 +43,12 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="a file of `multi-dnn profile learn` (default: the parameter file's)",
     )
     add("--frames", type=positive, default=20, help="measured of each DNN (default: %(default)s)")
-    add("--verify", type=positive_float, metavar="SECONDS", help="then offer frames for so long, and see")
+    add(
+        "--verify",
+        type=positive_float,
+        metavar="SECONDS",
+        help="then offer frames for so long, and see whether they are served, and by their deadlines",
+    )
     add("--mixes", type=natural, default=0, metavar="N",
         help="judge N random mixes of these DNNs around the machine's capacity in place of the rates")  # fmt: skip
     add("--seed", type=natural, default=0, help="of the mixes (default: %(default)s)")
@@ -59,6 +65,8 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.reporting import provenance, write_json
     from multi_dnn_ros.training.scenes import SceneGenerator
 
+    if args.output is not None:
+        check_writable("--output", args.output)
     config = _config(args)
     rates = _rates(args, config)
     predictor = read_predictor(args.predictor) if args.predictor is not None else None
@@ -80,7 +88,8 @@ def _run(args: argparse.Namespace) -> int:
         entry = _entry(demands, verdict)
         if args.verify:
             cameras = {of.dnn: of.cameras for of in demands}
-            lost = lost_frames(pipeline.tasks, cameras, make_engine, image, args.verify)
+            # What is asked of mixes is no deadline.
+            lost = lost_frames(pipeline.tasks, cameras, make_engine, image, args.verify, late=not args.mixes)
             served = max(lost.values()) <= LOST
             right += served == verdict.fits
             print(
@@ -110,7 +119,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
 
 
 def _rates(args: argparse.Namespace, config: NodeConfig) -> dict[str, float]:
-    rates = dict.fromkeys(config.cameras, _RATE)
+    rates = {name: camera.rate_hz or _RATE for name, camera in config.cameras.items()}
     for camera, hz in args.rate:
         if camera not in rates:
             raise UsageError(f"--rate names camera '{camera}'; the parameters have {', '.join(rates)}")

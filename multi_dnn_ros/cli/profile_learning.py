@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural
+from multi_dnn_ros.cli.network_arguments import check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def _contention(args: argparse.Namespace) -> int:
     from multi_dnn_ros.profiling.network import load
     from multi_dnn_ros.profiling.samples import write_samples
 
+    check_writable("--output", args.output)
     with open_target(args) as target:
         check_slices(args.slices, target)
         networks = [load(model) for model in args.models]
@@ -95,6 +97,7 @@ def _learn(args: argparse.Namespace) -> int:
     from multi_dnn_ros.profiling.samples import read_samples
     from multi_dnn_ros.reporting import provenance, write_json
 
+    check_writable("--output", args.output / "predictor.json")
     samples = [sample for table in args.tables for sample in read_samples(table)]
     with tqdm(unit="group", desc="held out", disable=None, leave=False) as bar:
         predictor = learn(samples, seed=args.seed, progress=bar.update, **provenance())

@@ -93,7 +93,7 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | No
     target = np.log(np.array([sample.ms for sample in samples]) / base_ms(questions, corrects))
     regressor = GradientBoostingRegressor(
         n_estimators=_TREES, max_depth=_DEPTH, learning_rate=_RATE, min_samples_leaf=min(_LEAF, len(samples)),
-        subsample=0.7, max_features=0.5, loss="huber", random_state=seed,
+        subsample=0.7 if len(samples) > 1 else 1.0, max_features=0.5, loss="huber", random_state=seed,
     )  # fmt: skip
     regressor.fit(tree_features(questions), target)
     trees = tuple(_tree(estimator.tree_) for estimator in regressor.estimators_[:, 0])
@@ -234,8 +234,8 @@ def _held_out(
         measured = np.array([sample.ms for sample in test])
         for name, fit in fits.items():
             predicted = fit(train)(test)
-            if np.isnan(predicted).all():
-                continue  # says nothing about these
+            if name == UNLOADED and np.isnan(predicted).all():
+                continue  # is asked nothing; a regressor that does not know a kind of layer is wrong about it
             predicted = np.nan_to_num(predicted)
             layers[name] += list(np.abs(predicted - measured) / measured)
             sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])

@@ -129,11 +129,13 @@ def lost_frames(
     make_engine: MakeEngine,
     image: Image,
     seconds: float,
+    *,
+    late: bool = False,
 ) -> dict[str, float]:
     """Offer frames at the given rates for so long; the part of its frames that each DNN lost.
 
-    cameras: hertz by DNN and camera; a camera of the same name has the same rate for all. The first half second is not
-    counted.
+    cameras: hertz by DNN and camera; a camera of the same name has the same rate for all. late: a result behind its
+    deadline is lost too. The first half second is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
     rates = {camera: hz for of in cameras.values() for camera, hz in of.items()}
@@ -160,6 +162,8 @@ def lost_frames(
             offered += now.offered - (then.offered if then else 0)
             dropped += sum(now.dropped.values()) - now.dropped.get(DropReason.SHUTDOWN, 0)
             dropped -= sum(then.dropped.values()) if then else 0
+            if late:
+                dropped += now.deadline_misses - (then.deadline_misses if then else 0)
         lost[task.name] = dropped / offered if offered else 0.0
     return lost
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 
@@ -33,6 +34,45 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsy
     assert figures["versions"]["torch"]
     assert "one process each" in capsys.readouterr().out
     assert list(output.parent.iterdir()) == [output]  # nothing half-written beside it
+
+
+def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monkeypatch):
+    parameters = tmp_path / "one.yaml"
+    parameters.write_text("/**: {ros__parameters: {dnns: [pedestrian]}}\n")
+
+    def kill_then_go_on(order, **options):
+        (process,) = (child for child in multiprocessing.active_children() if child.name.startswith("DNN"))
+        process.kill()
+        return order
+
+    monkeypatch.setattr("multi_dnn_ros.benchmark.concurrency.tqdm", kill_then_go_on)
+    assert main(["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]) == 1
+    assert "the process of DNN pedestrian ended with exit code -9" in capsys.readouterr().err
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "benchmark cpu --output",
+        "benchmark overhead --output",
+        "benchmark load --plot",
+        "benchmark rough --output",
+        "benchmark cycles --output",
+        "benchmark paper --device cpu --output",
+        "benchmark deadlines --device cpu --output",
+        "profile fit --output",
+        "profile contention builtin:lane --output",
+        "profile learn none.csv --output",
+        "profile layers builtin:lane --output",
+        "profile layers builtin:lane --summary",
+    ],
+)
+def test_what_cannot_be_written_is_told_before_measuring(command, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    words = [*command.split(), str(tmp_path / "file" / "figures.json")]
+    assert main(words) == 2
+    assert f"{words[-2]} is {words[-1]}" in capsys.readouterr().err
 
 
 def test_wrong_use_names_the_option(capsys):

@@ -11,7 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.benchmark.paper.deadlines import LOADS, POLICIES, URGENCIES, dnns_for
+from multi_dnn_ros.benchmark.paper.deadlines import (
+    LOADS,
+    POLICIES,
+    URGENCIES,
+    deadlines_table,
+    dnns_for,
+    summarize_cases,
+)
 from multi_dnn_ros.cli.main import main
 
 
@@ -50,6 +57,20 @@ def test_so_many_dnns_make_the_load_at_the_rate_asked_for(load: float, served: f
     assert 3 <= count <= most
     if 3 < count < most:
         assert abs(count * 3 * rate - load * served) <= 1.5 * rate + 1e-6
+
+
+def test_where_no_frame_was_served_there_is_no_latency() -> None:
+    nothing = {"offered": 10, "published": 0, "dropped": {"overwritten": 10}, "missed": 0, "latency_ms": {}}
+    some = {"offered": 10, "published": 9, "dropped": {"overwritten": 1}, "missed": 0, "latency_ms": {"p99": 7.0}}
+    cases = [
+        {"load": load, "policy": policy, "dnns": 3, "rate_hz": 30.0,
+         "accounts": {"high": some, "middle": low, "low": nothing}}
+        for load in LOADS for policy in POLICIES for low in (some, nothing)
+    ]  # fmt: skip
+    summary = summarize_cases(cases)
+    assert [row["p99_ms"] for row in summary[:3]] == [7.0, 7.0, None]
+    table = deadlines_table({"summary": summary, "passed": True})
+    assert "0.0%, 100.0%, - " in table
 
 
 def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,11 @@ from hypothesis import strategies as st
 from multi_dnn_ros.benchmark import load
 from multi_dnn_ros.benchmark.gpu_watch import parsed
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
+from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
+from multi_dnn_ros.benchmark.rough import rough_problems
+from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.params_file import read_params_file
 
 ONE_DNN = """\
 /**:
@@ -35,13 +41,16 @@ def figures(output: Path) -> dict:
 
 
 def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path: Path, parameters: str) -> None:
-    output, plot = tmp_path / "load.json", tmp_path / "load.png"
+    output, plot, logs = tmp_path / "load.json", tmp_path / "load.png", tmp_path / "logs"
+    logs.mkdir()
+    (logs / "front").write_text("the user's own")
     # The verdict may be 1: what a busy machine does to latencies in a few seconds says nothing.
     assert main(
         ["benchmark", "load", "--minutes", "0.1", "--params-file", parameters, "--output", str(output),
-         "--plot", str(plot), "--logs", str(tmp_path / "logs"), "--camera", "front=320x240@120:rgb8",
+         "--plot", str(plot), "--logs", str(logs), "--camera", "front=320x240@120:rgb8",
          "--camera", "rear=160x120@4:mono8"]
     ) in (0, 1)  # fmt: skip
+    assert (logs / "front").read_text() == "the user's own"
     found = figures(output)
     assert {name: camera["rate_hz"] for name, camera in found["cameras"].items()} == {"front": 120.0, "rear": 4.0}
     assert found["flood_ratio"] is None
@@ -52,8 +61,67 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path:
     assert found["exit_code"] == 0
     assert found["ended_within_3_s"]
     assert plot.read_bytes().startswith(b"\x89PNG")
-    log = (tmp_path / "logs" / "node.log").read_text()
+    log = (logs / "node.log").read_text()
     assert "Traceback" not in log
+
+
+def test_a_node_that_cannot_be_configured_is_told_at_once_and_its_log_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    path = tmp_path / "parameters.yaml"
+    path.write_text("/**: {ros__parameters: {dnns: [lane], dnn: {lane: {model: /none.onnx, decoder: lane}}}}\n")
+    assert main(["benchmark", "load", "--minutes", "0.1", "--params-file", str(path)]) == 1
+    assert "not configured: " in (text := capsys.readouterr().err)
+    assert "parameter dnn.lane.model is '/none.onnx': there is no such file" in text
+    assert [file.name for file in tmp_path.glob("multi_dnn_benchmark_*/*.log")] == ["node.log"]
+    assert not list(tmp_path.glob("multi_dnn_recordings_*"))
+
+
+def test_a_run_has_the_cameras_that_each_dnn_serves(tmp_path: Path) -> None:
+    path = tmp_path / "parameters.yaml"
+    path.write_text(
+        "/**: {ros__parameters: {cameras: [front, rear], dnns: [lane, object], dnn: {lane: {cameras: [front]}}}}\n"
+    )
+    config = read_params_file(path)
+    plans = [CameraPlan(name, (64, 48), "rgb8", 1.0) for name in ("front", "rear")]
+    rig = Rig(tmp_path, config, plans)
+    assert list(rig.accounts()) == [("lane", "front"), ("object", "front"), ("object", "rear")]
+    assert rig.config.dnns["object"].cameras == ["front", "rear"]
+    with pytest.raises(UsageError, match=r"dnn\.lane\.cameras is front; this run has the cameras rear"):
+        Rig(tmp_path, config, plans[1:])
+    alone = config.model_copy(update={"dnns": {"lane": config.dnns["lane"]}})
+    with pytest.raises(UsageError, match="camera rear of this run is in none"):
+        Rig(tmp_path, alone, plans)
+    rates = {stream: {"offered": 4.0, "published": 2.0} for stream in rig.accounts()}
+    fairness = load._fairness(rates, ["front", "rear"], ["lane", "object"])
+    assert {dnn: list(rows) for dnn, rows in fairness["dnns"].items()} == {
+        "lane": ["front"], "object": ["front", "rear"]
+    }  # fmt: skip
+
+
+def test_a_camera_process_is_known_before_an_interrupt_is_raised(
+    tmp_path: Path, parameters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    class InterruptedWhileStarting:
+        def __init__(self, name: str, *rest: object) -> None:
+            self.name = name
+            os.kill(os.getpid(), signal.SIGINT)
+
+        def __enter__(self) -> InterruptedWhileStarting:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            ended.append(self.name)
+
+    rig = Rig(tmp_path, read_params_file(parameters), [CameraPlan("front", (64, 48), "rgb8", 1.0)])
+    monkeypatch.setattr("multi_dnn_ros.benchmark.rig.Child", InterruptedWhileStarting)
+    monkeypatch.setattr(Rig, "_start", lambda self: None)
+    with pytest.raises(KeyboardInterrupt), rig:
+        rig.start_camera("front", recording=tmp_path)
+    assert ended == ["camera front"]
 
 
 def test_wrong_cameras_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +176,27 @@ def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, para
     log = (tmp_path / "logs" / "node.log").read_text()
     assert "camera front, topic /front/image_raw: " in log  # one line of many: they are held back
     assert "Traceback" not in log
+
+
+def test_a_well_camera_that_falls_silent_is_noticed() -> None:
+    well = {"p95_over_all_well": 1.0, "stream_hz": {"lane on left": 4.0, "lane on rear": 4.0}}
+    fewer = {**well, "stream_hz": {"lane on left": 3.1, "lane on rear": 0.5}}
+    assert rough_problems({"all well": well, "stalled": fewer}, 10.0) == [
+        "stalled: lane on rear at 0.50 Hz, 4.00 when all was well"
+    ]
+    assert rough_problems({"all well": well, "killed": {**well, "p95_over_all_well": 1.3}}, 10.0) == [
+        "killed: p95 is 1.30 of all well; at most 1.25 is right"
+    ]
+
+
+def test_runs_that_are_too_short_for_a_verdict_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong, words in (
+        (["load", "--minutes", "0.05"], "--minutes: '0.05' is less than 0.1"),
+        (["cycles", "--repeats", "1"], "--repeats: '1' is less than 2"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["benchmark", *wrong])
+        assert words in capsys.readouterr().err
 
 
 def test_nothing_stays_behind_when_deactivating_again_and_again(tmp_path: Path, parameters: str) -> None:

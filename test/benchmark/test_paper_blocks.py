@@ -165,6 +165,18 @@ def test_results_are_shown_together_when_they_are_comparable(tmp_path: Path, ask
     assert main(["benchmark", "paper-report", *map(str, files), "--output", str(output)]) == 0
     assert list(json.loads(output.read_text())["sets"]) == ["squeezenet1_0_x1", "squeezenet1_0_x6"]
     assert output.with_suffix(".png").exists()
+    failed = json.loads(files[1].read_text())
+    for condition in failed["sets"]["squeezenet1_0_x6"]["conditions"].values():
+        condition.update(runs=[], error="out of memory")
+    failed["sets"]["squeezenet1_0_x6"]["summary"] = {}
+    (tmp_path / "failed.json").write_text(json.dumps(failed))
+    assert (
+        main(["benchmark", "paper-report", str(tmp_path / "failed.json"), "--output", str(tmp_path / "no.json")]) == 0
+    )
+    assert not (tmp_path / "no.png").exists()
+    for suffix in (".md", ".png"):
+        assert main(["benchmark", "paper-report", str(files[0]), "--output", str(output.with_suffix(suffix))]) == 2
+    assert list(json.loads(output.read_text())["sets"]) == ["squeezenet1_0_x1", "squeezenet1_0_x6"]
     other = json.loads(files[1].read_text())
     files[1].write_text(json.dumps({**other, "settings": {**other["settings"], "sms": 16}}))
     with pytest.raises(Exception, match="settings sms: None and 16"):

@@ -217,6 +217,14 @@ def test_what_is_served_and_what_is_not() -> None:
     assert lost["lane"] < lost["object"]
 
 
+def test_a_result_behind_its_deadline_is_as_good_as_lost() -> None:
+    (task,) = tasks(("lane", 20.0))
+    tight = dataclasses.replace(task, deadline_ns=1_000_000)
+    wanted = {"lane": {"front": 8.0}}
+    assert lost_frames([tight], wanted, engine, IMAGE, seconds=0.3) == {"lane": 0.0}
+    assert lost_frames([tight], wanted, engine, IMAGE, seconds=0.3, late=True)["lane"] > 0.5
+
+
 def test_mixes_lie_on_both_sides_of_what_fits() -> None:
     services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
     cases = mixes(services, 2, 10, seed=1)
@@ -248,6 +256,10 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(out.read_text())
     assert content["cases"][0]["fits"]
     assert content["services_ms"]["lane"]["alone_ms"] > 0.0
+    params.write_text(f"{params.read_text()}    camera: {{front: {{rate_hz: 1000.0}}}}\n")
+    assert main([*arguments, "--output", str(out)]) in (0, 1)
+    assert json.loads(out.read_text())["cases"][0]["hz"] == {"lane": {"front": 1000.0}}
+    assert main([*arguments, "--rate", "front=0.1"]) == 0
     assert main([*arguments, "--rate", "front=100000"]) == 1
     assert "broken by lane" in capsys.readouterr().out
     assert main([*arguments, "--rate", "rear=10"]) == 2

@@ -83,6 +83,10 @@ def test_the_table_is_written_and_read(tmp_path: Path) -> None:
         (lambda text: text.replace(",none,", ",sofa,", 1), "line 2: load_kind is 'sofa'"),
         (lambda text: text.replace(",none,0,", ",none,0,-", 1), "line 2: ms is -"),
         (lambda text: "\0" * 100, "has no column|is no table"),
+        (
+            lambda text: text.replace(f",{SETTING.flops_per_s:.6g},", ",0,", 1),
+            "line 2: flops_per_s is 0; expected more",
+        ),
     ],
 )
 def test_a_bad_table_is_told_by_line_and_column(change, message: str, tmp_path: Path) -> None:
@@ -216,6 +220,16 @@ def test_the_regressor_is_chosen_by_all_that_was_held_out(crowded: list[Sample])
     # A table without what runs alone asks less.
     rows = [row for row in rows if row.load.level == 2 and row.model != "model 2"]
     assert learn(rows).provenance["regressor"] in predictor.scores[0].layer
+
+
+def test_tables_of_few_layers_are_learnt_from() -> None:
+    rows = [row for row in samples(2) if not row.load.level]
+    kinds = [[row for row in rows if row.counts.kind == kind] for kind in ("convolution", "element-wise")]
+    single = [next(row for row in kinds[0] if row.model == model) for model in ("model 0", "model 1")]
+    assert learn(single).provenance["samples"] == 2
+    # Models of which none has a kind of layer of the other: a model by kinds knows nothing, and is wrong by all of it.
+    apart = [dataclasses.replace(row, model=f"model {number}") for number, own in enumerate(kinds) for row in own]
+    assert learn(apart).scores[0].layer[LINEAR] == 1.0
 
 
 def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.choices import default_workers
 from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
-from multi_dnn_ros.reporting import cpu_count, distribution, table
+from multi_dnn_ros.reporting import against, cpu_count, distribution, table
 
 CAMERAS = ("front", "left", "rear")
 POLICIES = ("fifo", "priority", "edf")
@@ -110,11 +110,15 @@ def dnns_for(load: float, served_hz: float, rate_hz: float, most: int) -> int:
 
 
 def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each load, policy and urgency: parts of the frames offered, medians over the repeats."""
+    """A row for each load, policy and urgency: parts of the frames offered, medians over the repeats.
+
+    p99_ms: of the repeats in which a frame was served; None where that is none of them.
+    """
     rows = []
     for load, policy, urgency in itertools.product(LOADS, POLICIES, (urgency.name for urgency in URGENCIES)):
         found = [case for case in cases if (case["load"], case["policy"]) == (load, policy)]
         accounts = [case["accounts"][urgency] for case in found]
+        tails = [each["latency_ms"]["p99"] for each in accounts if each["latency_ms"]]
         rows.append(
             {
                 "load": load,
@@ -124,7 +128,7 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "rate_hz": found[0]["rate_hz"],
                 "missed": statistics.median(each["missed"] / each["offered"] for each in accounts),
                 "dropped": statistics.median(sum(each["dropped"].values()) / each["offered"] for each in accounts),
-                "p99_ms": statistics.median(each["latency_ms"].get("p99", 0.0) for each in accounts),
+                "p99_ms": statistics.median(tails) if tails else None,
             }
         )
     return rows
@@ -136,7 +140,7 @@ def deadlines_table(figures: Mapping[str, Any]) -> str:
     rows = []
     for load, policy in itertools.product(LOADS, POLICIES):
         found = [row for row in figures["summary"] if (row["load"], row["policy"]) == (load, policy)]
-        cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {row['p99_ms']:.1f}" for row in found]
+        cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {against(row['p99_ms'], None, 1)}" for row in found]
         rows.append([f"{load:.0%}", str(found[0]["dnns"]), f"{found[0]['rate_hz']:.1f}", policy, *cells])
     return f"{table(header, rows)}\naccounts: {'exact' if figures['passed'] else 'DO NOT ADD UP'}"
 

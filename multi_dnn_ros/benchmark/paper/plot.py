@@ -16,7 +16,10 @@ Bars = Mapping[str, tuple[float, float]]
 
 
 def plot_results(content: Mapping[str, Any], path: Path) -> list[Path]:
-    """Write PNGs: `path` with all sets of one network (Fig. 5), and beside it one for each mixed set (Fig. 6)."""
+    """Write PNGs: `path` with all sets of one network (Fig. 5), and beside it one for each mixed set (Fig. 6).
+
+    Sets of which every condition failed have no bars.
+    """
     labels = {
         name: condition["label"]
         for of_set in content["sets"].values()
@@ -26,11 +29,12 @@ def plot_results(content: Mapping[str, Any], path: Path) -> list[Path]:
     where = content["machine"]["gpu"] if settings["device"] != "cpu" else content["machine"]["cpu"]
     where += "" if settings["sms"] is None else f", {settings['sms']} SMs"
     figures: dict[Path, tuple[str, dict[str, Bars]]] = {}
-    same = {name: of_set for name, of_set in content["sets"].items() if len(set(of_set["dnns"])) == 1}
+    measured = {name: of_set for name, of_set in content["sets"].items() if of_set["summary"]}
+    same = {name: of_set for name, of_set in measured.items() if len(set(of_set["dnns"])) == 1}
     if same:
         groups = {_title(of_set): _bars(of_set, of_set["dnns"][0]) for of_set in same.values()}
         figures[path] = (f"Several DNNs of one kind at once, {where}", groups)
-    for name, of_set in content["sets"].items():
+    for name, of_set in measured.items():
         if name not in same:
             groups = {
                 f"{network} ({of_set['dnns'].count(network)})": _bars(of_set, network)
