@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -18,76 +18,49 @@ _library.define(
     "int[2] dilation, int groups) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-#: relu(convolution of image + bias + z). image: (B, C, H, W); z: of the result's shape, or None.
+#: relu(convolution of image + bias + z). image: (B, C, H, W); z: of the result's shape, or None. What follows them is
+#: called `geometry` here.
 CONVOLUTION_RELU = torch.ops.multi_dnn_ros.convolution_relu.default
 
 
 def apart(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
     """The same by PyTorch's single operations."""
-    result = functional.conv2d(image, weight, bias, stride, padding, dilation, groups)
+    result = functional.conv2d(image, weight, bias, *geometry)
     return (result if z is None else result.add_(z)).relu_()
 
 
 @torch.library.impl(_library, "convolution_relu", "CompositeExplicitAutograd")
 def _anywhere(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    result = apart(image, weight, bias, z, stride, padding, dilation, groups)
-    return _place(image, weight, stride, padding, dilation).copy_(result)
+    return _place(image, weight, *geometry).copy_(apart(image, weight, bias, z, *geometry))
 
 
 @torch.library.impl(_library, "convolution_relu", "CUDA")
 def _on_cuda(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
     if z is None:
-        return torch.cudnn_convolution_relu(image, weight, bias, stride, padding, dilation, groups)
+        return torch.cudnn_convolution_relu(image, weight, bias, *geometry)
     z = z.contiguous(memory_format=_layout(image, weight))  # cuDNN takes it to lie as the result does
-    return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, stride, padding, dilation, groups)
+    return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, *geometry)
 
 
 def _fake(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    return _place(image, weight, stride, padding, dilation)
+    return _place(image, weight, *geometry)
 
 
 def _place(
     image: torch.Tensor,
     weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
 ) -> torch.Tensor:
     """Memory for the result, which lies as cuDNN has it: as the images or the weights do."""
     sides = (
