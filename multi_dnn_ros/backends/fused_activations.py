@@ -56,7 +56,7 @@ class FusedActivations:
         return self.backend.prepare(self._tried(stages, inputs, device), inputs, device, shared)
 
     def _tried(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
-        if not any(_has_pattern(stage) for stage in stages):
+        if not any(True for stage in stages for _ in _patterns(stage)):
             return list(stages)
         ready: list[nn.Module] = []
         with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
@@ -94,17 +94,14 @@ def fused(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
 
     but: which of the places that could be fused are left as they are, counted from 0 in the order in which they run.
     """
-    places = sum(_pattern(node) is not None for each in _graph_modules(stage) for node in each.graph.nodes)
-    if places == len(set(but) & set(range(places))):
+    if all(number in but for number, _ in enumerate(_patterns(stage))):
         return stage
     memo: dict[int, Any] = {id(each): each for each in itertools.chain(stage.parameters(), stage.buffers())}
     own = copy.deepcopy(stage, memo)
-    number = itertools.count()
+    for number, pattern in enumerate(_patterns(own)):
+        if number not in but:
+            pattern.fuse()
     for graph_module in _graph_modules(own):
-        for node in list(graph_module.graph.nodes):
-            pattern = _pattern(node)
-            if pattern is not None and next(number) not in but:
-                pattern.fuse()
         graph_module.graph.lint()
         graph_module.recompile()
     return own
@@ -115,10 +112,9 @@ def absorbed(graph_module: fx.GraphModule) -> frozenset[str]:
 
     As it is on GPUs on which cuDNN has a kernel for that: not for convolutions in groups.
     """
-    found = (pattern for node in graph_module.graph.nodes if (pattern := _pattern(node)) is not None)
     return frozenset(
         node.name
-        for pattern in found
+        for pattern in _patterns(graph_module)
         if _convolution_arguments(pattern.convolution)[-1] == 1
         for node in (pattern.sum, pattern.relu)
         if node is not None
@@ -187,8 +183,13 @@ def _graph_modules(stage: nn.Module) -> Iterator[fx.GraphModule]:
     return (part for part in stage.modules() if isinstance(part, fx.GraphModule))
 
 
-def _has_pattern(stage: nn.Module) -> bool:
-    return any(_pattern(node) is not None for each in _graph_modules(stage) for node in each.graph.nodes)
+def _patterns(stage: nn.Module) -> Iterator[_Pattern]:
+    """What can be fused, in the order in which it runs; each may be fused before the next is looked for."""
+    for graph_module in _graph_modules(stage):
+        for node in list(graph_module.graph.nodes):
+            pattern = _pattern(node)
+            if pattern is not None:
+                yield pattern
 
 
 @dataclass
