@@ -205,16 +205,12 @@ def _one_line(error: Exception) -> str:
 
 
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
-    late_ns: list[int] = []
     # Both as in the node, the turns only for its engine: other ways to run DNNs keep what Python begins with.
     settle_memory()
-    with short_turns() if work.condition.layout == "engine" else contextlib.nullcontext():
-        if with_ticker:
-            with Ticker() as ticker:
-                tallies = loop.run(window)
-            late_ns = ticker.late_ns
-        else:
-            tallies = loop.run(window)
+    turns = short_turns() if work.condition.layout == "engine" else contextlib.nullcontext()
+    with turns, Ticker() if with_ticker else contextlib.nullcontext() as ticker:
+        tallies = loop.run(window)
+    late_ns = [] if ticker is None else ticker.late_ns
     return Report(
         dnns=tuple(
             DnnReport(
