@@ -131,8 +131,8 @@ def _priorities(built: Sequence[Built]) -> list[int]:
     What runs on a GPU is not interrupted, so a DNN of short operations waits at each of them behind long ones of
     others; it gains more by going first than they lose.
     """
-    longest_first = sorted(built, key=lambda each: -each.operation_s)
-    return [longest_first.index(each) for each in built]
+    longest_first = sorted(range(len(built)), key=lambda number: -built[number].operation_s)
+    return [longest_first.index(number) for number in range(len(built))]
 
 
 def _build(network: Network, work: Work) -> Built:
