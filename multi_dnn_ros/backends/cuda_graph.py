@@ -177,6 +177,22 @@ def in_one_launch(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
     }
 
 
+def together(images: Sequence[Tensors], first: Stage) -> Tensors:
+    """Inputs for one image each as one input of all, in the place where a captured first stage reads it.
+
+    Who launched the stages before has to be waited for; what does not have the place's shape goes elsewhere.
+    """
+    places = first.inputs if isinstance(first, Captured) else (None,) * len(images[0])
+    return tuple(_joined(tensors, place) for tensors, place in zip(zip(*images, strict=True), places, strict=True))
+
+
+def _joined(tensors: Tensors, place: torch.Tensor | None) -> torch.Tensor:
+    if place is None or place.shape != (len(tensors), *tensors[0].shape[1:]):
+        return torch.cat(tensors)
+    torch.cat(tensors, out=place)
+    return place
+
+
 def _place(carried: Tensors, places: Tensors) -> None:
     for place, tensor in zip(places, carried, strict=True):
         if tensor is not place:

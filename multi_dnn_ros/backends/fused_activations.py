@@ -10,7 +10,7 @@ import copy
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, apart
+from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.reasons import reason_of
 
 log = logging.getLogger(__name__)
@@ -150,33 +151,15 @@ class _Race(TorchDispatchMode):
         return apart(*args)
 
 
-#: Calls that are timed at once, and clock cycles of a GPU in which the CPU launches them.
-_CALLS, _HEAD_START = 10, 1_000_000
-
-
 def _is_slower(args: tuple[Any, ...]) -> bool:
-    """Whether cuDNN takes longer for all at once, or refuses it."""
-    alone_ms = _ms(lambda: apart(*args))
+    """Whether the GPU takes longer for all at once, or the kernel is refused or cannot be compiled."""
+    alone_ms = gpu_ms(lambda: apart(*args))
     try:
-        return _ms(lambda: CONVOLUTION_RELU(*args)) > alone_ms
-    except RuntimeError as error:
+        return gpu_ms(lambda: CONVOLUTION_RELU(*args)) > alone_ms
+    except Exception as error:
         if is_out_of_memory(error):
             raise
         return True
-
-
-def _ms(call: Callable[[], object]) -> float:
-    """GPU time of a call. The GPU idles first: what is launched meanwhile follows without gaps."""
-    for _ in range(2):
-        call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_HEAD_START)
-    begin.record()
-    for _ in range(_CALLS):
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) / _CALLS
 
 
 def _graph_modules(stage: nn.Module) -> Iterator[fx.GraphModule]:

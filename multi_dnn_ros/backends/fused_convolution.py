@@ -1,15 +1,19 @@
-"""A convolution, its bias, a tensor that is added and the ReLU behind as one operation: on a GPU one kernel of cuDNN's.
+"""A convolution, its bias, a tensor that is added and the ReLU behind as one operation: on a GPU one kernel of cuDNN's,
+or for convolutions in groups our own.
 
 ``torch.ops.multi_dnn_ros.convolution_relu``, which graphs may hold and compilers take as it is.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
 from torch.nn import functional
+
+from multi_dnn_ros.backends.compilers import missing_compiler
 
 # Not by torch.library.custom_op, whose first call imports Dynamo: seconds that only who compiles should wait.
 _library = torch.library.Library("multi_dnn_ros", "FRAGMENT")
@@ -42,10 +46,28 @@ def _anywhere(
 def _on_cuda(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
+    layout = _layout(image, weight)
+    if z is not None:
+        z = z.contiguous(memory_format=layout)  # kernels take it to lie as the result does
+    if geometry[-1] > 1 and layout is torch.channels_last and (grouped := _grouped()) and grouped.fits(image, weight):
+        result = _place(image, weight, *geometry)
+        image, weight = (tensor.contiguous(memory_format=layout) for tensor in (image, weight))
+        grouped.convolution_relu(image, weight, bias, z, result, *geometry[:-1])
+        return result
     if z is None:
         return torch.cudnn_convolution_relu(image, weight, bias, *geometry)
-    z = z.contiguous(memory_format=_layout(image, weight))  # cuDNN takes it to lie as the result does
     return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, *geometry)
+
+
+@functools.cache
+def _grouped() -> Any:
+    """The module with the kernel for groups; None where it cannot be compiled."""
+    if missing_compiler(torch.device("cuda")):
+        return None
+    # Imported here: it takes a second, which only who has such convolutions should wait.
+    from multi_dnn_ros.backends import grouped_convolution
+
+    return grouped_convolution
 
 
 def _fake(

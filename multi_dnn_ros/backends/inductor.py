@@ -7,10 +7,8 @@ at the calling thread's settings with every frame.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.reasons import reason_of
@@ -89,19 +88,6 @@ class Inductor:
             with torch.inference_mode():
                 carried = ready[-1](carried)  # the next job is compiled for what lies in memory as it will
         return tuple(ready)
-
-
-def missing_compiler(device: torch.device) -> str:
-    """What Inductor lacks to make kernels for `device`, in words; empty: nothing."""
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            return "needs Triton, which is not installed"
-        if not any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name):
-            return "needs a C compiler (gcc, clang or the variable CC), and none is found"
-        return ""
-    if not any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name):
-        return "needs a C++ compiler (g++, clang++ or the variable CXX), and none is found"
-    return ""
 
 
 def cache_directory() -> Path:

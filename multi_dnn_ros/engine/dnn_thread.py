@@ -20,7 +20,7 @@ from multi_dnn_ros.engine.outcome import await_outputs, result_of
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
-from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,8 @@ class DnnThread(threading.Thread):
         self._recorders = {camera: StreamRecorder(limits.window_ns) for camera in task.cameras}
         self._running = 0  # inferences in the hands of queue and workers
         self._finished: deque[Inference] = deque()
-        self._open: set[Item] = set()  # started, and neither published nor dropped yet
+        self._open: set[Item] = set()  # started, and not in the accounts yet as published or dropped
+        self._told: deque[tuple[Item, Timing, int, int | None]] = deque()  # results for the accounts, see _book
         self._events = Events()
         self._ready: torch.cuda.Event | None = None  # of the inference that was through last
         self._failures = 0
@@ -137,6 +138,7 @@ class DnnThread(threading.Thread):
     def abandon(self) -> None:
         """Give up what is under way: it counts as dropped, whatever still comes of it."""
         with self._wake:
+            self._book()
             given_up, self._open = self._open, set()
             self._finished.clear()
             for item in given_up:
@@ -150,6 +152,7 @@ class DnnThread(threading.Thread):
         """Per camera, and the failure that disabled the DNN."""
         now = self._clock()
         with self._wake:
+            self._book()
             return {camera: recorder.snapshot(now) for camera, recorder in self._recorders.items()}, self._disabled
 
     # -- the thread
@@ -157,7 +160,11 @@ class DnnThread(threading.Thread):
     def run(self) -> None:
         while True:
             with self._wake:
-                while not (starts := self._can_start()) and not self._finished and not self._may_end():
+                while not (starts := self._can_start()) and not self._finished:
+                    if not self._running:
+                        self._book()
+                    if self._may_end():
+                        break
                     self._wake.wait(self._gathering.left_s())
                 finished = self._finished.popleft() if self._finished else None
                 inference, late = self._begin() if starts else (None, [])
@@ -238,6 +245,8 @@ class DnnThread(threading.Thread):
 
     def _settle(self, inference: Inference) -> None:
         """Outputs to results, results to their receiver; or the losses to the accounts."""
+        with self._wake:
+            self._book()
         begin = self._clock()
         await_outputs(inference)
         row = 0
@@ -256,7 +265,7 @@ class DnnThread(threading.Thread):
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
         result = result_of(inference, item, row, begin_ns, self._clock)
-        if item not in self._open:  # given up meanwhile; its accounts look again, with the lock
+        if item not in self._open:  # given up meanwhile; the accounts look again, with the lock
             return
         if result is not None:
             try:
@@ -267,16 +276,23 @@ class DnnThread(threading.Thread):
             assert item.lost is not None
             self._account_loss(inference, [item], item.lost)
         else:
-            self._account_result(inference, item, result)
+            self._told.append((item, result.timing, self._clock(), inference.deadline_ns))
 
-    def _account_result(self, inference: Inference, item: Item, result: Result) -> None:
-        with self._wake:
-            if item not in self._open:
-                return
-            self._open.discard(item)
-            self._recorders[item.frame.camera].publish(result.timing, self._clock(), inference.deadline_ns)
-            self._failures = 0
-            self._others.notify_all()
+    def _book(self) -> None:
+        """Results that were told of into the accounts; the caller holds the lock.
+
+        Not with each of them: the receiver of the last may have brought the frames of the next inference, and accounts
+        can wait until the device works on that.
+        """
+        if not self._told:
+            return
+        while self._told:
+            item, timing, published_ns, deadline_ns = self._told.popleft()
+            if item in self._open:  # else given up before it was told of
+                self._open.discard(item)
+                self._recorders[item.frame.camera].publish(timing, published_ns, deadline_ns)
+                self._failures = 0
+        self._others.notify_all()
 
     def _account_loss(self, inference: Inference, items: Sequence[Item], loss: Loss) -> None:
         """Items that were lost together; if by the DNN's own fault, it is one failure."""
@@ -285,6 +301,7 @@ class DnnThread(threading.Thread):
         waiting: list[Frame] = []
         rebuild = False
         with self._wake:
+            self._book()
             items = [item for item in items if item in self._open]
             if not items:
                 return

@@ -44,6 +44,9 @@ class Frame:
 
     def image(self) -> npt.NDArray[np.uint8]:
         """The decoded image, (H, W, 3) uint8 RGB; decoded on the first call, by whichever thread comes first."""
+        image = self._image
+        if image is not None:  # without the lock, which costs more than all the rest
+            return image
         with self._lock:
             return self._decoded()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.cuda_graph import together
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.events import Events
 from multi_dnn_ros.engine.frame import Frame, FrameError
@@ -57,7 +58,7 @@ class Inference:
     device_failed: bool = False
     batch: int = 1
     stages: tuple[Stage, ...] = field(init=False)
-    _rows: tuple[Tensors, ...] = field(default=(), init=False)
+    _rows: list[Tensors] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.stages = self.task.stages
@@ -74,6 +75,8 @@ class Inference:
 
     def to_host(self) -> None:
         """Wait until the outputs are on the CPU; other threads run on meanwhile."""
+        if self.batch > 1:  # all at once, to cut them off one by one takes several times as long; and before the wait
+            self._rows = list(zip(*(tensor.split(1) for tensor in self.carried), strict=True))
         if self.ready is not None:
             self.ready.synchronize()
             self.compute_ns = int(sum(begin.elapsed_time(end) for begin, end in self.spans) * 1e6)
@@ -82,11 +85,7 @@ class Inference:
 
     def outputs(self, row: int) -> Tensors:
         """The raw outputs of the item that is number `row` of those that were not lost."""
-        if self.batch == 1:
-            return self.carried
-        if not self._rows:  # all at once: to cut them off one by one takes several times as long
-            self._rows = tuple(tensor.split(1) for tensor in self.carried)
-        return tuple(rows[row] for rows in self._rows)
+        return self._rows[row] if self.batch > 1 else self.carried
 
 
 def loss_by(error: BaseException, job: int) -> Loss:
@@ -148,7 +147,7 @@ class Job:
         recorded = inference.events.recorded
         if self.index == 0:
             before = now()
-            if inference.ready is not None and inference.task.in_place:
+            if inference.ready is not None and (inference.task.in_place or len(inference.items) > 1):
                 stream.wait_event(inference.ready)
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
@@ -205,7 +204,7 @@ class Job:
         if inference.batch == 1:
             return images[0]
         images += [images[-1]] * (inference.batch - len(images))
-        return tuple(torch.cat(tensors) for tensors in zip(*images, strict=True))
+        return together(images, inference.stages[0])
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,8 +84,7 @@ class DropReason(str, Enum):
     SHUTDOWN = "shutdown"  # the engine stopped first
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(NamedTuple):
     """Where the time of one frame went, nanoseconds on the engine's clock.
 
     Frames of several cameras in one inference share pre_ns, queue_ns and compute_ns; batch: how many they were.
@@ -109,8 +108,7 @@ class Timing:
         return self.finished_ns - self.received_ns
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The decoded outputs of one DNN for one frame."""
 
     dnn: str

@@ -18,10 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
-from multi_dnn_ros.backends.inductor import Inductor, cache_directory, missing_compiler
+from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.choices import ConfigError, backend_name, choose_backend
 from multi_dnn_ros.models.cut import cut

@@ -13,7 +13,7 @@ from engine_fakes import WAIT, FakeClock, Gate, PassingClock, check_accounts, fr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine import DropReason, Engine, Frame
+from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
 from multi_dnn_ros.engine.gathering import Gathering
 from multi_dnn_ros.engine.mailbox import Mailboxes
 
@@ -45,6 +45,31 @@ def test_what_waits_together_is_one_inference_and_each_frame_gets_its_own_result
     streams = engine.statistics().streams
     assert {camera: streams["a", camera].batch for camera in CAMERAS} == {"front": 1, "left": 3, "rear": 3, "right": 3}
     check_accounts(engine)
+
+
+def test_accounts_have_what_was_told_also_while_the_rest_of_the_batch_is_being_told(start, recorder):
+    """Seen by the receiver itself, and when the engine stops while the receiver hangs."""
+    gate, hangs = Gate(), Gate()
+    seen: list[int] = []
+
+    def on_result(result: Result) -> None:
+        recorder.results.append(result)
+        seen.append(sum(stream.published for stream in engine.statistics().streams.values()))
+        if result.frame.camera == "rear":
+            hangs()
+
+    engine = start(batched(gate, batches=(2, 4)), workers=1, on_result=on_result)
+    held(engine, gate, "left", "rear", "right")
+    gate.open()
+    hangs.wait_for_job()
+    assert seen == [0, 1, 2]
+    assert not engine.wait_idle(0.0)
+    assert engine.stop(0.2) == ["dnn-a"]
+    streams = engine.statistics().streams
+    assert [streams["a", camera].published for camera in CAMERAS] == [1, 1, 0, 0]
+    assert [streams["a", camera].dropped for camera in CAMERAS[2:]] == [{DropReason.SHUTDOWN: 1}] * 2
+    check_accounts(engine)
+    hangs.open()
 
 
 def test_no_more_than_there_are_stages_for_and_cameras_take_turns(start, recorder):

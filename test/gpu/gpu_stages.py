@@ -7,7 +7,7 @@ import torch
 import torchvision
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.inductor import missing_compiler
+from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.precision import allowed_precisions
 
 GPU = torch.device("cuda", 0)

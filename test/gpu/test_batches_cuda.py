@@ -14,8 +14,8 @@ from torch import nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
-from multi_dnn_ros.backends.cuda_graph import Captured
-from multi_dnn_ros.backends.inductor import missing_compiler
+from multi_dnn_ros.backends.compilers import missing_compiler
+from multi_dnn_ros.backends.cuda_graph import Captured, together
 from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.flat_parameters import to_config
@@ -53,6 +53,9 @@ def test_a_batch_gives_what_its_images_give_alone(backend: str, caplog: pytest.L
     assert all(isinstance(stage, Captured) for stages in ready.values() for stage in stages)
     assert not [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
     images = probe(stacked(EXAMPLE, sizes[-1]))[0].to(GPU)
+    (joined,) = together([(image[None],) for image in images], ready[sizes[-1]][0])
+    assert joined is ready[sizes[-1]][0].inputs[0]  # where it is read, without a copy in between
+    assert torch.equal(joined, images)
     alone = [through(ready[1], (image[None],)) for image in images]
     for size in (*sizes[1:], *sizes[1:]):  # again, after those of another size have written into the same memory
         (results,) = through(ready[size], (images[:size],))

@@ -1,0 +1,22 @@
+"""Which compilers are there: kernels are generated as source code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import torch
+
+
+def missing_compiler(device: torch.device) -> str:
+    """What Inductor lacks to make kernels for `device`, in words; empty: nothing."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "needs Triton, which is not installed"
+        if not any(shutil.which(name) for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name):
+            return "needs a C compiler (gcc, clang or the variable CC), and none is found"
+        return ""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX"), "g++", "clang++") if name):
+        return "needs a C++ compiler (g++, clang++ or the variable CXX), and none is found"
+    return ""
