@@ -20,6 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.convolution_nodes import (
+    CONVOLUTIONS,
+    arguments_of,
+    convolution_arguments,
+    is_transposed,
+    traced,
+)
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, apart
 from multi_dnn_ros.backends.gpu_time import gpu_ms
@@ -28,7 +35,6 @@ from multi_dnn_ros.reasons import reason_of
 log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
-_CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
 _RELUS = (aten.relu.default, aten.relu_.default)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -116,7 +122,7 @@ def absorbed(graph_module: fx.GraphModule) -> frozenset[str]:
     return frozenset(
         node.name
         for pattern in _patterns(graph_module)
-        if _convolution_arguments(pattern.convolution)[-1] == 1
+        if convolution_arguments(pattern.convolution)[-1] == 1
         for node in (pattern.sum, pattern.relu)
         if node is not None
     )
@@ -186,7 +192,7 @@ class _Pattern:
 
     def fuse(self) -> None:
         graph = self.relu.graph
-        image, weight, bias, *geometry = _convolution_arguments(self.convolution)
+        image, weight, bias, *geometry = convolution_arguments(self.convolution)
         # Where all that it reads is there: what a mark behind the convolution tells is then the time of all of it.
         with graph.inserting_after(self.convolution if self.z is None else max(self.convolution, self.z)):
             one = graph.call_function(CONVOLUTION_RELU, (image, weight, bias, self.z, *geometry))
@@ -210,10 +216,10 @@ def _pattern(relu: fx.Node) -> _Pattern | None:
 
 
 def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
-    left, right = _arguments(total, "self", "other")
+    left, right = arguments_of(total, "self", "other")
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or left is right:
         return None
-    (scale,) = _arguments(total, "alpha")
+    (scale,) = arguments_of(total, "alpha")
     # What is added in place stays visible to who else has the tensor written to; a convolution's has nobody else.
     choices = [(left, right)] if total.target is aten.add_.Tensor else [(left, right), (right, left)]
     choices = [(one, z) for one, z in choices if _is_fusible(one) and _are_alike(one, z)]
@@ -226,16 +232,14 @@ def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
 
 def _is_fusible(node: fx.Node) -> bool:
     """Whether it is a convolution of images that only one node reads."""
-    tensor = _traced(node)
-    if node.target not in _CONVOLUTIONS or len(node.users) != 1 or tensor is None or tensor.ndim != 4:
+    tensor = traced(node)
+    if node.target not in CONVOLUTIONS or len(node.users) != 1 or tensor is None or tensor.ndim != 4:
         return False
-    if node.target is aten.convolution.default and any(_arguments(node, "transposed")):
-        return False
-    return tensor.dtype in _DTYPES
+    return tensor.dtype in _DTYPES and not is_transposed(node)
 
 
 def _are_alike(left: fx.Node, right: fx.Node) -> bool:
-    one, other = _traced(left), _traced(right)
+    one, other = traced(left), traced(right)
     return one is not None and other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
@@ -258,32 +262,3 @@ def _only_reads(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target._schema.is_mutable
     return node.op == "get_attr" or node.target is operator.getitem
-
-
-def _traced(node: fx.Node) -> torch.Tensor | None:
-    """The (fake) tensor that the node was traced to give; None for anything else."""
-    value = node.meta.get("val")
-    return value if isinstance(value, torch.Tensor) else None
-
-
-def _convolution_arguments(node: fx.Node) -> tuple[Any, ...]:
-    """(input, weight, bias, stride, padding, dilation, groups)."""
-    image, weight, bias, *lengths, groups = _arguments(
-        node, "input", "weight", "bias", "stride", "padding", "dilation", "groups"
-    )
-    return image, weight, bias, *(_pair(each) for each in lengths), groups
-
-
-def _arguments(node: fx.Node, *names: str) -> tuple[Any, ...]:
-    """The named ones, wherever they stand, or the values that the operation takes without them."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    values = dict(node.kwargs)
-    for position, argument in enumerate(node.target._schema.arguments):
-        given = position < len(node.args)
-        values.setdefault(argument.name, node.args[position] if given else argument.default_value)
-    return tuple(values[name] for name in names)
-
-
-def _pair(lengths: int | Sequence[int]) -> list[int]:
-    both = [lengths] if isinstance(lengths, int) else list(lengths)
-    return both * 2 if len(both) == 1 else both

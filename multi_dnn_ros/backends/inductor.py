@@ -24,6 +24,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.small_products import sum_small_products
 from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.resources import cache_folder
 
@@ -132,6 +133,8 @@ def _compiled(stage: Stage, carried: Tensors, expected: Tensors, tolerance: floa
         # Out of inference mode, in which the inputs were made: its tensors cannot be traced.
         inputs = tuple(tensor.clone() for tensor in carried)
         graph = make_fx(lambda *tensors: stage(tensors))(*inputs)
+        if inputs[0].is_cuda:
+            sum_small_products(graph)
         # The context, with shapes that never change, is what Inductor's cache on disk asks for.
         fake = FakeTensorMode(shape_env=ShapeEnv())
         with tracing(TracingContext(fake)):

@@ -1,0 +1,85 @@
+"""Squeeze and excitation as sums of products: what is replaced, and that it computes the same. On a GPU: test/gpu."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from multi_dnn_ros.backends.agreement import check_agreement
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
+from multi_dnn_ros.backends.small_products import sum_small_products
+from multi_dnn_ros.models.cut import cut
+
+
+def squeeze_and_excite(image: torch.Tensor, down: nn.Conv2d, up: nn.Conv2d) -> torch.Tensor:
+    squeezed = functional.adaptive_avg_pool2d(image, 1)
+    one = CONVOLUTION_RELU(squeezed, down.weight, down.bias, None, [1, 1], [0, 0], [1, 1], 1)
+    return image * up(one).sigmoid()
+
+
+@settings(max_examples=20)
+@given(
+    images=st.integers(1, 6),
+    channels=st.integers(1, 9),
+    inner=st.integers(1, 7),
+    bias=st.booleans(),
+    last=st.booleans(),
+)
+def test_it_computes_the_same(images: int, channels: int, inner: int, bias: bool, last: bool) -> None:
+    torch.manual_seed(images)
+    down, up = nn.Conv2d(channels, inner, 1, bias=bias), nn.Conv2d(inner, channels, 1, bias=bias)
+    image = torch.randn(images, channels, 5, 4)
+    if last:
+        image = image.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        graph = make_fx(lambda image: squeeze_and_excite(image, down, up))(image)
+        assert sum_small_products(graph) == (2 if images <= 4 else 0)
+        check_agreement((graph(image),), (squeeze_and_excite(image, down, up),), 1e-5)
+    targets = {node.target for node in graph.graph.nodes}
+    assert (CONVOLUTION_RELU in targets) == (images > 4)
+
+
+def test_a_sum_in_the_operation_is_kept() -> None:
+    weight, image, z = torch.randn(5, 7, 1, 1), torch.randn(2, 7, 1, 1), torch.randn(2, 5, 1, 1)
+
+    def function(image: torch.Tensor) -> torch.Tensor:
+        return CONVOLUTION_RELU(image, weight, None, z, [1, 1], [0, 0], [1, 1], 1)
+
+    graph = make_fx(function)(image)
+    assert sum_small_products(graph) == 1
+    check_agreement((graph(image),), (function(image),), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "side"),
+    [
+        (nn.Conv2d(8, 8, 1), 2),
+        (nn.Conv2d(8, 8, 3, padding=1), 1),
+        (nn.Conv2d(8, 8, 1, padding=1), 1),
+        (nn.Conv2d(8, 8, 1, groups=2), 1),
+        (nn.ConvTranspose2d(8, 8, 1), 1),
+    ],
+)
+def test_anything_else_stays(layer: nn.Module, side: int) -> None:
+    with torch.no_grad():
+        graph = make_fx(layer)(torch.randn(1, 8, side, side))
+    assert sum_small_products(graph) == 0
+
+
+def test_a_network_that_has_them() -> None:
+    """As backend inductor traces it: a RegNet's blocks have two each."""
+    torch.manual_seed(0)
+    module = torchvision.models.regnet_y_400mf(weights=None).eval()
+    image = torch.randn(1, 3, 64, 64)
+    (stage,) = cut(module, (image,), 1, fold_batch_norm=True)
+    with torch.no_grad():
+        graph = make_fx(lambda *tensors: stage(tensors))(image)
+        blocks = sum(isinstance(each, torchvision.ops.SqueezeExcitation) for each in module.modules())
+        assert sum_small_products(graph) == 2 * blocks
+        check_agreement(graph(image), (module(image),), 1e-4)
