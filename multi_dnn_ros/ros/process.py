@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import signal
 import sys
@@ -25,6 +27,8 @@ _MAX_ERRORS = 100
 def run(args: list[str] | None = None) -> int:
     """Run the node until a signal ends it. 0: ended as asked; 1: could not start, or threads of it hang."""
     stop = _StopSignal()
+    # The interpreter ends with collections, which go through all that PyTorch brought, for a second and more.
+    atexit.register(gc.freeze)
     with short_turns():
         return _run(args, stop)
 

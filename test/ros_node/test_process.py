@@ -40,3 +40,21 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_interpreter_ends_without_going_through_all_that_was_imported() -> None:
+    code = """
+import atexit, gc
+from multi_dnn_ros.ros import process
+
+def node():
+    raise KeyboardInterrupt
+
+process.MultiDnnNode = node
+atexit.register(lambda: print(len(gc.get_objects()), "left to go through"))  # after what is registered later
+assert process.run([]) == 0
+assert len(gc.get_objects()) > 10_000
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) < 1_000
