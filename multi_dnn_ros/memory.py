@@ -1,9 +1,11 @@
-"""Memory around serving: settled once a pipeline stands, given back when it is gone."""
+"""Memory around serving: settled once a pipeline stands, given back when it is gone, left alone meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+from collections.abc import Iterator
 
 import torch
 
@@ -16,6 +18,21 @@ def settle_memory() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """A block in which no garbage is collected: CUDA graphs among it would be destroyed, which breaks off a capture.
+
+    It holds for the whole process, so blocks of several threads must not overlap.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def give_back_memory(device: torch.device) -> None:

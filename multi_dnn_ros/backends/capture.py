@@ -10,6 +10,7 @@ import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.stream_priority import capture_stream
+from multi_dnn_ros.memory import no_collection
 
 #: Calls before capturing, in which libraries choose their algorithms and workspaces.
 _WARM_UP_CALLS = 3
@@ -67,6 +68,7 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with (
+        no_collection(),
         _workspaces_in_the_pool(),
         torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
     ):

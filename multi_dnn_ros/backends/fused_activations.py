@@ -165,6 +165,8 @@ def _is_slower(args: tuple[Any, ...]) -> bool:
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if not isinstance(error, RuntimeError):  # by which cuDNN says that it has none
+            log.warning("a kernel for a convolution with ReLU fails, and is not used: %s", reason_of(error))
         return True
 
 

@@ -49,7 +49,7 @@ def convolution_relu(
     Called for the first time with such shapes it tries its ways to divide the work, if the stream is not capturing.
     """
     shapes = (tuple(image.shape), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation))
-    key = (*shapes, image.dtype, image.device.index, torch.cuda.current_stream().cuda_stream if image.is_cuda else 0)
+    key = (*shapes, image.dtype, image.device)
     tile = _chosen.get(key)
 
     def launch(tile: tuple[int, int, int]) -> None:
@@ -88,15 +88,15 @@ def _launch(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(
-    image: Any, weight: Any, bias: Any, z: Any, result: Any, pixels: Any,
+def _kernel(  # type: ignore[no-untyped-def]  # Triton looks up what annotations name, and knows no others
+    image, weight, bias, z, result, pixels,
     IN_H: tl.constexpr, IN_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
     ALL_IN: tl.constexpr, ALL_OUT: tl.constexpr, GROUP_IN: tl.constexpr, GROUP_OUT: tl.constexpr,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, SPREAD_H: tl.constexpr, SPREAD_W: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_Z: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     """BLOCK_M pixels of BLOCK_N outputs of one group: over all places of the window, BLOCK_K channels at a time."""
     group = tl.program_id(2)
     pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from multi_dnn_ros.memory import no_collection
 from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.training.precision import autocast
 
@@ -44,7 +45,8 @@ def replayed(network: nn.Module, image: Tensor, precision: str) -> nn.Module:
     captured: nn.Module = _Pass(network, precision)
     captured.training = network.training
     try:
-        with torch.random.fork_rng([image.device.index]):  # training draws the same numbers with and without this
+        # Training draws the same numbers with and without this.
+        with no_collection(), torch.random.fork_rng([image.device.index]):
             # Replaces its forward(). Some networks have parameters that no output depends on.
             torch.cuda.make_graphed_callables(captured, (image.clone(),), allow_unused_input=True)
     except Exception as error:  # whatever capturing raises
@@ -77,7 +79,7 @@ def replayed_answers(network: nn.Module, image: Tensor, precision: str) -> Calla
             for _ in range(_WARM_UP_CALLS):
                 answer(place)
         torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
+        with no_collection(), torch.cuda.graph(graph):
             answers = answer(place)
     except Exception as error:  # whatever capturing raises
         log.warning("the teacher launches kernel by kernel, as it cannot be captured: %s", reason_of(error))

@@ -26,6 +26,36 @@ def test_random_convolutions_agree_with_pytorch() -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize("capability", [80, 87, 90])  # A100, Jetson Orin, H100 and H200
+def test_it_compiles_for_gpus_that_are_not_here(capability: int) -> None:
+    """Every way to divide the work, with and without bias and sum, for a layer of RegNetY-32GF."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from multi_dnn_ros.backends.grouped_convolution import _TILES, _kernel
+
+    layer = {"IN_H": 14, "IN_W": 14, "OUT_H": 14, "OUT_W": 14, "ALL_IN": 1392, "ALL_OUT": 1392, "GROUP_IN": 232,
+             "GROUP_OUT": 232, "WINDOW_H": 3, "WINDOW_W": 3, "STEP_H": 1, "STEP_W": 1, "PAD_H": 1, "PAD_W": 1,
+             "SPREAD_H": 1, "SPREAD_W": 1, "BLOCK_K": 64}  # fmt: skip
+    for number, (pixels, outputs, stages) in enumerate(_TILES):
+        constants: dict = {**layer, "BLOCK_M": pixels, "BLOCK_N": outputs, "HAS_BIAS": True, "HAS_Z": bool(number % 2)}
+        if not number % 2:
+            constants["z"] = None
+        signature = {name: "constexpr" if name in constants else "*fp16" for name in _kernel.arg_names}
+        signature["pixels"] = "i32"
+        places = {(_kernel.arg_names.index(name),): value for name, value in constants.items()}
+        compiled = triton.compile(
+            ASTSource(_kernel, signature, places),
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": 4, "num_stages": stages},
+        )
+        assert "mma" in compiled.asm["ptx"]  # the units that multiply matrices
+        # Of the shared memory that a block may have there, KiB.
+        assert compiled.metadata.shared <= {80: 163, 87: 163, 90: 227}[capability] * 1024
+
+
+@needs_triton
 @pytest.mark.parametrize(
     ("image", "weight", "dtype", "expected"),
     [

@@ -53,7 +53,8 @@ def test_a_batch_gives_what_its_images_give_alone(backend: str, caplog: pytest.L
     assert all(isinstance(stage, Captured) for stages in ready.values() for stage in stages)
     assert not [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
     images = probe(stacked(EXAMPLE, sizes[-1]))[0].to(GPU)
-    (joined,) = together([(image[None],) for image in images], ready[sizes[-1]][0])
+    with torch.inference_mode():
+        (joined,) = together([(image[None],) for image in images], ready[sizes[-1]][0])
     assert joined is ready[sizes[-1]][0].inputs[0]  # where it is read, without a copy in between
     assert torch.equal(joined, images)
     alone = [through(ready[1], (image[None],)) for image in images]

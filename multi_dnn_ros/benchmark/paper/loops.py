@@ -139,7 +139,10 @@ class ThroughEngine:
 
 
 class _Unseen(Frame):
-    """The inputs lie on the device already, so nothing is uploaded."""
+    """The inputs lie on the device already, so nothing is decoded or uploaded."""
+
+    def image(self) -> npt.NDArray[np.uint8]:
+        return _IMAGE
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         return _NOTHING
