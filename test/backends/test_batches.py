@@ -15,6 +15,7 @@ from torch import nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
+from multi_dnn_ros.backends.cuda_graph import Captured, together
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 from multi_dnn_ros.choices import ConfigError, choose_backend
@@ -195,3 +196,19 @@ def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_sha
     for camera, expected in alone.items():
         np.testing.assert_allclose(together[camera].output.scores, expected.output.scores, atol=1e-4)
         np.testing.assert_allclose(together[camera].output.boxes, expected.output.boxes, atol=0.05)
+
+
+def test_images_are_joined_where_a_captured_first_stage_reads_them() -> None:
+    """What does not have the shape of that place, as of more images, goes elsewhere: it would move the place."""
+    first = Captured.__new__(Captured)  # capturing takes a GPU
+    first.inputs = (torch.zeros(3, 2, 2),)
+    images = [(torch.full((1, 2, 2), float(value)),) for value in range(4)]
+    (joined,) = together(images[:3], first)
+    assert joined is first.inputs[0]
+    assert torch.equal(joined[:, 0, 0], torch.arange(3.0))
+    place = first.inputs[0].data_ptr()
+    (elsewhere,) = together(images, first)
+    assert elsewhere.shape == (4, 2, 2)
+    assert (first.inputs[0].data_ptr(), len(first.inputs[0])) == (place, 3)
+    (plain,) = together(images[1:3], lambda carried: carried)
+    assert torch.equal(plain[:, 0, 0], torch.tensor([1.0, 2.0]))

@@ -1,0 +1,45 @@
+"""Garbage collection around captures."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from multi_dnn_ros.memory import no_collection
+
+
+class Node:
+    """Refers to itself, so that only the collector finds it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_nothing_is_collected_inside_the_block_and_everything_behind_it() -> None:
+    gc.collect()
+    with no_collection():
+        garbage = weakref.ref(Node())
+        for _ in range(100_000):  # far more than sets off a collection
+            Node()
+        assert garbage() is not None
+    gc.collect()
+    assert garbage() is None
+    assert gc.isenabled()
+
+
+def test_it_stays_off_where_it_was_off() -> None:
+    gc.disable()
+    try:
+        with no_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_it_is_on_again_after_an_error() -> None:
+    with pytest.raises(ValueError, match="capture"), no_collection():
+        raise ValueError("capture failed")
+    assert gc.isenabled()
