@@ -57,7 +57,8 @@ def measure_load(
     """
     flooded = None if cameras else FLOODED
     cameras = cameras or CAMERAS
-    with Rig(folder, config, cameras, seed) as rig, GpuWatch() as gpu_watch:
+    number = config.device.partition(":")[2]
+    with Rig(folder, config, cameras, seed) as rig, GpuWatch(int(number or 0)) as gpu_watch:
         _start(rig)
         if flooded is not None:
             rig.start_camera(flooded, flooding_rate(rig))

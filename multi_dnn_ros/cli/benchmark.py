@@ -51,21 +51,27 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     scenarios = parser.add_subparsers(title="scenarios", dest="scenario", metavar="SCENARIO", required=True)
     for name, (text, add_options, measure) in _SCENARIOS.items():
-        scenario = scenarios.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        _add_common(scenario)
+        end = "" if text.endswith(("?", ")")) else "."
+        scenario = scenarios.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}{end}")
         add_options(scenario)
+        scenario.add_argument("--output", type=Path, help="write the figures to this JSON file")
         scenario.set_defaults(run=run, measure=measure)
     for add in (add_paper, add_paper_report, add_deadlines):
         add(scenarios)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_dnns(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--params-file", type=Path, help="DNNs to measure, as for `multi-dnn run` (default: the package's)"
     )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
+
+
+def _add_seed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=natural, default=0, help="of generated images and order (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="write the figures to this JSON file")
 
 
 def _add_frames(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +79,16 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=positive, default=9, help="of each condition (default: %(default)s)")
 
 
+def _add_cpu(parser: argparse.ArgumentParser) -> None:
+    _add_dnns(parser)
+    _add_seed(parser)
+    _add_frames(parser)
+
+
 def _add_load(parser: argparse.ArgumentParser) -> None:
+    _add_dnns(parser)
+    _add_device(parser)
+    _add_seed(parser)
     parser.add_argument(
         "--minutes", type=_minutes, default=10.0, help="length of the run, at least 0.1 (default: %(default)g)"
     )
@@ -86,6 +101,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_rough(parser: argparse.ArgumentParser) -> None:
+    _add_dnns(parser)
+    _add_device(parser)
+    _add_seed(parser)
     parser.add_argument(
         "--seconds", type=positive_float, default=15.0, help="length of each phase (default: %(default)g)"
     )
@@ -93,6 +111,8 @@ def _add_rough(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cycles(parser: argparse.ArgumentParser) -> None:
+    _add_dnns(parser)
+    _add_device(parser)
     parser.add_argument("--repeats", type=_cycle_count, default=50, help="cycles, at least 2 (default: %(default)s)")
 
 
@@ -123,7 +143,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     from multi_dnn_ros.schema import NodeConfig
 
     config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
-    if args.device is None:
+    if getattr(args, "device", None) is None:
         return config
     return NodeConfig.model_validate({**config.model_dump(), "device": args.device})
 
@@ -241,7 +261,7 @@ def _logs(args: argparse.Namespace) -> Iterator[Path]:
 _SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[str, Any], str]]]] = {
     "cpu": (
         "the configured DNNs through the engine, one after another in one thread, and as one process each",
-        _add_frames,
+        _add_cpu,
         _cpu,
     ),
     "overhead": ("the engine's own cost per job, with jobs that compute nothing", _add_frames, _overhead),

@@ -313,12 +313,22 @@ def add_parser(verbs: Any) -> None:
     add("--teacher-weight", type=float, default=0.7)
     add("--mix", type=float, default=0.5, help="part of the images that are mixed with others (CutMix)")
     add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
-    add("--cuts", nargs="+", type=float, default=[0.5, 0.7, 0.8, 0.9])
+    add("--cuts", nargs="+", type=_cut, metavar="SHARE", default=[0.5, 0.7, 0.8, 0.9], help="of the MACs that go")
     add("--folder", type=Path, required=True, help="where the original is kept")
     add("--keep", action="store_true", help="keep the decomposed networks there too")
     add("--out", type=Path, required=True, help="JSON file to write, and a .png beside it")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     verb.set_defaults(run=main)
+
+
+def _cut(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share < 1.0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a share of the MACs between 0 and 1, such as 0.81")
+    return share
 
 
 def add_curves_parser(verbs: Any) -> None:

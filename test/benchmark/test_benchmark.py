@@ -82,6 +82,16 @@ def test_wrong_use_names_the_option(capsys):
     assert "--repeats" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", ["overhead --device cuda", "overhead --params-file x.yaml", "cpu --device cuda", "cycles --seed 1"]
+)
+def test_an_option_that_a_scenario_would_ignore_is_refused(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["benchmark", *command.split()])
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {command.partition(' ')[2]}" in capsys.readouterr().err
+
+
 def test_distribution_and_table():
     assert distribution([3.0, 1.0, 2.0]) == {
         "samples": 3, "min": 1.0, "p50": 2.0, "p95": pytest.approx(2.9), "p99": pytest.approx(2.98), "max": 3.0

@@ -105,6 +105,15 @@ def test_images_too_small_for_the_network_are_told_before_training(
     assert f"squeezenet1_1 cannot be run on images of {wrong}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("cut", ["90", "1", "0", "-0.5", "nan", "most"])
+def test_a_cut_that_is_no_share_is_refused(cut: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["curve", "torchvision:vgg16", "--data", "classes:x", "--folder", str(tmp_path), "--out", "x.json",
+              f"--cuts={cut}"])  # fmt: skip
+    assert ended.value.code == 2
+    assert f"'{cut}' is not a share of the MACs between 0 and 1" in capsys.readouterr().err
+
+
 def test_a_point_that_its_data_kept_from_being_made_is_made_the_next_time(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
