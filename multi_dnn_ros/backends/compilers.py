@@ -10,7 +10,7 @@ import torch
 
 
 def missing_compiler(device: torch.device) -> str:
-    """What Inductor lacks to make kernels for `device`, in words; empty: nothing."""
+    """What making kernels for `device` lacks, in words, as in "Inductor needs ..."; empty: nothing."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "needs Triton, which is not installed"
