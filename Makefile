@@ -5,8 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# Rooms without live nodes and without a clock: a process a core. The others have the machine to themselves.
-ALONGSIDE := test/backends test/compression test/models test/training
+# What has no live nodes and looks at no clock: a process a core. The others have the machine to themselves.
+ALONGSIDE := test/backends test/bags test/compression test/engine test/models test/package test/training \
+  test/replay/test_replay_order.py test/replay/test_replay_road.py
 
 .PHONY: demo test lint unit install clean
 
