@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from multi_dnn_ros.engine.events import Events
-from multi_dnn_ros.engine.frame import Frame, FrameError
+from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.gathering import Gathering
 from multi_dnn_ros.engine.job import Inference, Item, Job, Loss
 from multi_dnn_ros.engine.mailbox import Mailboxes
@@ -21,6 +21,7 @@ from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
+from multi_dnn_ros.frame_error import FrameError
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-
-class FrameError(ValueError):
-    """The image of a frame cannot be used; the message names what is wrong with it."""
+from multi_dnn_ros.frame_error import FrameError
 
 
 class Frame:

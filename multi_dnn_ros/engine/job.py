@@ -12,8 +12,9 @@ from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.cuda_graph import together
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.events import Events
-from multi_dnn_ros.engine.frame import Frame, FrameError
+from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason
+from multi_dnn_ros.frame_error import FrameError
 
 Loss = tuple[DropReason, str]
 

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.engine.frame import FrameError
+from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros.image_files import check_image_file
 
 RgbImage = npt.NDArray[np.uint8]

@@ -8,7 +8,8 @@ from functools import partial
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image
 
-from multi_dnn_ros.engine.frame import Frame, FrameError
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros.diagnostics import CameraRecord
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.ros.qos import subscription_qos

@@ -12,9 +12,9 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.engine.engine import Engine
-from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
+from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
 from multi_dnn_ros.ros.inputs import CameraInput
 from multi_dnn_ros.ros.outputs import ResultPublishers

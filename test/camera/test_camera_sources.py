@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -130,3 +132,10 @@ def test_what_is_nothing_is_named(tmp_path: Path) -> None:
         open_source(str(tmp_path / "x.mcap"))
     with pytest.raises(SourceError, match="device /dev/null cannot be opened"):
         open_source("/dev/null")
+
+
+def test_a_camera_process_does_without_pytorch() -> None:
+    """Which would take two seconds of CPU time and 440 MiB in the process of every camera."""
+    modules = ["sources", "generated", "playback", "publisher"]
+    code = f"import sys; from multi_dnn_ros.camera import {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

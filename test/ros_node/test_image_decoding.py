@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine.frame import FrameError
+from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 
 MAX_PIXELS = 1 << 20

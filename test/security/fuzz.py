@@ -22,8 +22,8 @@ import numpy as np
 from tqdm import tqdm
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.engine.frame import FrameError
 from multi_dnn_ros.flat_parameters import ParameterError, parameter_fields, to_config
+from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.reporting import write_json
 from multi_dnn_ros.ros.image_decoding import _ENCODINGS, decode_compressed, decode_image
