@@ -13,6 +13,8 @@ from multi_dnn_ros.engine.policies import Policy
 
 #: Longest that a holder of the queue waits for the jobs under way; one that takes longer hangs.
 HOLD_TIMEOUT_S = 10.0
+#: Of who holds a queue, of whichever engine: CUDA graphs are captured meanwhile, one at a time in a process.
+_alone = threading.Lock()
 
 
 class JobQueue:
@@ -98,15 +100,15 @@ class JobQueue:
     def held(self, timeout_s: float = HOLD_TIMEOUT_S) -> Iterator[None]:
         """A block in which no job runs: those under way end first, the others wait.
 
-        Capturing a CUDA graph wants it so. Blocks of several threads follow one another. TimeoutError when a job (or
-        another's block) does not end in time.
+        Capturing a CUDA graph wants it so. Blocks of several threads follow one another, also those of other engines:
+        one that was stopped may still be at it. TimeoutError when a job, or another's block, does not end in time.
         """
-        with self._filled:
-            if not self._calm.wait_for(lambda: not self._held, timeout_s):
-                raise TimeoutError(f"the queue was held by another DNN for more than {timeout_s:g} s")
-            self._held = True
-            calm = self._calm.wait_for(lambda: not self._running, timeout_s)
+        if not _alone.acquire(timeout=timeout_s):
+            raise TimeoutError(f"a queue was held by another DNN for more than {timeout_s:g} s")
         try:
+            with self._filled:
+                self._held = True
+                calm = self._calm.wait_for(lambda: not self._running, timeout_s)
             if not calm:
                 raise TimeoutError(f"a job did not end within {timeout_s:g} s")
             yield
@@ -114,7 +116,7 @@ class JobQueue:
             with self._filled:
                 self._held = False
                 self._filled.notify_all()
-                self._calm.notify_all()
+            _alone.release()
 
     def close(self) -> list[Job]:
         """Let every waiting worker go; gives back the jobs that nobody will run now."""

@@ -163,6 +163,26 @@ def test_holding_the_queue_gives_up_on_a_job_that_hangs():
         pass
 
 
+def test_queues_of_several_engines_are_held_one_after_the_other():
+    """An engine that was stopped may still make jobs anew when the next one does."""
+    before, after = (JobQueue(Fifo(), FakeClock()) for _ in range(2))
+    entered = threading.Event()
+
+    def hold() -> None:
+        with after.held(WAIT):
+            entered.set()
+
+    waiting = threading.Thread(target=hold)
+    with before.held(WAIT):
+        waiting.start()
+        assert not entered.wait(0.05)
+        assert after.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
+        assert after.get() is not None  # who only waits to hold its queue keeps nobody from it
+        after._running -= 1
+    assert entered.wait(WAIT)
+    waiting.join(WAIT)
+
+
 def test_what_a_device_raises_is_told_from_what_a_layer_raises():
     assert is_device_failure(RuntimeError(f"{ILLEGAL}\nCUDA kernel errors might be reported later"))
     assert is_device_failure(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"))
