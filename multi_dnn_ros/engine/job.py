@@ -146,14 +146,15 @@ class Job:
     ) -> None:
         inference = self.inference
         recorded = inference.events.recorded
+        in_place = self.index == 0 and (inference.task.in_place or len(inference.items) > 1)
         if self.index == 0:
             before = now()
-            if inference.ready is not None and (inference.task.in_place or len(inference.items) > 1):
+            if in_place and inference.ready is not None:
                 stream.wait_event(inference.ready)
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - before
         if inference.stream is not stream:  # else the stream's order is enough
-            if inference.ready is not None:
+            if inference.ready is not None and not in_place:  # else it waits already
                 stream.wait_event(inference.ready)
             if self.index:
                 for tensor in inference.carried:  # made on the other stream: its memory must not be reused too early
