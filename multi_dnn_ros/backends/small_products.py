@@ -50,10 +50,8 @@ def _parts(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    """Of what it was traced to give, or of the constant that it is."""
+    """Of what it was traced to give."""
     tensor = traced(node)
-    if tensor is None and node.op == "get_attr":
-        tensor = getattr(node.graph.owning_module, str(node.target))
     return () if tensor is None else tuple(tensor.shape)
 
 

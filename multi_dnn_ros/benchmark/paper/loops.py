@@ -139,10 +139,7 @@ class ThroughEngine:
 
 
 class _Unseen(Frame):
-    """The inputs lie on the device already, so nothing is decoded or uploaded."""
-
-    def image(self) -> npt.NDArray[np.uint8]:
-        return _IMAGE
+    """The inputs lie on the device already, so nothing is uploaded."""
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         return _NOTHING
