@@ -7,6 +7,7 @@ the left one of which is gathered while it is computed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,15 +53,12 @@ def convolution_relu(
     shapes = (tuple(image.shape), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation))
     key = (*shapes, image.dtype, image.device)
     tile = _chosen.get(key)
-
-    def launch(tile: tuple[int, int, int]) -> None:
-        _launch(image, weight, bias, z, result, (*stride, *padding, *dilation), tile)
-
+    launch = functools.partial(_launch, image, weight, bias, z, result, (*stride, *padding, *dilation))
     if tile is None:
         if not image.is_cuda or torch.cuda.is_current_stream_capturing():
             tile = _TILES[0]
         else:
-            tile = _chosen[key] = min(_TILES, key=lambda tile: gpu_ms(lambda: launch(tile)))
+            tile = _chosen[key] = min(_TILES, key=lambda tile: gpu_ms(functools.partial(launch, tile)))
     launch(tile)
 
 
