@@ -1,4 +1,4 @@
-"""A convolution, its bias, a tensor that is added and the ReLU behind as one kernel of cuDNN's.
+"""A convolution, its bias, a tensor that is added and the ReLU behind as one kernel.
 
 PyTorch calls cuDNN for the convolution alone. What that wrote to memory is read and written again for the bias, for the
 sum and for the ReLU, on a GPU that waits for its memory there.
@@ -80,6 +80,7 @@ class FusedActivations:
         try:
             own = fused(stage)
             if own is not stage and carried and carried[0].is_cuda:
+                log.info("job %d of %s: trying kernels for its convolutions", index, self._dnn)
                 with torch.cuda.device(carried[0].device), _Race() as race:
                     own(tuple(tensor.clone() for tensor in carried))
                 own = fused(stage, but=race.lost)

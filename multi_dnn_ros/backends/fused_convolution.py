@@ -1,5 +1,5 @@
-"""A convolution, its bias, a tensor that is added and the ReLU behind as one operation: on a GPU one kernel of cuDNN's,
-or for convolutions in groups our own.
+"""A convolution, its bias, a tensor that is added and the ReLU behind as one operation: on a GPU one kernel, of
+cuDNN's or our own.
 
 ``torch.ops.multi_dnn_ros.convolution_relu``, which graphs may hold and compilers take as it is.
 """
@@ -49,25 +49,34 @@ def _on_cuda(
     layout = _layout(image, weight)
     if z is not None:
         z = z.contiguous(memory_format=layout)  # kernels take it to lie as the result does
-    if geometry[-1] > 1 and layout is torch.channels_last and (grouped := _grouped()) and grouped.fits(image, weight):
+    call = functools.partial(by_cudnn, image, weight, bias, z, *geometry)
+    if layout is torch.channels_last and image.element_size() == 2 and (own := _own()) and own.fits(image, weight):
         result = _place(image, weight, *geometry)
         image, weight = (tensor.contiguous(memory_format=layout) for tensor in (image, weight))
-        grouped.convolution_relu(image, weight, bias, z, result, *geometry[:-1])
-        return result
+        stride, padding, dilation, _ = geometry
+        if own.convolution_relu(image, weight, bias, z, result, (*stride, *padding, *dilation), call):
+            return result
+    return call()
+
+
+def by_cudnn(
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
+) -> torch.Tensor:
+    """The same by cuDNN's single operation for it, on a GPU. RuntimeError where it has none."""
     if z is None:
         return torch.cudnn_convolution_relu(image, weight, bias, *geometry)
     return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, *geometry)
 
 
 @functools.cache
-def _grouped() -> Any:
-    """The module with the kernel for groups; None where it cannot be compiled."""
+def _own() -> Any:
+    """The module with our own kernel; None where it cannot be compiled."""
     if missing_compiler(torch.device("cuda")):
         return None
     # Imported here: it takes a second, which only who has such convolutions should wait.
-    from multi_dnn_ros.backends import grouped_convolution
+    from multi_dnn_ros.backends import triton_convolution
 
-    return grouped_convolution
+    return triton_convolution
 
 
 def _fake(

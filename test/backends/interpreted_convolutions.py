@@ -1,4 +1,4 @@
-"""Random convolutions in groups through the kernel, which Triton's interpreter runs on the CPU; started by a test.
+"""Random convolutions in groups and of few channels through the kernel, interpreted on the CPU; started by a test.
 
 A process of its own: Triton decides when it is imported whether it interprets.
 """
@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional
 
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.grouped_convolution import _TILES, _launch, fits
+from multi_dnn_ros.backends.triton_convolution import _launch, fits, tiles
 
-CASES = 10
+CASES = 9
 LAST = torch.channels_last
 
 
@@ -21,10 +21,12 @@ def main() -> None:
     dice = random.Random(0)
     torch.manual_seed(0)
     for number in range(CASES):
-        groups, window = dice.choice((2, 3, 5)), dice.choice(((1, 1), (3, 3), (1, 5), (2, 3)))
+        few = number % 3 == 0
+        groups = 1 if few else dice.choice((1, 2, 5))
+        window = (7, 7) if few and number % 2 else dice.choice(((1, 1), (3, 3), (1, 5), (2, 3)))
         stride, padding, dilation = ([dice.randint(low, 2) for _ in range(2)] for low in (1, 0, 1))
-        channels, outputs = dice.choice((16, 24, 72)), dice.choice((16, 70))
-        image = torch.randn(dice.randint(1, 3), groups * channels, dice.randint(9, 10), dice.randint(9, 10)).half()
+        channels, outputs = dice.choice((1, 3, 4) if few else (16, 24, 72)), dice.choice((16, 72))
+        image = torch.randn(dice.randint(1, 3), groups * channels, dice.randint(13, 14), dice.randint(13, 14)).half()
         weight = (torch.randn(groups * outputs, channels, *window) / (channels * window[0] * window[1]) ** 0.5).half()
         bias = torch.randn(groups * outputs).half() if dice.random() < 0.7 else None
         geometry = (stride, padding, dilation, groups)
@@ -36,7 +38,9 @@ def main() -> None:
         z = None if z is None else z.to(memory_format=LAST)
         result = torch.full(expected.shape, 7.0, dtype=torch.float16).to(memory_format=LAST)
         assert fits(image, weight)
-        _launch(image, weight, bias, z, result, (*stride, *padding, *dilation), dice.choice(_TILES))
+        choices = tiles(image.shape, weight.shape, result.shape, 100 if groups == 1 else dice.choice((1, 20, 100)))
+        tile = dice.choice(choices)._replace(parts=dice.choice((1, 3)))
+        _launch(image, weight, bias, z, result, (*stride, *padding, *dilation), tile)
         assert torch.equal(result.isnan(), expected.isnan()), "what is no number must stay visible"
         check_agreement((result.float().nan_to_num(),), (expected.nan_to_num(),), 2e-3)
     print(CASES, "convolutions agree")

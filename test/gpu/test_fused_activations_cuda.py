@@ -1,4 +1,4 @@
-"""Convolutions and ReLUs as one call of cuDNN's. CPU twin: test/backends/test_fused_activations.py."""
+"""Convolutions and ReLUs as one kernel, cuDNN's or our own. CPU twin: test/backends/test_fused_activations.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, by_cudnn
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, cast_stage, float32_products
 from multi_dnn_ros.choices import choose_backend
@@ -197,6 +197,42 @@ def test_convolutions_in_groups_are_faster(channels: int, groups: int, side: int
     apart_ms, together_ms = ms(plain), ms(kernels.given[0])  # type: ignore[arg-type]
     print(f"{channels} channels, {images} images: {apart_ms * 1e3:.1f} us, in one {together_ms * 1e3:.1f} us")
     assert together_ms < 0.7 * apart_ms
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "outputs", "side", "window", "step", "share"),
+    [
+        (8, 3, 64, 224, 3, 1, 0.7),  # VGG16's first
+        (1, 3, 64, 224, 7, 2, 1.0),  # ResNet152's
+        (1, 512, 512, 7, 3, 1, 0.8),
+        (1, 256, 1024, 14, 1, 1, 1.0),
+        (2, 448, 384, 8, 3, 1, 0.9),  # InceptionV3's
+        (8, 512, 512, 28, 3, 1, 1.0),  # where cuDNN's has enough to do, it is taken
+    ],
+)
+def test_it_is_never_slower_than_cudnns(
+    images: int, channels: int, outputs: int, side: int, window: int, step: int, share: float
+) -> None:
+    """share: of its time, at most; and a tenth more, as no two measurements are the same."""
+    if missing_compiler(GPU):
+        pytest.skip(f"Triton {missing_compiler(GPU)}")
+    torch.manual_seed(0)
+    shapes = (images, channels, side, side), (outputs, channels, window, window)
+    image, weight = (torch.randn(s, device=GPU).half().to(memory_format=torch.channels_last) for s in shapes)
+    weight /= weight[0].numel() ** 0.5
+    tensors = (image, weight, torch.randn(outputs, device=GPU).half(), None)
+    geometry = ([step] * 2, [window // 2] * 2, [1, 1], 1)
+    with torch.inference_mode():
+        expected = functional.conv2d(*(each.double() for each in tensors[:3]), *geometry).relu()
+        check_agreement(
+            (CONVOLUTION_RELU(*tensors, *geometry).double(),), (expected,), PRECISIONS["fp16"].tolerance(GPU)
+        )
+        cudnns_us, ours_us = (
+            1e3 * min(gpu_ms(lambda call=call: call(*tensors, *geometry)) for _ in range(3))
+            for call in (by_cudnn, CONVOLUTION_RELU)
+        )
+    print(f"{images} images, {channels} to {outputs}, {side} px: cuDNN's {cudnns_us:.1f} us, now {ours_us:.1f} us")
+    assert ours_us < 1.1 * share * cudnns_us
 
 
 def test_what_is_slower_as_one_operation_stays_apart() -> None:
