@@ -1,4 +1,4 @@
-"""Squeeze and excitation as sums of products: what is replaced, and that it computes the same. On a GPU: test/gpu."""
+"""Small products as sums: what is replaced, and that it computes the same. On a GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -45,6 +45,25 @@ def test_it_computes_the_same(images: int, channels: int, inner: int, bias: bool
     assert (CONVOLUTION_RELU in targets) == (images > 4)
 
 
+@settings(max_examples=20)
+@given(images=st.integers(1, 40), channels=st.integers(1, 9), outputs=st.integers(1, 20), bias=st.booleans())
+def test_a_last_layer_of_few_outputs(images: int, channels: int, outputs: int, bias: bool) -> None:
+    torch.manual_seed(images)
+    layer, rows = nn.Linear(channels, outputs, bias=bias), torch.randn(images, channels)
+    with torch.no_grad():
+        graph = make_fx(layer)(rows)
+        assert sum_small_products(graph) == (outputs <= 16 and images * outputs <= 512)
+        check_agreement((graph(rows),), (layer(rows),), 1e-5)
+
+
+def test_products_of_other_kinds_stay() -> None:
+    rows, columns, bias = torch.randn(2, 7), torch.randn(7, 5), torch.randn(5)
+    graph = make_fx(lambda rows: (rows @ columns, torch.addmm(bias, rows, columns.t().contiguous().t(), alpha=2.0)))(
+        rows
+    )
+    assert sum_small_products(graph) == 0
+
+
 def test_a_sum_in_the_operation_is_kept() -> None:
     weight, image, z = torch.randn(5, 7, 1, 1), torch.randn(2, 7, 1, 1), torch.randn(2, 5, 1, 1)
 
@@ -81,5 +100,5 @@ def test_a_network_that_has_them() -> None:
     with torch.no_grad():
         graph = make_fx(lambda *tensors: stage(tensors))(image)
         blocks = sum(isinstance(each, torchvision.ops.SqueezeExcitation) for each in module.modules())
-        assert sum_small_products(graph) == 2 * blocks
+        assert sum_small_products(graph) == 2 * blocks  # and its last layer has a thousand outputs
         check_agreement(graph(image), (module(image),), 1e-4)
