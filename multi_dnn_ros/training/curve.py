@@ -43,7 +43,10 @@ _RESIDUAL = (BasicBlock, Bottleneck, ResBottleneckBlock)
 
 @dataclass(frozen=True)
 class Settings:
-    """macs_size: (width, height) for which cuts are asked and MACs reported; training may use a smaller input."""
+    """macs_size: (width, height) for which cuts are asked and MACs reported; training may use a smaller input.
+
+    linear: whether large fully connected layers are decomposed too.
+    """
 
     model: str
     num_classes: int
@@ -56,6 +59,7 @@ class Settings:
     policies: tuple[str, ...]
     cuts: tuple[float, ...]
     rounding: Rounding = field(default_factory=Rounding)
+    linear: bool = False
 
 
 def policy_for(
@@ -143,7 +147,7 @@ def point(
     width, height = settings.macs_size
     inputs = (torch.zeros(1, 3, height, width),)
     network = copy.deepcopy(source.module)
-    layers = survey(network, inputs)
+    layers = survey(network, inputs, linear=settings.linear)
     before = cost(network, inputs)
     policy, parameter = policy_for(policy_name, layers, before.macs, cut, settings.rounding)
     outcomes = decompose(network, inputs, policy, layers=layers)
@@ -314,6 +318,7 @@ def add_parser(verbs: Any) -> None:
     add("--mix", type=float, default=0.5, help="part of the images that are mixed with others (CutMix)")
     add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
     add("--cuts", nargs="+", type=_cut, metavar="SHARE", default=[0.5, 0.7, 0.8, 0.9], help="of the MACs that go")
+    add("--linear", action="store_true", help="also decompose large fully connected layers, by truncated SVD")
     add("--folder", type=Path, required=True, help="where the original is kept")
     add("--keep", action="store_true", help="keep the decomposed networks there too")
     add("--out", type=Path, required=True, help="JSON file to write, and a .png beside it")
@@ -373,6 +378,7 @@ def main(args: argparse.Namespace) -> int:
         teacher_weight=args.teacher_weight,
         policies=tuple(args.policies),
         cuts=tuple(args.cuts),
+        linear=args.linear,
     )
     content = run(settings, args.data, args.folder, args.out, existing_device(args.device), args.keep)
     print(json.dumps({"original": content["original"]["scores"], "largest_cut_within": content["largest_cut_within"]}))

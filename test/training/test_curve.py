@@ -48,6 +48,19 @@ def test_points_are_added_and_never_made_twice(
     assert json.loads(out.read_text()) == content
 
 
+def test_fully_connected_layers_where_asked_for(colours: Path, tmp_path: Path) -> None:
+    """MobileNetV3's MACs are in 1x1 convolutions, which stay, and on small images in a layer of 960 by 1280."""
+    out = tmp_path / "curve.json"
+    assert main(["curve", "torchvision:mobilenet_v3_large", "--data", f"classes:{colours}", "--num-classes", "2",
+                 "--size", "32", "--macs-size", "32", "--epochs", "1", "--retrain-epochs", "1", "--batch-size", "8",
+                 "--policies", "ratio", "--cuts", "0.1", "--linear", "--folder", str(tmp_path / "nets"),
+                 "--out", str(out), "--device", "cpu"]) == 0  # fmt: skip
+    content = json.loads(out.read_text())
+    (point,) = content["points"]
+    assert 0.1 <= point["macs_cut"] < 0.2
+    assert point["parameters"] < content["original"]["parameters"] - 300_000
+
+
 def test_an_original_of_another_size_or_data_is_no_baseline(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
