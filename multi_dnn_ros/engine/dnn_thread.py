@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from multi_dnn_ros.engine.mailbox import Mailboxes
 from multi_dnn_ros.engine.outcome import await_outputs, result_of
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
+from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
 from multi_dnn_ros.frame_error import FrameError
@@ -51,15 +53,25 @@ class DnnThread(threading.Thread):
 
     Everything it shares is guarded by one lock. Callbacks and decoding run outside of it, so that a slow receiver
     holds up this DNN only.
+
+    runner: with which it launches an inference itself where nobody is before it; None: workers run all jobs.
     """
 
     def __init__(
-        self, task: DnnTask, queue: JobQueue, limits: Limits, callbacks: Callbacks, clock: Callable[[], int]
+        self,
+        task: DnnTask,
+        queue: JobQueue,
+        limits: Limits,
+        callbacks: Callbacks,
+        clock: Callable[[], int],
+        runner: Runner | None = None,
     ) -> None:
         super().__init__(name=f"dnn-{task.name}", daemon=True)
         self.task = task
         self._queue = queue
         self._limits = limits
+        self._runner = runner
+        self.launch_ns = 0  # CPU time that this thread spent launching jobs
         self._callbacks = callbacks
         self._clock = clock
         lock = threading.RLock()
@@ -112,7 +124,7 @@ class DnnThread(threading.Thread):
                 self.task = replace(self.task, max_age_ns=max_age_ns or None)
 
     def done(self, inference: Inference) -> None:
-        """A worker has finished with the inference (or the queue has given it up)."""
+        """Whoever ran its last job has finished with the inference (or the queue has given it up)."""
         with self._wake:
             self._running -= 1
             self._ready = inference.ready
@@ -159,6 +171,8 @@ class DnnThread(threading.Thread):
     # -- the thread
 
     def run(self) -> None:
+        if self._runner is not None:
+            self._runner.enter_device()
         while True:
             with self._wake:
                 while not (starts := self._can_start()) and not self._finished:
@@ -174,9 +188,8 @@ class DnnThread(threading.Thread):
             if inference is not None and self._limits.decode_first:
                 _decode(inference)
             # The next frames start first, so that the device works while the results of these are decoded.
-            if inference is not None and not self._queue.put(Job(inference, 0)):
-                inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's first job")
-                self.done(inference)
+            if inference is not None:
+                self._hand_over(inference, may_launch=finished is None)
             self._tell_drop(DropReason.TOO_OLD, "waited longer than the maximum age", *late)
             if finished is not None:
                 self._settle(finished)
@@ -184,6 +197,28 @@ class DnnThread(threading.Thread):
             # Nothing of a frame may live on while this thread waits.
             finished = inference = None
             late = []
+
+    def _hand_over(self, inference: Inference, *, may_launch: bool) -> None:
+        """To the queue; on a GPU where nobody is before it only what is left once this thread has launched.
+
+        may_launch: no finished inference waits for this thread meanwhile.
+        """
+        job = Job(inference, 0)
+        rest = self._launch(job) if may_launch else job
+        if rest is not None and not self._queue.put(rest):
+            inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's next job")
+            self.done(inference)
+
+    def _launch(self, job: Job) -> Job | None:
+        """Run the job if nobody is before it, as to wake a worker takes about as long; returns what is not run yet."""
+        if self._runner is None or not self._queue.take_at_once(job):
+            return job
+        began = time.thread_time_ns()
+        with torch.inference_mode():  # not the whole thread: receivers run in it
+            rest = self._runner.run(job)
+        self._queue.ended()
+        self.launch_ns += time.thread_time_ns() - began
+        return rest
 
     def _can_start(self) -> bool:
         if not len(self._mail) or self._running >= self._limits.in_flight:

@@ -15,6 +15,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure
+from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.engine.worker import Worker
@@ -29,8 +30,10 @@ class Engine:
 
     Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
     Kim 2022, section 3.2). On a GPU the streams belong to the DNNs, not to the workers: jobs of a frame follow one
-    another on one stream whichever worker launches them, and few workers keep many DNNs going at once. The streams have
-    the DNNs' priorities, and the GPU itself lets the more important one go first; or lie on their share of the SMs.
+    another on one stream whichever thread launches them, and one worker keeps many DNNs going at once. The streams have
+    the DNNs' priorities, and the GPU itself lets the more important one go first; or lie on their share of the SMs. A
+    DNN that is alone, with several cameras perhaps, launches in its own thread, and no worker has to be woken; several
+    would take Python's lock from each other in the midst of their launches.
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
@@ -67,16 +70,20 @@ class Engine:
             decode_first=device.type == "cuda",
         )
         callbacks = Callbacks(on_result, on_drop, on_failure)
-        self._dnns = {task.name: DnnThread(task, self._queue, limits, callbacks, clock) for task in tasks}
+        self._device = device
+        launches = device.type == "cuda" and len(tasks) == 1
+        self._dnns = {
+            task.name: DnnThread(task, self._queue, limits, callbacks, clock, self._runner() if launches else None)
+            for task in tasks
+        }
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._of_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
         }
         self._order_streams()
-        self._device = device
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
-        self._workers = [Worker(number, self._queue, device, self.stream_of) for number in range(workers)]
+        self._workers = [Worker(number, self._queue, self._runner()) for number in range(workers)]
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -156,15 +163,22 @@ class Engine:
             thread.join(0.1 if thread in self._dnns.values() else 0.0)
         return self.alive()
 
+    def launch_ns(self) -> int:
+        """CPU time that the DNNs' threads have spent launching jobs, in place of workers."""
+        return sum(dnn.launch_ns for dnn in self._dnns.values())
+
     def alive(self) -> list[str]:
         """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if thread.is_alive()]
+
+    def _runner(self) -> Runner:
+        return Runner(self._queue, self._device, self.stream_of)
 
     def _order_streams(self) -> None:
         self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())
 
     def stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
-        """Of a DNN's name, share of the SMs and priority; made by the worker that needs it first."""
+        """Of a DNN's name, share of the SMs and priority; made by the thread that needs it first."""
         name, sms, priority = dnn
         # A frame may have begun before its DNN's priority changed; streams on a share have none.
         key = name, sms, 0 if sms else self._stream_priorities.get(priority, 0)

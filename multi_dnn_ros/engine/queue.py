@@ -50,9 +50,7 @@ class JobQueue:
         """Wait for the next job; None when the queue is closed. ended: the caller is through with one that it got."""
         with self._filled:
             if ended:
-                self._running -= 1
-                if self._held:
-                    self._calm.notify_all()
+                self.ended()
             while not self._heap or self._held:
                 if self._closed:
                     return None
@@ -61,6 +59,25 @@ class JobQueue:
             self._running += 1
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
+
+    def take_at_once(self, job: Job) -> bool:
+        """Whether the caller may run `job`, which is not queued, itself: none waits and none is under way.
+
+        Saves to wake a worker for it. If so, the job counts as taken: `ended` has to follow.
+        """
+        job.queued_ns = self._clock()
+        with self._filled:
+            if self._closed or self._held or self._running or self._heap:
+                return False
+            self._running += 1
+        return True
+
+    def ended(self) -> None:
+        """The caller is through with a job that it took."""
+        with self._filled:
+            self._running -= 1
+            if self._held:
+                self._calm.notify_all()
 
     def lets_go_on(self, job: Job) -> bool:
         """Whether `job`, the next of a frame that is under way, may be run at once: none that waits has a smaller key.

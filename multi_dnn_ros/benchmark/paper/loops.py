@@ -123,14 +123,14 @@ class ThroughEngine:
                 offer(camera)
             time.sleep(max(0.0, (window.end_ns - time.monotonic_ns()) / 1e9))
             through = engine.wait_idle(_DRAIN_S)
-            host_ns = _cpu_time_ns(_WORKER_THREAD)
+            host_ns = _cpu_time_ns(_WORKER_THREAD) + engine.launch_ns()
         finally:
             engine.stop(2.0)
         if failures:
             raise RuntimeError(f"{failures[0].dnn}: {failures[0].message}")
         if not through:
             raise RuntimeError(f"the engine did not finish its frames within {_DRAIN_S:g} s after the end")
-        for tally in tallies.values():  # workers serve all DNNs alike: each gets its part by the jobs it had
+        for tally in tallies.values():  # workers serve all DNNs alike: each gets its part of all by the jobs it had
             tally.host_ns = round(host_ns * tally.jobs / max(1, sum(each.jobs for each in tallies.values())))
         return list(tallies.values())
 

@@ -1,0 +1,52 @@
+"""Runs jobs for one thread; on a GPU each on the stream of its DNN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.stream_priority import Streams
+from multi_dnn_ros.engine.job import Job, loss_by
+from multi_dnn_ros.engine.queue import JobQueue
+
+#: The CUDA stream of a DNN: name, SMs that it runs on, priority.
+StreamOf = Callable[[tuple[str, int, int]], torch.cuda.Stream]
+
+
+class Runner:
+    """Belongs to one thread, which runs jobs in inference mode: a worker, or on a GPU a DNN's thread.
+
+    A job that raises loses its frames and nothing else. stream_of: the same for all threads; not asked on a CPU.
+    """
+
+    def __init__(self, queue: JobQueue, device: torch.device, stream_of: StreamOf) -> None:
+        self._queue = queue
+        self._device = device
+        self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
+
+    def enter_device(self) -> None:
+        """Called once by the thread: the current device is per thread in PyTorch."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def run(self, job: Job) -> Job | None:
+        """Run a job; what comes after it of the same frame, None when the frame is through or lost.
+
+        On a GPU the DNN's stream stays the thread's current one.
+        """
+        inference = job.inference
+        if inference.lost is None:
+            try:
+                dnn = inference.task.name, inference.task.sms, inference.priority
+                job.run(
+                    self._device, None if self._streams is None else self._streams.enter(dnn), self._queue.lets_go_on
+                )
+            except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
+                inference.lost = loss_by(error, job.index)
+                inference.device_failed = is_device_failure(error)
+        if inference.lost is None and not job.is_last:
+            return job.successor()
+        inference.done(inference)
+        return None

@@ -1,0 +1,314 @@
+"""On a GPU, which is a fake here, a DNN that is alone launches its inferences itself where nobody is before it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from engine_fakes import WAIT, FakeClock, Gate, Recorder, check_accounts, frame, task
+from fake_gpu import DEVICE, FakeGpu, Stream
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.benchmark.paper.loops import ThroughEngine, make_task
+from multi_dnn_ros.benchmark.paper.partition import Partition
+from multi_dnn_ros.benchmark.paper.tally import Window
+from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
+from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
+from multi_dnn_ros.engine.job import Inference, Item, Job
+from multi_dnn_ros.engine.policies import make_policy
+from multi_dnn_ros.engine.queue import JobQueue
+from multi_dnn_ros.engine.reports import Callbacks
+from multi_dnn_ros.engine.runner import Runner
+
+CPU = torch.device("cpu")
+JOBS = 3
+
+
+class OnDevice(Frame):
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        return torch.full((2, 3, 3), self.stamp_ns, dtype=torch.uint8)
+
+
+def on_device(value: int = 0, camera: str = "front") -> OnDevice:
+    return OnDevice(camera, value, lambda: np.zeros((2, 3, 3), np.uint8))
+
+
+def here() -> str:
+    return threading.current_thread().name
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+class Setup:
+    """One DNN's thread and a queue; in the workers' place is the test, which takes jobs when it wants to."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[int, str]] = []
+        self.on_job: Callable[[int], None] = lambda index: None
+        self.recorder = Recorder()
+        self.queue = JobQueue(make_policy("priority", 50), FakeClock())
+        self.dnn = self.thread_of("a", self._job)
+
+    def thread_of(self, name: str, on_job: Callable[[int], None]) -> DnnThread:
+        return DnnThread(
+            task(name, jobs=JOBS, on_job=on_job),
+            self.queue,
+            Limits(decode_first=True),
+            Callbacks(**self.recorder.callbacks()),
+            FakeClock(),
+            self.runner(),
+        )
+
+    def runner(self) -> Runner:
+        stream = Stream()
+        return Runner(self.queue, DEVICE, lambda dnn: stream)  # type: ignore[arg-type, return-value]
+
+    def _job(self, index: int) -> None:
+        self.launched.append((index, here()))
+        self.on_job(index)
+
+    def other(self, priority: int = 0) -> Job:
+        return Job(Inference(self.dnn.task, (Item(frame()),), priority, None, 0, lambda inference: None), 0)
+
+    def run_as_worker(self, job: Job | None) -> None:
+        assert job is not None
+        with torch.inference_mode():
+            assert self.runner().run(job) is None
+
+
+@pytest.fixture
+def setup() -> Iterator[Setup]:
+    setup = Setup()
+    setup.dnn.start()
+    yield setup
+    setup.queue.close()
+    setup.dnn.close(drop_waiting=True)
+    setup.dnn.abandon()
+    setup.dnn.join(WAIT)
+    assert not setup.dnn.is_alive()
+
+
+def test_where_nobody_waits_the_dnn_launches_all_its_jobs(setup: Setup) -> None:
+    """One frame after another; nothing is left in the queue, and whoever wants it for himself gets it."""
+    for value in range(3):
+        setup.dnn.offer(on_device(value))
+        setup.recorder.wait(lambda value=value: len(setup.recorder.results) == value + 1)
+    assert setup.launched == [(index, "dnn-a") for _ in range(3) for index in range(JOBS)]
+    assert [result.output[0] for result in setup.recorder.results] == [3.0, 4.0, 5.0]
+    assert len(setup.queue) == 0
+    with setup.queue.held(WAIT):
+        pass
+
+
+@pytest.mark.parametrize("busy", ["waits", "runs"])
+def test_where_a_job_waits_or_runs_the_queue_decides(setup: Setup, busy: str) -> None:
+    setup.queue.put(setup.other(priority=-1))
+    if busy == "runs":
+        assert setup.queue.get() is not None
+    setup.dnn.offer(on_device(4))
+    wait_until(lambda: len(setup.queue) == (2 if busy == "waits" else 1))
+    assert setup.launched == []
+    setup.run_as_worker(setup.queue.get())
+    setup.recorder.wait(lambda: setup.recorder.results)
+    assert setup.launched == [(index, here()) for index in range(JOBS)]
+
+
+def test_while_the_queue_is_held_nobody_launches(setup: Setup) -> None:
+    with setup.queue.held(WAIT):
+        setup.dnn.offer(on_device())
+        wait_until(lambda: len(setup.queue) == 1)
+        assert setup.launched == []
+    setup.run_as_worker(setup.queue.get())
+    setup.recorder.wait(lambda: setup.recorder.results)
+
+
+def test_who_holds_the_queue_waits_for_a_dnn_that_launches(setup: Setup) -> None:
+    def hold(index: int) -> None:
+        with pytest.raises(TimeoutError, match="a job did not end"), setup.queue.held(0.01):
+            raise AssertionError
+
+    setup.on_job = hold
+    setup.dnn.offer(on_device())
+    setup.recorder.wait(lambda: setup.recorder.results)
+    with setup.queue.held(WAIT):
+        pass
+
+
+def test_while_one_dnn_launches_another_does_not(setup: Setup) -> None:
+    gate = Gate()
+    other = setup.thread_of("b", lambda index: gate())
+    other.start()
+    other.offer(on_device())
+    gate.wait_for_job()
+    setup.dnn.offer(on_device())
+    setup.run_as_worker(setup.queue.get())
+    assert {thread for _, thread in setup.launched} == {here()}
+    gate.open()
+    setup.recorder.wait(lambda: len(setup.recorder.results) == 2)
+    other.close(drop_waiting=True)
+    other.join(WAIT)
+
+
+def test_while_results_wait_for_the_dnn_a_worker_launches(setup: Setup) -> None:
+    """So that a slow launch does not hold them up."""
+
+    def offer_next(index: int) -> None:
+        setup.on_job = lambda index: None
+        setup.dnn.offer(on_device(1))
+
+    setup.on_job = offer_next
+    setup.dnn.offer(on_device(0))
+    second = setup.queue.get()
+    setup.recorder.wait(lambda: len(setup.recorder.results) == 1)
+    setup.run_as_worker(second)
+    setup.recorder.wait(lambda: len(setup.recorder.results) == 2)
+    assert [thread for _, thread in setup.launched] == ["dnn-a"] * JOBS + [here()] * JOBS
+
+
+@pytest.mark.parametrize("priority", [-1, 0, 1])
+def test_what_comes_while_it_launches_has_its_place(setup: Setup, priority: int) -> None:
+    """A more important job comes before the frame's next ones, which go to the queue; an equal one comes after them."""
+    other = setup.other(priority)
+
+    def put_other(index: int) -> None:
+        setup.on_job = lambda index: None
+        setup.queue.put(other)
+
+    setup.on_job = put_other
+    setup.dnn.offer(on_device(7))
+    if priority > 0:
+        wait_until(lambda: len(setup.queue) == 2)
+        assert setup.launched == [(0, "dnn-a")]
+        assert setup.queue.get() is other
+        setup.run_as_worker(setup.queue.get(ended=True))
+    setup.recorder.wait(lambda: setup.recorder.results)
+    thread = here() if priority > 0 else "dnn-a"
+    assert setup.launched == [(0, "dnn-a"), (1, thread), (2, thread)]
+    assert setup.recorder.results[0].output[0] == 7.0 + JOBS
+    if priority <= 0:
+        assert setup.queue.get() is other
+
+
+@pytest.mark.parametrize("error", [ValueError("a layer's own mistake"), SystemExit()])
+def test_a_launch_that_raises_loses_its_inference_only(setup: Setup, error: BaseException) -> None:
+    def fail(index: int) -> None:
+        setup.on_job = lambda index: None
+        raise error
+
+    setup.on_job = fail
+    setup.dnn.offer(on_device(1))
+    setup.recorder.wait(lambda: setup.recorder.failures)
+    setup.dnn.offer(on_device(2))
+    setup.recorder.wait(lambda: setup.recorder.results)
+    assert [(drop.frame.stamp_ns, drop.reason) for drop in setup.recorder.drops] == [(1, DropReason.DNN_ERROR)]
+    assert setup.recorder.drops[0].message.startswith(f"job 0: {type(error).__name__}")
+    assert setup.launched == [(0, "dnn-a")] + [(index, "dnn-a") for index in range(JOBS)]
+
+
+def test_a_queue_that_closes_meanwhile_loses_what_is_left(setup: Setup) -> None:
+    setup.on_job = lambda index: setup.queue.close() and None
+    setup.dnn.offer(on_device())
+    setup.recorder.wait(lambda: setup.recorder.drops)
+    assert setup.launched == [(0, "dnn-a")]
+    assert [drop.reason for drop in setup.recorder.drops] == [DropReason.SHUTDOWN]
+
+
+def test_a_closed_queue_lets_nobody_launch() -> None:
+    setup = Setup()
+    setup.queue.close()
+    assert not setup.queue.take_at_once(setup.other())
+
+
+def test_on_its_stream_in_inference_mode_and_neither_for_the_receivers(gpu: FakeGpu, recorder: Recorder) -> None:
+    seen: list[tuple[str, str, bool]] = []
+
+    def see(what: str) -> None:
+        seen.append((what, here(), torch.is_inference_mode_enabled()))
+
+    def on_job(index: int) -> None:
+        see("job")
+        gpu.launch(0.001)
+
+    def decode(outputs: Tensors, size: tuple[int, int]) -> None:
+        see("decode")
+
+    callbacks = recorder.callbacks()
+    on_result = callbacks.pop("on_result")
+
+    def receive(result: object) -> None:
+        see("result")
+        on_result(result)
+
+    dnn = task("a", jobs=1, on_job=on_job, decode=decode)
+    engine = Engine([dnn], device=DEVICE, workers=1, on_result=receive, **callbacks)
+    engine.start()
+    engine.offer(on_device())
+    recorder.wait(lambda: recorder.results)
+    assert engine.stop(WAIT) == []
+    assert seen == [("job", "dnn-a", True), ("decode", "dnn-a", False), ("result", "dnn-a", False)]
+    assert engine.stream_of(("a", 0, 0)).until > 0.0  # type: ignore[attr-defined]
+    assert engine.launch_ns() > 0
+
+
+def test_a_launch_that_hangs_does_not_keep_the_engine_from_stopping(
+    start: Callable[..., Engine], recorder: Recorder
+) -> None:
+    gate = Gate()
+    engine = start(task(jobs=2, on_job=lambda index: gate()), workers=1, device=DEVICE)
+    engine.offer(on_device())
+    gate.wait_for_job()
+    assert engine.stop(0.2, drain=True) == ["dnn-a"]
+    assert [drop.reason for drop in recorder.drops] == [DropReason.SHUTDOWN]
+    gate.open()
+    check_accounts(engine)
+    assert engine.stop(WAIT) == []
+
+
+def test_for_several_dnns_a_worker_launches(start: Callable[..., Engine], recorder: Recorder) -> None:
+    launched: list[str] = []
+    tasks = [task(name, jobs=JOBS, on_job=lambda index: launched.append(here())) for name in ("a", "b")]
+    engine = start(*tasks, workers=1, device=DEVICE)
+    engine.offer(on_device())
+    recorder.wait(lambda: len(recorder.results) == 2)
+    assert launched == ["worker-0"] * 2 * JOBS
+
+
+def test_on_a_cpu_workers_run_all_jobs(start: Callable[..., Engine], recorder: Recorder) -> None:
+    launched: list[str] = []
+    engine = start(task(jobs=JOBS, on_job=lambda index: launched.append(here())), workers=1)
+    for value in range(3):
+        engine.offer(frame(value=value))
+        recorder.wait(lambda value=value: len(recorder.results) == value + 1)
+    assert launched == ["worker-0"] * 3 * JOBS
+    assert engine.launch_ns() == 0
+
+
+@pytest.mark.parametrize("device", [CPU, DEVICE])
+def test_the_benchmark_counts_the_cpu_time_of_a_job_whoever_ran_it(device: torch.device) -> None:
+    spent_ns = 1_000_000
+
+    def stage(carried: Tensors) -> Tensors:
+        end = time.thread_time_ns() + spent_ns
+        while time.thread_time_ns() < end:
+            pass
+        return carried
+
+    partition = Partition(CPU)
+    partition.device = device
+    dnn: DnnTask = make_task("a", (stage,), (torch.zeros(1),), partition)
+    (tally,) = ThroughEngine([dnn], partition).run(Window.ahead(0.0, 0.05))
+    assert tally.host_ns >= tally.jobs * spent_ns
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
