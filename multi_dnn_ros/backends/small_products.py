@@ -32,7 +32,6 @@ def sum_small_products(graph_module: fx.GraphModule) -> int:
     for node in products:
         _replace_product(node)
     if convolutions or products:
-        graph_module.graph.eliminate_dead_code()
         graph_module.graph.lint()
         graph_module.recompile()
     return len(convolutions) + len(products)
@@ -81,9 +80,13 @@ def _replace_convolution(node: fx.Node) -> None:
             total = call(aten.add.Tensor, total, z)
         if node.target is CONVOLUTION_RELU:
             total = call(aten.relu.default, total)
-    total.meta = dict(node.meta)
-    node.replace_all_uses_with(total)
-    node.graph.erase_node(node)
+    _put_in_place(total, node)
+
+
+def _put_in_place(new: fx.Node, old: fx.Node) -> None:
+    new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
 
 
 def _has_few_outputs(node: fx.Node) -> bool:
@@ -111,6 +114,6 @@ def _replace_product(node: fx.Node) -> None:
         total = call(aten.sum.dim_IntList, one_by_one, [2])
         if bias:
             total = call(aten.add.Tensor, total, bias[0])
-    total.meta = dict(node.meta)
-    node.replace_all_uses_with(total)
-    node.graph.erase_node(node)
+    _put_in_place(total, node)
+    if not columns.users:
+        node.graph.erase_node(columns)
