@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -71,7 +70,6 @@ class DnnThread(threading.Thread):
         self._queue = queue
         self._limits = limits
         self._runner = runner
-        self.launch_ns = 0  # CPU time that this thread spent launching jobs
         self._callbacks = callbacks
         self._clock = clock
         lock = threading.RLock()
@@ -199,26 +197,15 @@ class DnnThread(threading.Thread):
             late = []
 
     def _hand_over(self, inference: Inference, *, may_launch: bool) -> None:
-        """To the queue; on a GPU where nobody is before it only what is left once this thread has launched.
+        """To the queue; with a runner, only what is left once this thread has launched what it could.
 
         may_launch: no finished inference waits for this thread meanwhile.
         """
         job = Job(inference, 0)
-        rest = self._launch(job) if may_launch else job
+        rest = self._runner.run_at_once(job) if self._runner is not None and may_launch else job
         if rest is not None and not self._queue.put(rest):
             inference.lost = (DropReason.SHUTDOWN, "the engine stopped before the frame's next job")
             self.done(inference)
-
-    def _launch(self, job: Job) -> Job | None:
-        """Run the job if nobody is before it, as to wake a worker takes about as long; returns what is not run yet."""
-        if self._runner is None or not self._queue.take_at_once(job):
-            return job
-        began = time.thread_time_ns()
-        with torch.inference_mode():  # not the whole thread: receivers run in it
-            rest = self._runner.run(job)
-        self._queue.ended()
-        self.launch_ns += time.thread_time_ns() - began
-        return rest
 
     def _can_start(self) -> bool:
         if not len(self._mail) or self._running >= self._limits.in_flight:

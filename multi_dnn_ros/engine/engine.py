@@ -71,10 +71,9 @@ class Engine:
         )
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._device = device
-        launches = device.type == "cuda" and len(tasks) == 1
+        self._launcher = self._runner() if device.type == "cuda" and len(tasks) == 1 else None
         self._dnns = {
-            task.name: DnnThread(task, self._queue, limits, callbacks, clock, self._runner() if launches else None)
-            for task in tasks
+            task.name: DnnThread(task, self._queue, limits, callbacks, clock, self._launcher) for task in tasks
         }
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._of_camera = {
@@ -164,8 +163,8 @@ class Engine:
         return self.alive()
 
     def launch_ns(self) -> int:
-        """CPU time that the DNNs' threads have spent launching jobs, in place of workers."""
-        return sum(dnn.launch_ns for dnn in self._dnns.values())
+        """CPU time that a DNN that is alone has spent launching jobs, in place of workers."""
+        return 0 if self._launcher is None else self._launcher.at_once_ns
 
     def alive(self) -> list[str]:
         """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
