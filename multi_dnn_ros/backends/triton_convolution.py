@@ -45,8 +45,6 @@ _OF_ENOUGH_WORK = (_OF_MUCH_WORK[0], Tile(64, 128, 64, stages=4, parts=3), _OF_L
 _STEPS_OF_A_PART = 4
 #: Channels of what counts as a network's first layer, at most.
 _FEW = 4
-#: Channels that are read at once: 16 bytes.
-_EIGHT = 8
 #: Sums that a block of threads adds up.
 _AT_ONCE = 1024
 _chosen: dict[tuple[Any, ...], Tile | None] = {}
@@ -79,9 +77,8 @@ def fits(image: torch.Tensor, weight: torch.Tensor) -> bool:
     few = groups == 1 and channels <= _FEW
     return (
         image.dtype in (torch.float16, torch.bfloat16)
-        and (few or (channels % _EIGHT == 0 and channels >= 2 * _EIGHT))
-        and outputs // groups % _EIGHT == 0
-        and outputs // groups >= 2 * _EIGHT
+        and (few or (channels >= 16 and channels % 8 == 0))  # of many, 16 bytes are read at once
+        and outputs // groups >= 16
         # Places in memory are counted in 32 bits; padding may make the result a little larger than the image.
         and max(image.numel() // image.shape[1] * max(image.shape[1], outputs), weight.numel()) < 2**30
     )

@@ -13,7 +13,7 @@ from torch.nn import functional
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.triton_convolution import _launch, fits, tiles
 
-CASES = 8
+CASES = 16
 LAST = torch.channels_last
 
 
@@ -26,7 +26,7 @@ def main() -> None:
         window = (7, 7) if few and number % 2 else dice.choice(((1, 1), (3, 3), (1, 5), (2, 3)))
         stride, padding, dilation = ([dice.randint(low, 2) for _ in range(2)] for low in (1, 0, 1))
         dilation = [1, 1] if window == (7, 7) else dilation
-        channels, outputs = dice.choice((1, 3, 4) if few else (16, 24, 72)), dice.choice((16, 72))
+        channels, outputs = dice.choice((1, 3, 4) if few else (16, 24, 72)), dice.choice((16, 20, 70))
         image = torch.randn(dice.randint(1, 3), groups * channels, dice.randint(8, 9), dice.randint(8, 9)).half()
         weight = (torch.randn(groups * outputs, channels, *window) / (channels * window[0] * window[1]) ** 0.5).half()
         bias = torch.randn(groups * outputs).half() if dice.random() < 0.7 else None
