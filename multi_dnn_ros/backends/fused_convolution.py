@@ -54,7 +54,8 @@ def _on_cuda(
         result = _place(image, weight, *geometry)
         image, weight = (tensor.contiguous(memory_format=layout) for tensor in (image, weight))
         stride, padding, dilation, _ = geometry
-        if own.convolution_relu(image, weight, bias, z, result, (*stride, *padding, *dilation), call):
+        work = own.Convolution(image, weight, bias, z, result, (*stride, *padding, *dilation))
+        if own.convolution_relu(work, call):
             return result
     return call()
 

@@ -84,23 +84,49 @@ def fits(image: torch.Tensor, weight: torch.Tensor) -> bool:
     )
 
 
-def convolution_relu(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor | None,
-    result: torch.Tensor,
-    geometry: Sequence[int],
-    instead: Callable[[], object],
-) -> bool:
-    """relu(convolution + bias + z) into `result`; all images and the weights lie with channels last.
+class Convolution(NamedTuple):
+    """relu(convolution of `image` + bias + z) into `result`; all images and the weights lie with channels last.
 
-    geometry: stride, padding and dilation, down and across each. instead: what does the same; where that is faster,
-    nothing is done, and the answer is no. Called for the first time with such shapes it tries all ways to divide the
-    work, if the stream is not capturing.
+    geometry: stride, padding and dilation, down and across each.
     """
-    key = (tuple(image.shape), tuple(weight.shape), *geometry, z is None, image.dtype, image.device)
-    launch = functools.partial(_launch, image, weight, bias, z, result, geometry)
+
+    image: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    z: torch.Tensor | None
+    result: torch.Tensor
+    geometry: Sequence[int]
+
+    def launch(self, tile: Tile) -> None:
+        """On the current stream, divided so."""
+        image, weight, bias, z, result, geometry = self
+        images, all_channels, *sides = image.shape
+        outputs, channels, *window = weight.shape
+        groups = all_channels // channels
+        pixels = images * result.shape[2] * result.shape[3]
+        grid = (triton.cdiv(pixels, tile.pixels), triton.cdiv(outputs // groups, tile.outputs), groups * tile.parts)
+        sums = None
+        if tile.parts > 1:
+            sums = torch.empty((tile.parts, pixels, outputs), dtype=torch.float32, device=image.device)
+        _kernel[grid](
+            image, weight, bias, z, result, sums, pixels,
+            *sides, *result.shape[2:], *window, *geometry, groups, channels, outputs // groups,
+            bias is not None, z is not None, *tile[:3], tile.parts, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        if sums is not None:
+            count = pixels * outputs
+            _add_up[(triton.cdiv(count, _AT_ONCE),)](
+                sums, bias, z, result, count, outputs, bias is not None, z is not None, tile.parts, _AT_ONCE
+            )
+
+
+def convolution_relu(work: Convolution, instead: Callable[[], object]) -> bool:
+    """Do it, unless `instead`, which does the same, is faster: then nothing is done, and the answer is no.
+
+    Called for the first time with such shapes it tries all ways to divide the work, if the stream is not capturing.
+    """
+    image, weight, result = work.image, work.weight, work.result
+    key = (tuple(image.shape), tuple(weight.shape), *work.geometry, work.z is None, image.dtype, image.device)
     if key in _chosen:
         tile = _chosen[key]
     elif torch.cuda.is_current_stream_capturing():
@@ -108,16 +134,16 @@ def convolution_relu(
     else:
         processors = torch.cuda.get_device_properties(image.device).multi_processor_count
         choices = tiles(image.shape, weight.shape, result.shape, processors)
-        tile = _chosen[key] = _fastest(launch, choices, instead) if choices else None
+        tile = _chosen[key] = _fastest(work, choices, instead) if choices else None
     if tile is not None:
-        launch(tile)
+        work.launch(tile)
     return tile is not None
 
 
-def _fastest(launch: Callable[[Tile], None], choices: Sequence[Tile], instead: Callable[[], object]) -> Tile | None:
+def _fastest(work: Convolution, choices: Sequence[Tile], instead: Callable[[], object]) -> Tile | None:
     times: dict[Tile | None, float] = {None: _ms(instead)}
     for tile in choices:
-        times[tile] = _ms(functools.partial(launch, tile))
+        times[tile] = _ms(functools.partial(work.launch, tile))
     return min(times, key=lambda tile: times[tile])
 
 
@@ -130,35 +156,6 @@ def _ms(call: Callable[[], object]) -> float:
     except (RuntimeError, triton.TritonError) as error:
         log.debug("a kernel for a convolution cannot be used: %s", error)
         return math.inf
-
-
-def _launch(
-    image: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    z: torch.Tensor | None,
-    result: torch.Tensor,
-    geometry: Sequence[int],
-    tile: Tile,
-) -> None:
-    images, all_channels, *sides = image.shape
-    outputs, channels, *window = weight.shape
-    groups = all_channels // channels
-    pixels = images * result.shape[2] * result.shape[3]
-    grid = (triton.cdiv(pixels, tile.pixels), triton.cdiv(outputs // groups, tile.outputs), groups * tile.parts)
-    sums = None
-    if tile.parts > 1:
-        sums = torch.empty((tile.parts, pixels, outputs), dtype=torch.float32, device=image.device)
-    _kernel[grid](
-        image, weight, bias, z, result, sums, pixels,
-        *sides, *result.shape[2:], *window, *geometry, groups, channels, outputs // groups,
-        bias is not None, z is not None, *tile[:3], tile.parts, num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
-    if sums is not None:
-        count = pixels * outputs
-        _add_up[(triton.cdiv(count, _AT_ONCE),)](
-            sums, bias, z, result, count, outputs, bias is not None, z is not None, tile.parts, _AT_ONCE
-        )
 
 
 @triton.jit  # type: ignore[untyped-decorator]

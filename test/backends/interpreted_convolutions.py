@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.triton_convolution import _launch, fits, tiles
+from multi_dnn_ros.backends.triton_convolution import Convolution, fits, tiles
 
 CASES = 16
 LAST = torch.channels_last
@@ -41,7 +41,7 @@ def main() -> None:
         assert fits(image, weight)
         choices = tiles(image.shape, weight.shape, result.shape, 100 if groups == 1 else dice.choice((1, 20, 100)))
         tile = dice.choice(choices)._replace(parts=dice.choice((1, 3)))
-        _launch(image, weight, bias, z, result, (*stride, *padding, *dilation), tile)
+        Convolution(image, weight, bias, z, result, (*stride, *padding, *dilation)).launch(tile)
         assert torch.equal(result.isnan(), expected.isnan()), "what is no number must stay visible"
         check_agreement((result.float().nan_to_num(),), (expected.nan_to_num(),), 2e-3)
     print(CASES, "convolutions agree")

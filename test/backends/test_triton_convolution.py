@@ -140,7 +140,7 @@ class TimedGpu:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: self)
         monkeypatch.setattr(triton_convolution, "_chosen", {})
         monkeypatch.setattr(triton_convolution, "gpu_ms", self.ms)
-        monkeypatch.setattr(triton_convolution, "_launch", lambda *args: self.launched.append(args[-1]))
+        monkeypatch.setattr(triton_convolution.Convolution, "launch", lambda work, tile: self.launched.append(tile))
         self.capturing = False
         self.multi_processor_count = 132
 
@@ -151,10 +151,11 @@ class TimedGpu:
         return time
 
     def run(self) -> bool:
-        from multi_dnn_ros.backends.triton_convolution import convolution_relu
+        from multi_dnn_ros.backends.triton_convolution import Convolution, convolution_relu
 
         image, weight = torch.zeros(IN_GROUPS[0]).half(), torch.zeros(IN_GROUPS[1]).half()
-        return convolution_relu(image, weight, None, None, image, (1, 1, 1, 1, 1, 1), lambda: None)
+        work = Convolution(image, weight, None, None, image, (1, 1, 1, 1, 1, 1))
+        return convolution_relu(work, lambda: None)
 
 
 @needs_triton
