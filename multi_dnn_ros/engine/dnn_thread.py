@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import deque
@@ -72,9 +71,9 @@ class DnnThread(threading.Thread):
         self._runner = runner
         self._callbacks = callbacks
         self._clock = clock
-        lock = threading.RLock()
-        self._wake = threading.Condition(lock)  # this thread waits here
-        self._others = threading.Condition(lock)  # those who submit, and who wait until nothing is under way
+        self._lock = threading.RLock()  # entered itself: by way of a condition it takes ten times as long
+        self._wake = threading.Condition(self._lock)  # this thread waits here
+        self._others = threading.Condition(self._lock)  # those who submit, and who wait until nothing is under way
         self._mail = Mailboxes(task.cameras)
         self._gathering = Gathering(task.max_batch, task.batch_delay_ns, clock)
         self._recorders = {camera: StreamRecorder(limits.window_ns) for camera in task.cameras}
@@ -94,14 +93,14 @@ class DnnThread(threading.Thread):
 
     def offer(self, frame: Frame) -> None:
         """Store the frame; never blocks. The frame that it replaces is dropped."""
-        with self._wake:
+        with self._lock:
             lost, reason, message = self._store(frame)
         if lost is not None:
             self._tell_drop(reason, message, lost)
 
     def submit(self, frame: Frame, timeout_s: float | None) -> bool:
         """Wait until the camera's slot is free, then offer; False when it was not in time."""
-        with self._wake:
+        with self._lock:
             if not self._others.wait_for(
                 lambda: self._closed or self._disabled is not None or self._mail.is_free(frame.camera), timeout_s
             ):
@@ -113,7 +112,7 @@ class DnnThread(threading.Thread):
 
     def update(self, priority: int | None, deadline_ns: int | None, max_age_ns: int | None) -> None:
         """Change what is not None, for frames that start from now on; 0 means no deadline, no maximum age."""
-        with self._wake:
+        with self._lock:
             if priority is not None:
                 self.task = replace(self.task, priority=priority)
             if deadline_ns is not None:
@@ -123,7 +122,7 @@ class DnnThread(threading.Thread):
 
     def done(self, inference: Inference) -> None:
         """Whoever ran its last job has finished with the inference (or the queue has given it up)."""
-        with self._wake:
+        with self._lock:
             self._running -= 1
             self._ready = inference.ready
             if inference.items[0] in self._open:  # all of its items are; else the engine gave up waiting for it
@@ -132,12 +131,12 @@ class DnnThread(threading.Thread):
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no frame is waiting or under way."""
-        with self._wake:
+        with self._lock:
             return self._others.wait_for(lambda: not self._open and not len(self._mail), timeout_s)
 
     def close(self, *, drop_waiting: bool) -> None:
         """Take no more frames, and end once those under way are through."""
-        with self._wake:
+        with self._lock:
             self._closed = True
             waiting = self._mail.clear() if drop_waiting else []
             for frame in waiting:
@@ -148,7 +147,7 @@ class DnnThread(threading.Thread):
 
     def abandon(self) -> None:
         """Give up what is under way: it counts as dropped, whatever still comes of it."""
-        with self._wake:
+        with self._lock:
             self._book()
             given_up, self._open = self._open, set()
             self._finished.clear()
@@ -162,7 +161,7 @@ class DnnThread(threading.Thread):
     def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
         """Per camera, and the failure that disabled the DNN."""
         now = self._clock()
-        with self._wake:
+        with self._lock:
             self._book()
             return {camera: recorder.snapshot(now) for camera, recorder in self._recorders.items()}, self._disabled
 
@@ -172,7 +171,7 @@ class DnnThread(threading.Thread):
         if self._runner is not None:
             self._runner.enter_device()
         while True:
-            with self._wake:
+            with self._lock:
                 while not (starts := self._can_start()) and not self._finished:
                     if not self._running:
                         self._book()
@@ -268,7 +267,7 @@ class DnnThread(threading.Thread):
 
     def _settle(self, inference: Inference) -> None:
         """Outputs to results, results to their receiver; or the losses to the accounts."""
-        with self._wake:
+        with self._lock:
             self._book()
         begin = self._clock()
         await_outputs(inference)
@@ -323,7 +322,7 @@ class DnnThread(threading.Thread):
         failure: Failure | None = None
         waiting: list[Frame] = []
         rebuild = False
-        with self._wake:
+        with self._lock:
             self._book()
             items = [item for item in items if item in self._open]
             if not items:
@@ -391,7 +390,7 @@ class DnnThread(threading.Thread):
                 fresh = self.task.rebuild(self._queue.held())
             except Exception as error:
                 why = f"taken out, as its jobs cannot be made anew ({type(error).__name__}: {error}) after: {message}"
-        with self._wake:
+        with self._lock:
             self._failures += 1
             if fresh is None:
                 waiting = self._take_out(why)
@@ -416,5 +415,7 @@ class DnnThread(threading.Thread):
 
 def _decode(inference: Inference) -> None:
     for item in inference.items:
-        with contextlib.suppress(FrameError):  # the first job meets it again, and says so
+        try:
             item.frame.image()
+        except FrameError:
+            continue  # the first job meets it again, and says so
