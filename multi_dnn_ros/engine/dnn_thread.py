@@ -163,7 +163,9 @@ class DnnThread(threading.Thread):
         now = self._clock()
         with self._lock:
             self._book()
-            return {camera: recorder.snapshot(now) for camera, recorder in self._recorders.items()}, self._disabled
+            recorders = {camera: recorder.copy() for camera, recorder in self._recorders.items()}
+            disabled = self._disabled
+        return {camera: recorder.snapshot(now) for camera, recorder in recorders.items()}, disabled
 
     # -- the thread
 

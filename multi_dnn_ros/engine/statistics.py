@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +63,8 @@ class Statistics:
 class StreamRecorder:
     """Collects one stream's figures; its owner's lock guards it.
 
+    A snapshot takes milliseconds: who has the lock makes a copy, and without the lock a snapshot of that.
+
     window_ns: how far the percentiles and the rate look back. At most `capacity` samples are kept.
     """
 
@@ -84,6 +87,13 @@ class StreamRecorder:
         self._samples.append((published_ns, timing))
         while published_ns - self._samples[0][0] > self._window_ns:  # nobody asks for older ones
             self._samples.popleft()
+
+    def copy(self) -> StreamRecorder:
+        """One of the same figures that goes its own way."""
+        other = copy(self)
+        other.dropped = self.dropped.copy()
+        other._samples = self._samples.copy()
+        return other
 
     def snapshot(self, now_ns: int) -> StreamStatistics:
         recent = [(at, timing) for at, timing in self._samples if now_ns - at <= self._window_ns]

@@ -11,6 +11,7 @@ import torch
 from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
 
 from multi_dnn_ros.engine import DropReason, Engine, Frame
+from multi_dnn_ros.engine.statistics import Percentiles
 
 
 def test_every_dnn_answers_every_frame_with_its_context(start, recorder):
@@ -53,6 +54,26 @@ def test_the_newest_frame_wins_and_the_older_one_is_counted(start, recorder):
     assert [(d.frame.stamp_ns, d.reason) for d in recorder.drops] == [(2, DropReason.OVERWRITTEN)]
     stream = engine.statistics().streams["a", "front"]
     assert (stream.offered, stream.published, stream.dropped) == (3, 2, {DropReason.OVERWRITTEN: 1})
+
+
+def test_who_asks_for_statistics_holds_up_no_dnn(start, recorder, monkeypatch):
+    """They take milliseconds; what is asked for is the moment of asking."""
+    gate = Gate()
+    percentiles = Percentiles.of
+    monkeypatch.setattr(Percentiles, "of", lambda values: (gate(), percentiles(values))[1])
+    engine = start(task(), workers=1)
+    seen = []
+    asking = threading.Thread(target=lambda: seen.append(engine.statistics()))
+    asking.start()
+    gate.wait_for_job()
+    engine.offer(frame(value=7))
+    recorder.wait(lambda: recorder.results)
+    assert engine.wait_idle(WAIT)
+    gate.open()
+    asking.join(WAIT)
+    (before,), (after,) = (each.streams.values() for each in (*seen, engine.statistics()))
+    assert (before.offered, before.published, before.stages["compute"].count) == (0, 0, 0)
+    assert (after.offered, after.published, after.stages["compute"].count) == (1, 1, 1)
 
 
 def test_a_frame_that_waited_too_long_is_dropped(start, recorder):
