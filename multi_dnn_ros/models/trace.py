@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.models.functional import is_known, make_functional
 from multi_dnn_ros.reasons import reason_of
 
 aten = torch.ops.aten
@@ -64,8 +65,10 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
         with warnings.catch_warnings(), torch.no_grad(), _collector_paused():
             warnings.simplefilter("ignore")  # about torch's own internals; nothing that a user could act upon
             program = torch.export.export(module, example_inputs, strict=False)
-            # An empty table: functionalize, but keep convolution, batch norm, linear as the one kernel they are.
-            graph_module = program.run_decompositions({}).module(check_guards=False)
+            graph_module = program.module(check_guards=False) if is_known(program.graph) else None
+            if graph_module is None or not make_functional(graph_module):
+                # An empty table: functionalize, but keep convolution, batch norm, linear as the one kernel they are.
+                graph_module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
         raise TraceError(f"torch.export cannot trace {type(module).__name__}: {reason_of(error)}") from error
     finally:
@@ -121,8 +124,13 @@ def _fold_constants(graph_module: fx.GraphModule) -> None:
 def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
     """Scale the weights of each convolution by the batch norm behind it, which then disappears."""
     graph = graph_module.graph
-    for node in graph.find_nodes(op="call_function", target=aten._native_batch_norm_legit_no_training.default):
-        convolution, *statistics, _, epsilon = node.args
+    for node in graph.nodes:
+        if node.target is aten._native_batch_norm_legit_no_training.default:
+            convolution, *statistics, _, epsilon = node.args
+        elif node.target is aten.batch_norm.default:
+            convolution, *statistics, _, _, epsilon, _ = node.args
+        else:
+            continue
         if convolution.target is not aten.conv2d.default or len(convolution.users) != 1:
             continue
         image, weight, bias, *geometry = (*convolution.args, None)[: max(3, len(convolution.args))]
@@ -133,7 +141,9 @@ def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
         folded = nn.utils.fusion.fuse_conv_bn_weights(w, b, mean, variance, epsilon, gamma, beta)
         with graph.inserting_before(convolution):
             convolution.args = (image, *(_add_constant(graph_module, parameter) for parameter in folded), *geometry)
-        for selection in list(node.users):
+        if node.target is aten.batch_norm.default:
+            node.replace_all_uses_with(convolution)
+        for selection in [user for user in node.users if is_selection(user)]:
             if selection.args[1] == 0:
                 selection.replace_all_uses_with(convolution)
     graph.eliminate_dead_code()

@@ -1,0 +1,134 @@
+"""Operations that write in place: a traced DNN has none, and computes the same; most are traced once for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.export import ExportedProgram
+
+from multi_dnn_ros.models.trace import is_write, trace
+
+SHAPE = (2, 4, 6, 6)
+
+
+class Of(nn.Module):
+    """A DNN of a function of an image and a convolution of it."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 4, 3, padding=1)
+        self.register_buffer("state", torch.zeros(1))
+        self.function = function
+
+    def forward(self, image: torch.Tensor) -> object:
+        return self.function(image, self.convolution(image))
+
+
+@pytest.fixture
+def retraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A word for each DNN that PyTorch had to trace once more."""
+    words: list[str] = []
+    real = ExportedProgram.run_decompositions
+
+    def noted(program: ExportedProgram, *args: object) -> ExportedProgram:
+        words.append("again")
+        return real(program, *args)
+
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", noted)
+    return words
+
+
+def check(module: nn.Module, image: torch.Tensor) -> None:
+    """Traced it gives what it gives, and writes into nothing."""
+    with torch.no_grad():
+        expected = module(image.clone())
+        graph = trace(module, (torch.zeros_like(image),))
+        given = image.clone()
+        results = graph(given)
+    torch.testing.assert_close(results, tuple(torch.utils._pytree.tree_leaves(expected)))
+    assert torch.equal(given, image)
+    assert not [node for node in graph.graph.nodes if is_write(node)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda image, x: x.relu_(), id="relu"),
+        pytest.param(lambda image, x: (x.add_(image), x * 2), id="looked at by its old name"),
+        pytest.param(lambda image, x: x.mul_(2.0).sigmoid_().add_(image, alpha=3), id="one after another"),
+        pytest.param(lambda image, x: (torch.cat([x, image]), x.relu_()), id="used before"),
+        pytest.param(lambda image, x: (x.relu_(), x.flatten(1)), id="seen afterwards"),
+        pytest.param(lambda image, x: x.add_(x), id="with itself"),
+        pytest.param(
+            lambda image, x: nn.functional.dropout(x.relu_(), 0.5, False, inplace=True).add_(1.0), id="dropout"
+        ),
+        pytest.param(lambda image, x: x.to(torch.float32).add_(1.0) + x, id="a cast that does nothing"),
+    ],
+)
+def test_what_the_graph_shows_is_traced_once(function: Callable, retraced: list[str]) -> None:
+    torch.manual_seed(0)
+    check(Of(function).eval(), torch.randn(SHAPE))
+    assert retraced == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda image, x: (x.flatten(1), x.relu_()), id="seen before"),
+        pytest.param(lambda image, x: (x.split(2, 1)[0].relu_(), x), id="a part of it"),
+        pytest.param(lambda image, x: (x[:, 1:3].mul_(2.0), x), id="a slice of it"),
+        pytest.param(lambda image, x: (x.view(2, -1).add_(1.0), x), id="a view of it"),
+        pytest.param(lambda image, x: x.sub_(image), id="unknown"),
+        pytest.param(lambda image, x: x.half().add_(x), id="of another type"),
+    ],
+)
+def test_what_it_does_not_show_is_traced_again(function: Callable, retraced: list[str]) -> None:
+    torch.manual_seed(0)
+    check(Of(function).eval(), torch.randn(SHAPE))
+    assert retraced == ["again"]
+
+
+@pytest.mark.parametrize("builder", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "googlenet"])
+def test_classifiers_are_traced_once(builder: str, retraced: list[str]) -> None:
+    options = {"init_weights": False} if builder == "googlenet" else {}
+    module = torchvision.models.get_model(builder, weights=None, num_classes=3, **options).eval()
+    check(module, torch.randn(1, 3, 64, 64))
+    assert retraced == []
+
+
+_STEPS: dict[str, Callable[[list[torch.Tensor], int, int], torch.Tensor]] = {
+    "add": lambda made, a, b: made[a] + made[b],
+    "add_": lambda made, a, b: made[a].add_(made[b]),
+    "mul_": lambda made, a, b: made[a].mul_(0.5),
+    "relu": lambda made, a, b: made[a].relu(),
+    "relu_": lambda made, a, b: made[a].relu_(),
+    "sigmoid_": lambda made, a, b: made[a].sigmoid_(),
+    "cat": lambda made, a, b: torch.cat([made[a][:, :2], made[b][:, 2:]], 1),
+    "view": lambda made, a, b: made[a].view(2, 4, 36).view(2, 4, 6, 6),
+    "slice": lambda made, a, b: made[a][:, 0:4],
+    "dropout_": lambda made, a, b: nn.functional.dropout(made[a], 0.5, False, inplace=True),
+    "cast": lambda made, a, b: made[a].to(torch.float32),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(_STEPS)), st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=6)
+)
+def test_any_order_of_writes_and_views(steps: list[tuple[str, int, int]]) -> None:
+    """Tensors that may be seen through one another, made, looked at and written into; all are results."""
+
+    def function(image: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        made = [x, image * 2]
+        for name, a, b in steps:
+            made.append(_STEPS[name](made, -1 - a % len(made), -1 - b % len(made)))  # of the last three
+        return made
+
+    torch.manual_seed(0)
+    check(Of(function).eval(), torch.randn(SHAPE))
