@@ -45,6 +45,8 @@ _FRESH = {
     aten.upsample_nearest2d.vec,
 }
 _DROPOUTS = {aten.dropout.default, aten.dropout_.default}
+#: Arguments that say whether the DNN is trained.
+_TRAINS = {aten.batch_norm.default: 5, **dict.fromkeys(_DROPOUTS, 2)}
 _OTHERS = {
     aten._assert_tensor_metadata.default,
     aten.flatten.using_ints,
@@ -59,15 +61,19 @@ _KNOWN = _FRESH | _IN_PLACE.keys() | _DROPOUTS | _OTHERS
 
 
 def is_known(graph: fx.Graph) -> bool:
-    """Whether `make_functional` knows all operations of a graph that torch.export made of a DNN in eval mode."""
-    return all(node.target in _KNOWN for node in graph.nodes if node.op == "call_function") and not any(
-        node.op == "call_module" for node in graph.nodes
-    )
+    """Whether `make_functional` knows all operations of a graph that torch.export made.
+
+    Batch norms and dropout at work as in training it does not: they write down statistics, or are random.
+    """
+    calls = [node for node in graph.nodes if node.op in ("call_function", "call_module")]
+    return all(node.target in _KNOWN and not _trains(node) for node in calls)
 
 
 def make_functional(graph_module: fx.GraphModule) -> bool:
-    """Let no operation write into a tensor that another one made. False where that cannot be done: the graph is of no
-    use then. All of its operations must be known."""
+    """Let no operation write into a tensor that another one made. All of them must be known.
+
+    False where that cannot be done: the graph is of no use then.
+    """
     _remove_what_does_nothing(graph_module.graph)
     passed: set[fx.Node] = set()
     for node in graph_module.graph.nodes:
@@ -78,13 +84,16 @@ def make_functional(graph_module: fx.GraphModule) -> bool:
     return True
 
 
+def _trains(node: fx.Node) -> bool:
+    place = _TRAINS.get(node.target)  # type: ignore[call-overload]
+    return place is not None and bool(node.args[place])
+
+
 def _remove_what_does_nothing(graph: fx.Graph) -> None:
-    """Dropout of a DNN that is not trained, casts to the type that there is, and checks that it is there."""
+    """Dropout that is off, casts to the type that there is, and checks that it is there."""
     for node in list(graph.nodes):
-        nothing = node.target is aten._assert_tensor_metadata.default
-        if node.target in _DROPOUTS:
-            nothing = not node.args[2]
-        elif node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
+        nothing = node.target in _DROPOUTS or node.target is aten._assert_tensor_metadata.default
+        if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
             nothing = _dtype(node.args[0]) is node.args[1]
         if nothing:
             node.replace_all_uses_with(node.args[0])
