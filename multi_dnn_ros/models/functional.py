@@ -25,9 +25,10 @@ _IN_PLACE = {
     aten.sigmoid_.default: aten.sigmoid.default,
     aten.silu_.default: aten.silu.default,
 }
-#: Their results lie in memory that nothing else has.
+#: Their results, where they have any, lie in memory that nothing else has.
 _FRESH = {
     *_IN_PLACE.values(),
+    aten._assert_tensor_metadata.default,
     aten.adaptive_avg_pool2d.default,
     aten.avg_pool2d.default,
     aten.batch_norm.default,
@@ -48,7 +49,6 @@ _DROPOUTS = {aten.dropout.default, aten.dropout_.default}
 #: Arguments that say whether the DNN is trained.
 _TRAINS = {aten.batch_norm.default: 5, **dict.fromkeys(_DROPOUTS, 2)}
 _OTHERS = {
-    aten._assert_tensor_metadata.default,
     aten.flatten.using_ints,
     aten.permute.default,
     aten.slice.Tensor,
@@ -90,9 +90,9 @@ def _trains(node: fx.Node) -> bool:
 
 
 def _remove_what_does_nothing(graph: fx.Graph) -> None:
-    """Dropout that is off, casts to the type that there is, and checks that it is there."""
+    """Dropout that is off, and casts to the type that there is."""
     for node in list(graph.nodes):
-        nothing = node.target in _DROPOUTS or node.target is aten._assert_tensor_metadata.default
+        nothing = node.target in _DROPOUTS
         if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
             nothing = _dtype(node.args[0]) is node.args[1]
         if nothing:

@@ -23,7 +23,6 @@ class Of(nn.Module):
     def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(4, 4, 3, padding=1)
-        self.register_buffer("state", torch.zeros(1))
         self.function = function
 
     def forward(self, image: torch.Tensor) -> object:
