@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
+from multi_dnn_ros.models.nodes import is_selection, is_write, tensor_of
 from multi_dnn_ros.models.operations import bytes_of, counter, is_view
 from multi_dnn_ros.models.partition import SLACK, partition
-from multi_dnn_ros.models.trace import is_selection, is_write, tensor_of, trace
+from multi_dnn_ros.models.trace import trace
 
 # A nominal machine to weigh arithmetic against memory traffic against the cost of any operation at all; balance depends
 # on the ratios alone. Measured layer times, given as `costs`, replace it.

@@ -7,10 +7,12 @@ not known here, and where one tensor may be seen through another.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
+
+from multi_dnn_ros.models.nodes import tensor_of
 
 aten = torch.ops.aten
 
@@ -114,7 +116,7 @@ def _becomes_functional(node: fx.Node, passed: set[fx.Node]) -> bool:
     return True
 
 
-def _dtype(value: Any) -> torch.dtype | None:
+def _dtype(value: Argument) -> torch.dtype | None:
     """Of what a node was traced to give; None for anything else, parameters and constants among it."""
-    tensor = value.meta.get("val") if isinstance(value, fx.Node) else None
-    return tensor.dtype if isinstance(tensor, torch.Tensor) else None
+    tensor = tensor_of(value)
+    return None if tensor is None else tensor.dtype

@@ -13,7 +13,7 @@ from torch._guards import detect_fake_mode
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from multi_dnn_ros.models.trace import attribute, is_selection, tensor_of
+from multi_dnn_ros.models.nodes import attribute, is_selection, tensor_of
 
 Shape = tuple[int, ...]
 

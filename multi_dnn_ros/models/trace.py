@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.models.functional import is_known, make_functional
+from multi_dnn_ros.models.nodes import attribute, is_repeatable, is_selection, is_write
 from multi_dnn_ros.reasons import reason_of
 
 aten = torch.ops.aten
@@ -186,36 +186,3 @@ def _keep_selections_with_their_source(graph: fx.Graph) -> None:
                 source = source.next
             if source.next is not node:
                 source.append(node)
-
-
-def is_selection(node: fx.Node) -> bool:
-    """Whether the node only takes one item out of another node's tuple or list."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
-
-
-def is_repeatable(node: fx.Node) -> bool:
-    """Whether the node gives the same result every time and changes nothing."""
-    if node.op != "call_function":
-        return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return not (node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags)
-    return is_selection(node)
-
-
-def is_write(node: fx.Node) -> bool:
-    """Whether the node writes into one of its inputs (a model that keeps a state between frames)."""
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
-
-
-def attribute(graph_module: fx.GraphModule, node: fx.Node) -> Any:
-    """The parameter, buffer or submodule that a get_attr node stands for."""
-    value: Any = graph_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
-
-
-def tensor_of(value: Argument) -> torch.Tensor | None:
-    """The (fake) tensor that a node was traced to give; None for anything else."""
-    traced = value.meta.get("val") if isinstance(value, fx.Node) else None
-    return traced if isinstance(traced, torch.Tensor) else None
