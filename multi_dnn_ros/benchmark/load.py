@@ -33,6 +33,9 @@ _SATURATED = 0.5
 _FASTEST_HZ = 400.0
 #: At least of the node's memory: a window of a short run has some too.
 _SAMPLES = 30
+#: A node that was told to end has so long; killed is what hangs, and not what is late.
+_END_S = 3.0
+_END_LIMIT_S = 60.0
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
 
 
@@ -75,8 +78,9 @@ def measure_load(
         received = {plan.name: int(rig.value(f"camera {plan.name}", "received") or 0) for plan in cameras}
         device, gpu = rig.value("node", "device"), rig.value("node", "GPU reserved (bytes)")
         rig.spin(2.0)
-        ended_in_time = rig.node.stop(3.0)
-        exit_code = rig.node.exit_code()
+        told_s = rig.now()
+        rig.node.stop(_END_LIMIT_S)
+        ended_after_s, exit_code = rig.now() - told_s, rig.node.exit_code()
     rates = {
         stream: {
             key: (after[stream][key] - before[stream][key]) / (end_s - begin_s) for key in ("offered", "published")
@@ -117,7 +121,7 @@ def measure_load(
             for (dnn, camera), counts in final.items()
         },
         "fairness": _fairness(rates, [plan.name for plan in cameras], list(config.dnns)),
-        "ended_within_3_s": ended_in_time,
+        "ended_after_s": ended_after_s,
         "exit_code": exit_code,
     }
     figures["passed"] = not load_problems(figures)
@@ -239,8 +243,11 @@ def load_problems(figures: Mapping[str, Any]) -> list[str]:
         problems.append(
             f"a camera got {figures['fairness']['least_of_share']:.0%} of its share; at least 80 % is right"
         )
-    if not figures["ended_within_3_s"] or figures["exit_code"] != 0:
-        problems.append(f"the node did not end within 3 s with exit code 0 (exit code {figures['exit_code']})")
+    if figures["ended_after_s"] > _END_S or figures["exit_code"] != 0:
+        problems.append(
+            f"the node ended after {figures['ended_after_s']:.1f} s with exit code {figures['exit_code']}; "
+            f"within {_END_S:g} s with 0 is right"
+        )
     return problems
 
 
