@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,23 +12,20 @@ import torch
 from multi_dnn_ros.engine.events import Events
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.gathering import Gathering
+from multi_dnn_ros.engine.health import Health
 from multi_dnn_ros.engine.job import Inference, Item, Job, Loss
 from multi_dnn_ros.engine.mailbox import Mailboxes
 from multi_dnn_ros.engine.outcome import await_outputs, result_of
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.runner import Runner
+from multi_dnn_ros.engine.specializer import Specializer
 from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
 from multi_dnn_ros.frame_error import FrameError
 
-log = logging.getLogger(__name__)
-
 #: Drops that are the DNN's own doing; so many of them in a row take it out.
 FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
-
-#: Sizes of images that one DNN's preprocessing is specialized for, at most; a camera has one, or few.
-_MOST_SIZES = 16
 
 
 @dataclass(frozen=True)
@@ -83,10 +79,8 @@ class DnnThread(threading.Thread):
         self._told: deque[tuple[Item, Timing, int, int | None]] = deque()  # results for the accounts, see _book
         self._events = Events()
         self._ready: torch.cuda.Event | None = None  # of the inference that was through last
-        self._failures = 0
-        self._rebuilt = False
-        self._sizes: set[tuple[int, int]] = set()  # that preprocessing was specialized for
-        self._disabled: str | None = None
+        self._health = Health(limits.max_failures)
+        self._specializer = Specializer(queue)
         self._closed = False
 
     # -- called by others
@@ -102,7 +96,8 @@ class DnnThread(threading.Thread):
         """Wait until the camera's slot is free, then offer; False when it was not in time."""
         with self._lock:
             if not self._others.wait_for(
-                lambda: self._closed or self._disabled is not None or self._mail.is_free(frame.camera), timeout_s
+                lambda: self._closed or self._health.taken_out is not None or self._mail.is_free(frame.camera),
+                timeout_s,
             ):
                 return False
             lost, reason, message = self._store(frame)
@@ -164,7 +159,7 @@ class DnnThread(threading.Thread):
         with self._lock:
             self._book()
             recorders = {camera: recorder.copy() for camera, recorder in self._recorders.items()}
-            disabled = self._disabled
+            disabled = self._health.taken_out
         return {camera: recorder.snapshot(now) for camera, recorder in recorders.items()}, disabled
 
     # -- the thread
@@ -192,7 +187,8 @@ class DnnThread(threading.Thread):
             self._tell_drop(DropReason.TOO_OLD, "waited longer than the maximum age", *late)
             if finished is not None:
                 self._settle(finished)
-                self._specialize(finished)
+                if not self._closed:
+                    self._specializer.specialize(self.task, finished)
             # Nothing of a frame may live on while this thread waits.
             finished = inference = None
             late = []
@@ -223,8 +219,8 @@ class DnnThread(threading.Thread):
         recorder.offered += 1
         if self._closed:
             lost, reason, message = frame, DropReason.SHUTDOWN, "the engine is stopping"
-        elif self._disabled is not None:
-            lost, reason, message = frame, DropReason.DISABLED, self._disabled
+        elif self._health.taken_out is not None:
+            lost, reason, message = frame, DropReason.DISABLED, self._health.taken_out
         else:
             old = self._mail.put(frame)
             self._wake.notify()
@@ -315,7 +311,7 @@ class DnnThread(threading.Thread):
             if item in self._open:  # else given up before it was told of
                 self._open.discard(item)
                 self._recorders[item.frame.camera].publish(timing, published_ns, deadline_ns)
-                self._failures = 0
+                self._health.succeeded()
         self._others.notify_all()
 
     def _account_loss(self, inference: Inference, items: Sequence[Item], loss: Loss) -> None:
@@ -334,7 +330,7 @@ class DnnThread(threading.Thread):
                 self._recorders[item.frame.camera].dropped[reason] += 1
             if reason in FAILURES and inference.task.stages is self.task.stages:  # else by stages replaced since
                 rebuild = inference.device_failed and self.task.rebuild is not None
-                rebuild = rebuild and not self._closed and self._disabled is None
+                rebuild = rebuild and not self._closed and self._health.taken_out is None
                 if not rebuild:
                     failure, waiting = self._fail(message)
             self._others.notify_all()
@@ -346,69 +342,51 @@ class DnnThread(threading.Thread):
             guarded(self._callbacks.on_failure, failure)
 
     def _fail(self, message: str) -> tuple[Failure, list[Frame]]:
-        """Count a failure; at the limit the DNN is taken out, and its waiting frames with it."""
-        self._failures += 1
-        waiting: list[Frame] = []
-        if self._failures >= self._limits.max_failures and self._disabled is None:
-            waiting = self._take_out(f"taken out after {self._failures} failures in a row; the last: {message}")
-        return Failure(self.task.name, message, self._failures, self._disabled is not None), waiting
-
-    def _specialize(self, inference: Inference) -> None:
-        """Once for each size of images, after a frame of it came through; what fails then is only told."""
-        specialize = self.task.specialize
-        if specialize is None or inference.lost is not None or self._closed:
-            return
-        for item in inference.items:
-            if item.lost is not None or len(self._sizes) == _MOST_SIZES:
-                continue
-            height, width = item.frame.image().shape[:2]
-            if (height, width) in self._sizes:
-                continue
-            self._sizes.add((height, width))
-            try:
-                with self._queue.held():
-                    specialize((height, width))
-            except Exception as error:
-                log.warning(
-                    "DNN %s: images of %d x %d are not specialized for: %s", self.task.name, width, height, error
-                )
-
-    def _take_out(self, why: str) -> list[Frame]:
-        """Returns the frames that wait in vain now, counted already."""
-        self._disabled = why
-        waiting = self._mail.clear()
-        for frame in waiting:
-            self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
-        return waiting
+        """Count a failure; also the frames that wait in vain, once it was the last straw."""
+        self._health.failed(message)
+        return self._failure(message), self._in_vain()
 
     def _rebuild(self, message: str) -> tuple[Failure, list[Frame]]:
         """The device failed: make the stages anew, once; the second time, or when that fails, the DNN is taken out."""
+        with self._lock:
+            again = self._health.device_failed(message)
         fresh: DnnTask | None = None
-        why = f"taken out, as the device failed again after its jobs were made anew: {message}"
-        if not self._rebuilt:
-            self._rebuilt = True
+        unable: Exception | None = None
+        if again:
             assert self.task.rebuild is not None
             try:
                 fresh = self.task.rebuild(self._queue.held())
             except Exception as error:
-                why = f"taken out, as its jobs cannot be made anew ({type(error).__name__}: {error}) after: {message}"
+                unable = error
         with self._lock:
-            self._failures += 1
-            if fresh is None:
-                waiting = self._take_out(why)
-                self._others.notify_all()
-                return Failure(self.task.name, message, self._failures, disabled=True), waiting
-            old = self.task  # whose settings update() may have changed
-            self.task = replace(
-                fresh,
-                priority=old.priority,
-                deadline_ns=old.deadline_ns,
-                max_age_ns=old.max_age_ns,
-                rebuild=old.rebuild,
-            )
-            self._ready = None
-            self._sizes.clear()
-        return Failure(self.task.name, message, self._failures, disabled=False, rebuilt=True), []
+            if unable is not None:
+                self._health.not_rebuilt(unable, message)
+            if fresh is not None:
+                old = self.task  # whose settings update() may have changed
+                self.task = replace(
+                    fresh,
+                    priority=old.priority,
+                    deadline_ns=old.deadline_ns,
+                    max_age_ns=old.max_age_ns,
+                    rebuild=old.rebuild,
+                )
+                self._ready = None
+                self._specializer.reset()
+            return self._failure(message, rebuilt=fresh is not None), self._in_vain()
+
+    def _failure(self, message: str, *, rebuilt: bool = False) -> Failure:
+        health = self._health
+        return Failure(self.task.name, message, health.failures, health.taken_out is not None, rebuilt)
+
+    def _in_vain(self) -> list[Frame]:
+        """Frames that wait though the DNN was taken out, counted already."""
+        if self._health.taken_out is None:
+            return []
+        waiting = self._mail.clear()
+        for frame in waiting:
+            self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
+        self._others.notify_all()
+        return waiting
 
     def _tell_drop(self, reason: DropReason, message: str, *frames: Frame) -> None:
         for frame in frames:
