@@ -153,8 +153,6 @@ class Rig:
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.recordings = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_recordings_")))
-        for plan in self.plans.values():
-            _record(self.recordings / plan.name, plan, self._seed)
         parameters = self.folder / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(self.config)}}), encoding="utf-8")
         os.environ.update(self._environment)
@@ -177,6 +175,8 @@ class Rig:
                 Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
             )
         self._process = psutil.Process(self.node.pid)
+        for plan in self.plans.values():  # while the node is configured
+            _record(self.recordings / plan.name, plan, self._seed)
         if not self.until(self._active, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         topics = [subscription.topic_name for subscription in self._subscriptions]

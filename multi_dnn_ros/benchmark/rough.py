@@ -144,19 +144,19 @@ def write_broken(path: Path, plan: CameraPlan) -> None:
 
 
 def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
-    """What the well cameras' streams deliver from now on."""
+    """What the well cameras' streams deliver from now on; longer than `seconds` where there is nothing until then."""
     others = {stream: receipts for stream, receipts in rig.receipts.items() if stream[1] != BROKEN}
+    seen = sum(map(len, others.values()))
     begin_s = rig.now()
     rig.spin(seconds)
+    _wait(rig, "any result of the cameras beside", lambda: sum(map(len, others.values())) > seen)
     end_s = rig.now()
     found = {f"{dnn} on {camera}": of.between(begin_s, end_s) for (dnn, camera), of in others.items()}
     latencies = [latency for of in found.values() for latency in of]
-    if not latencies:
-        raise CommandError(f"no results at all for {seconds:g} s; see {rig.folder}")
     return {
         "latency_ms": distribution(latencies),
-        "rate_hz": len(latencies) / seconds / len(others),
-        "stream_hz": {stream: len(of) / seconds for stream, of in found.items()},
+        "rate_hz": len(latencies) / (end_s - begin_s) / len(others),
+        "stream_hz": {stream: len(of) / (end_s - begin_s) for stream, of in found.items()},
     }
 
 
