@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ import psutil
 
 from multi_dnn_ros.cli.errors import CommandError
 
+#: The next block of a process gets another domain: nothing of the one before may still be heard there.
+_claims = itertools.count()
+
 
 def on_loopback(domain: int) -> dict[str, str]:
     """Environment in which ROS speaks in this domain, on this machine only."""
@@ -28,20 +32,25 @@ def on_loopback(domain: int) -> dict[str, str]:
     }
 
 
-def free_domain() -> int:
-    """A ROS domain whose first discovery port nobody on this machine has open.
+@contextmanager
+def claimed_domain() -> Iterator[int]:
+    """A ROS domain that nobody on this machine has open, and that nobody else is given here until the block ends.
 
-    Up to 101, because the ports of higher ones lie where Linux takes those of outgoing connections from.
+    Processes of ours open theirs seconds after it was chosen. From 20 to 99: ports of those above 101 lie where Linux
+    takes the ports of outgoing connections from.
     """
-    first = os.getpid()
+    first = os.getpid() + next(_claims)
     for step in range(80):
         domain = 20 + (first + step) % 80
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
             try:
-                probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))
+                claim.bind(f"\0multi_dnn_ros/domain/{domain}")  # no file: it is gone with the process that has it
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                    probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))  # its first participant listens there
             except OSError:
                 continue
-        return domain
+            yield domain
+            return
     raise CommandError("every ROS domain from 20 to 99 is in use on this machine; choose one with --domain-id")
 
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from multi_dnn_ros.benchmark.rig import flat
 from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.memory import give_back_memory
-from multi_dnn_ros.processes import free_domain
+from multi_dnn_ros.processes import claimed_domain
 from multi_dnn_ros.reporting import table
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.schema import NodeConfig
@@ -37,12 +37,16 @@ def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
 
     In each cycle every camera sends a frame and every DNN answers.
     """
-    config = config.model_copy(update={"autostart": False})
+    with claimed_domain() as domain:
+        return _measured(config.model_copy(update={"autostart": False}), repeats, domain)
+
+
+def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="multi_dnn_cycles_") as folder:
         parameters = Path(folder) / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(config)}}), encoding="utf-8")
         arguments = ["--ros-args", "--params-file", str(parameters), "--log-level", "multi_dnn:=warn"]
-        rclpy.init(args=arguments, domain_id=free_domain())
+        rclpy.init(args=arguments, domain_id=domain)
     executor = SingleThreadedExecutor()
     node, camera = MultiDnnNode(), rclpy.create_node("camera")
     try:

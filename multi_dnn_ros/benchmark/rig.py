@@ -33,7 +33,7 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.errors import CommandError, UsageError
-from multi_dnn_ros.processes import Child, Interrupts, free_domain, on_loopback
+from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
 from multi_dnn_ros.schema import CameraConfig, NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
@@ -132,7 +132,7 @@ class Rig:
         self._seed = seed
         self._stack = ExitStack()
         self._interrupts = Interrupts()
-        self._environment = on_loopback(free_domain())
+        self._environment: Mapping[str, str] = {}
         self._started = 0
         self._next_sample_s = 0.0
 
@@ -155,8 +155,9 @@ class Rig:
         self.recordings = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_recordings_")))
         parameters = self.folder / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(self.config)}}), encoding="utf-8")
+        domain = self._stack.enter_context(claimed_domain())
+        self._environment = on_loopback(domain)
         os.environ.update(self._environment)
-        domain = int(self._environment["ROS_DOMAIN_ID"])
         rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
         self._stack.callback(rclpy.try_shutdown)
         self._clock_node = rclpy.create_node("rig")

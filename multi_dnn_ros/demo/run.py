@@ -26,7 +26,7 @@ from multi_dnn_ros.demo.moments import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Course, Outcome, report
 from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.processes import Child, Interrupts, free_domain, on_loopback
+from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
 from multi_dnn_ros.schema import DnnConfig
 from multi_dnn_ros.training.scenes import LABELS
@@ -102,16 +102,16 @@ class Demo:
     def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
         """Run both processes to the end of the drive; the node's peak resident bytes, and whether it ended in time."""
         frames = max(1, round(self.seconds * self.rate_hz))
-        domain = free_domain() if self.domain_id is None else self.domain_id
-        environment = on_loopback(domain)
         drive = [
             *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--prepare"),
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
             *("--seed", str(self.seed), "--wait-for-subscribers", "2", "--wait-timeout", str(_START_LIMIT_S)),
         ]
         serve = ["run", "--params-file", str(self.params_file)]
-        print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
         with ExitStack() as stack:
+            domain = stack.enter_context(claimed_domain()) if self.domain_id is None else self.domain_id
+            environment = on_loopback(domain)
+            print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
             interrupts = stack.enter_context(Interrupts())
             writer = stack.enter_context(BagWriter(self.output / "bag"))
             os.environ.update(environment)

@@ -23,7 +23,7 @@ from std_msgs.msg import Header, String
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.demo.evaluation import last_statuses
-from multi_dnn_ros.processes import Child, free_domain, on_loopback
+from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
 
 WAIT_S = 60.0
 WIDTH, HEIGHT = 64, 48
@@ -66,10 +66,9 @@ def dizzy_model(path: Path) -> None:
 class Rig:
     """Two cameras and a listener around a node process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, domain: int) -> None:
         dizzy_model(folder / "dizzy.onnx")
         (folder / "robot.yaml").write_text(PARAMETERS.replace("MODEL", str(folder / "dizzy.onnx")))
-        domain = free_domain()
         self.context = Context()
         rclpy.init(context=self.context, domain_id=domain)
         self.peer = rclpy.create_node("peer", context=self.context)
@@ -121,9 +120,10 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"))
-    yield rig
-    rig.close()
+    with claimed_domain() as domain:
+        rig = Rig(tmp_path_factory.mktemp("rig"), domain)
+        yield rig
+        rig.close()
 
 
 def image(stamp: int, pixels: np.ndarray = PICTURE) -> Image:

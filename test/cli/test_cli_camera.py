@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -17,16 +17,17 @@ from vision_msgs.msg import Detection2DArray
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.processes import claimed_domain, on_loopback
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 
-DOMAIN = 20 + os.getpid() % 80
-
 
 @pytest.fixture(autouse=True)
-def domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN))
-    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
+def domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    with claimed_domain() as domain:
+        for name, value in on_loopback(domain).items():
+            monkeypatch.setenv(name, value)
+        yield domain
 
 
 def seconds(message: object) -> float:
@@ -41,9 +42,9 @@ def pictures(folder: Path, count: int = 5) -> str:
     return str(folder)
 
 
-def test_images_at_a_rate_stamped_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_at_a_rate_stamped_now(tmp_path: Path, domain: int, capsys: pytest.CaptureFixture[str]) -> None:
     source = pictures(tmp_path / "pictures", 12)
-    with Listener({"/front/image_raw": Image}, DOMAIN) as listener:
+    with Listener({"/front/image_raw": Image}, domain) as listener:
         assert main(["camera", source, "--rate", "20", "--wait-for-subscribers", "1"]) == 0
         listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 12)
         messages = listener.messages["/front/image_raw"]
@@ -58,7 +59,7 @@ def test_images_at_a_rate_stamped_now(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "published 12 frames" in out
 
 
-def test_video_compressed_resized_and_renamed(tmp_path: Path) -> None:
+def test_video_compressed_resized_and_renamed(tmp_path: Path, domain: int) -> None:
     path = tmp_path / "drive.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"MJPG"), 50.0, (64, 48))
     for _ in range(6):
@@ -66,7 +67,7 @@ def test_video_compressed_resized_and_renamed(tmp_path: Path) -> None:
     writer.release()
     topic = "/robot/rear/image_raw/compressed"
     options = ["--camera", "rear", "--transport", "compressed", "--size", "32x20", "--stamps", "source", "--loop"]
-    with Listener({topic: CompressedImage}, DOMAIN) as listener:
+    with Listener({topic: CompressedImage}, domain) as listener:
         command = ["camera", str(path), *options, "--count", "9", "--wait", "1", "--frame-id", "lens"]
         assert main([*command, "--ros-args", "-r", "__ns:=/robot"]) == 0
         listener.wait(lambda: len(listener.messages[topic]) == 9)
@@ -79,10 +80,10 @@ def test_video_compressed_resized_and_renamed(tmp_path: Path) -> None:
     np.testing.assert_allclose(picture.mean(axis=(0, 1)), (0, 0, 200), atol=8)
 
 
-def test_scenes_with_their_truth() -> None:
+def test_scenes_with_their_truth(domain: int) -> None:
     """The published truth is that of the generator, with the picture's stamp."""
     topics = {"/front/image_raw": Image, "/front/truth/detections": Detection2DArray, "/front/truth/lane_mask": Image}
-    with Listener(topics, DOMAIN) as listener:
+    with Listener(topics, domain) as listener:
         command = ["camera", "scenes", "--truth", "--seed", "3", "--size", "160x120", "--rate", "10", "--prepare"]
         assert main([*command, "--start-at", "2", "--count", "3", "--wait", "1"]) == 0
         listener.wait(lambda: all(len(messages) == 3 for messages in listener.messages.values()))
@@ -103,7 +104,7 @@ def test_scenes_with_their_truth() -> None:
 
 
 @pytest.mark.parametrize("stamps", ["now", "source"])
-def test_recording_unchanged_but_for_the_stamp(tmp_path: Path, stamps: str) -> None:
+def test_recording_unchanged_but_for_the_stamp(tmp_path: Path, domain: int, stamps: str) -> None:
     with BagWriter(tmp_path / "bag") as writer:
         writer.add_topic("/cam", "sensor_msgs/msg/Image")
         for index in range(4):
@@ -112,7 +113,7 @@ def test_recording_unchanged_but_for_the_stamp(tmp_path: Path, stamps: str) -> N
             message = image_message(np.full((4, 6, 3), index, np.uint8), header, CameraFormat("", "", encoding="bgr8"))
             data = serialize_message(message) if index != 2 else b"\x00\x01\x00\x00damaged"
             writer.write("/cam", index * 100_000_000, data)
-    with Listener({"/front/image_raw": Image}, DOMAIN) as listener:
+    with Listener({"/front/image_raw": Image}, domain) as listener:
         assert main(["camera", str(tmp_path / "bag"), "--stamps", stamps, "--wait", "1"]) == 0
         listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 3)
         messages = listener.messages["/front/image_raw"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections import defaultdict
@@ -20,7 +19,7 @@ from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.demo.evaluation import accounts, last_statuses
-from multi_dnn_ros.processes import Child
+from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
 
 OUTPUTS = {
     "lane/mask": Image,
@@ -51,12 +50,11 @@ class LiveSession:
 
     def run(self, camera: Sequence[str], node: Sequence[str], folder: Path) -> LiveSession:
         """Run `multi-dnn camera ...` and `multi-dnn run ...` until the camera has ended and all is counted."""
-        domain = 20 + os.getpid() % 80
-        environment = {"ROS_DOMAIN_ID": str(domain), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
         with (
+            claimed_domain() as domain,
             _listening(self, domain),
-            Child("node", ["run", *node], folder / "node.log", environment) as server,
-            Child("camera", ["camera", *camera, "--wait", "1"], folder / "camera.log", environment) as source,
+            Child("node", ["run", *node], folder / "node.log", on_loopback(domain)) as server,
+            Child("camera", ["camera", *camera, "--wait", "1"], folder / "camera.log", on_loopback(domain)) as source,
         ):
             try:
                 self._wait(lambda: "object on front" in self.statuses, _START_S, server)

@@ -6,7 +6,6 @@ python3 -m pytest -p no:launch_testing -p no:launch_ros test/ros
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from multi_dnn_ros.processes import claimed_domain, on_loopback
 
 if TYPE_CHECKING:
     from ros_system import RosSystem
@@ -42,9 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def ros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RosSystem]:
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(1 + os.getpid() % 90))
-    monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     from ros_system import RosSystem
 
-    with RosSystem(tmp_path) as system:
-        yield system
+    with claimed_domain() as domain:
+        for name, value in on_loopback(domain).items():
+            monkeypatch.setenv(name, value)
+        with RosSystem(tmp_path) as system:
+            yield system

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,13 +26,13 @@ from std_msgs.msg import Header
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
 from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.processes import claimed_domain
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.schema import NodeConfig
 
 WAIT_S = 20.0
 #: Images of this value make a DNN named `fragile` raise, and one named `dizzy` return what is no number.
 POISON = 66
-_domains = itertools.count(os.getpid() % 100)
 _TRANSITIONS = {
     "configure": Transition.TRANSITION_CONFIGURE,
     "activate": Transition.TRANSITION_ACTIVATE,
@@ -96,7 +95,8 @@ class Bench:
 
     def __init__(self) -> None:
         self.context = Context()
-        rclpy.init(context=self.context, domain_id=1 + next(_domains) % 100)
+        self._stack = ExitStack()
+        rclpy.init(context=self.context, domain_id=self._stack.enter_context(claimed_domain()))
         self.executor = SingleThreadedExecutor(context=self.context)
         self.peer = rclpy.create_node("peer", context=self.context)
         self.executor.add_node(self.peer)
@@ -172,6 +172,7 @@ class Bench:
         self.executor.shutdown()
         self.peer.destroy_node()
         rclpy.shutdown(context=self.context)
+        self._stack.close()
 
 
 def image(value: int = 200, stamp: int = 1, size: tuple[int, int] = (8, 6), encoding: str = "rgb8") -> Image:

@@ -7,16 +7,19 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import rclpy
+
+from multi_dnn_ros.processes import claimed_domain
 
 if rclpy.__spec__.origin != "multi_dnn_ros.standalone":
     pytest.skip("a real ROS 2 is in use", allow_module_level=True)
 
 #: Prints the device that each receiving socket of the domain is bound to, as seen from a node that is up.
 _NODE = """
-import socket, sys
+import os, socket
 import multi_dnn_ros.ros, rclpy
 from multi_dnn_ros.standalone.loopback import domain_sockets
 from std_msgs.msg import String
@@ -24,19 +27,25 @@ rclpy.init(args=[])
 node = rclpy.create_node("talker")
 node.create_publisher(String, "t", 1)
 node.create_subscription(String, "t", print, 1)
-devices = [s.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\\0") for s in domain_sockets(97)]
-print(devices)
+sockets = domain_sockets(int(os.environ["ROS_DOMAIN_ID"]))
+print([s.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\\0") for s in sockets])
 node.destroy_node()
 rclpy.shutdown()
 """
 
 
-def node(**environment: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def domain() -> Iterator[int]:
+    with claimed_domain() as domain:
+        yield domain
+
+
+def node(domain: int, **environment: str) -> subprocess.CompletedProcess[str]:
     unset = ("ROS_AUTOMATIC_DISCOVERY_RANGE", "CYCLONEDDS_URI", "ROS_LOCALHOST_ONLY")
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     return subprocess.run(
         [sys.executable, "-c", _NODE],
-        env={**kept, "ROS_DOMAIN_ID": "97", **environment},
+        env={**kept, "ROS_DOMAIN_ID": str(domain), **environment},
         capture_output=True,
         text=True,
         timeout=60,
@@ -45,26 +54,28 @@ def node(**environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not hasattr(socket, "SO_BINDTODEVICE"), reason="Linux only")
-def test_unless_told_otherwise_nothing_is_received_from_another_machine() -> None:
-    done = node()
+def test_unless_told_otherwise_nothing_is_received_from_another_machine(domain: int) -> None:
+    done = node(domain)
     assert done.stdout.strip() == "[b'lo', b'lo']"
-    assert "ROS domain 97, network: loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it" in done.stderr
+    assert f"ROS domain {domain}, network: loopback only (lo); " in done.stderr
+    assert "; ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it" in done.stderr
     assert "firewall" not in done.stderr
 
 
-def test_told_otherwise_it_is_the_local_network_and_the_log_says_so() -> None:
-    done = node(ROS_AUTOMATIC_DISCOVERY_RANGE="SUBNET")
+def test_told_otherwise_it_is_the_local_network_and_the_log_says_so(domain: int) -> None:
+    done = node(domain, ROS_AUTOMATIC_DISCOVERY_RANGE="SUBNET")
     assert "b'lo'" not in done.stdout
-    assert "ROS domain 97, network: loopback (lo) and the local network's interface" in done.stderr
+    assert f"ROS domain {domain}, network: loopback (lo) and the local network's interface" in done.stderr
 
 
 def test_sockets_that_cannot_be_held_are_told(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    domain: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("CYCLONEDDS_URI", raising=False)
     monkeypatch.setenv("ROS_AUTOMATIC_DISCOVERY_RANGE", "LOCALHOST")
     monkeypatch.setattr("multi_dnn_ros.standalone.loopback._DEVICE", b"no-such-device\0")
     context = rclpy.context.Context()
-    rclpy.init(args=[], context=context, domain_id=96)
+    rclpy.init(args=[], context=context, domain_id=domain)
     rclpy.shutdown(context=context)
-    assert re.search(r"UDP ports 314\d\d, 314\d\d receive from other machines too", capfd.readouterr().err)
+    port = rf"{(7400 + 250 * domain) // 100}\d\d"
+    assert re.search(rf"UDP ports {port}, {port} receive from other machines too", capfd.readouterr().err)

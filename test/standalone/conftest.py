@@ -1,9 +1,8 @@
-"""The standalone runtime under test: skipped where a real rclpy is importable, one ROS domain per test process."""
+"""The standalone runtime under test: skipped beside a real rclpy; every test in a ROS domain of its own."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from multi_dnn_ros.processes import claimed_domain
 
 
 def _installed(name: str) -> bool:
@@ -28,15 +29,16 @@ else:
 
     standalone.install()
 
-DOMAIN = 1 + os.getpid() % 100
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ROS_DOMAIN_ID", str(DOMAIN))
+def _own_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("CYCLONEDDS_URI", "ROS_AUTOMATIC_DISCOVERY_RANGE", "RCUTILS_CONSOLE_OUTPUT_FORMAT"):
         monkeypatch.delenv(name, raising=False)
+    with claimed_domain() as domain:
+        monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
+        yield
 
 
 @pytest.fixture
