@@ -187,8 +187,13 @@ def _latency(receipts: Mapping[Stream, Receipts], begin_s: float, end_s: float) 
 
 def _memory(samples: Sequence[NodeSample], begin_s: float, end_s: float) -> dict[str, Any]:
     window = _window_s(begin_s, end_s)
-    second = [s for s in samples if begin_s + window <= s.at_s < begin_s + 2 * window]
-    later = [s for s in samples if begin_s + 2 * window <= s.at_s <= end_s]
+    first_s, last_s = begin_s + window, begin_s + 2 * window
+
+    def nearest(time_s: float) -> NodeSample:  # where the machine stood still for as long as a window
+        return min(samples, key=lambda sample: abs(sample.at_s - time_s))
+
+    second = [s for s in samples if first_s <= s.at_s < last_s] or [nearest(first_s)]
+    later = [s for s in samples if last_s <= s.at_s <= end_s] or [nearest(end_s)]
     reference = max(s.resident_bytes for s in second)
     return {
         "second_window_bytes": reference,

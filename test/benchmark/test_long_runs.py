@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.benchmark import load
 from multi_dnn_ros.benchmark.gpu_watch import parsed
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
-from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
+from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Rig
 from multi_dnn_ros.benchmark.rough import rough_problems
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import main
@@ -153,6 +153,14 @@ def test_the_flooding_rate_is_over_four_times_what_can_be_served(most: float) ->
     rate_hz = load.flooding_rate(_FakeRig(most))  # type: ignore[arg-type]
     assert rate_hz == 400.0 or rate_hz >= 4.0 * most
     assert 10.0 <= rate_hz <= 400.0
+
+
+def test_memory_is_compared_also_when_the_machine_stood_still_for_a_window() -> None:
+    samples = [NodeSample(at_s, size, 3, 4) for at_s, size in ((0.0, 90), (1.0, 100), (9.5, 101), (10.0, 103))]
+    found = load._memory(samples, 0.0, 10.0)
+    assert (found["second_window_bytes"], found["most_afterwards_bytes"]) == (100, 103)
+    found = load._memory([samples[0], samples[2]], 0.0, 9.5)
+    assert (found["second_window_bytes"], found["most_afterwards_bytes"]) == (90, 101)
 
 
 def test_what_nvidia_s_tool_says() -> None:
