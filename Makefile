@@ -5,10 +5,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# What has no live nodes and looks at no clock: a process a core. The others have the machine to themselves.
-ALONGSIDE := test/backends test/bags test/compression test/engine test/models test/package test/training \
-  test/replay/test_replay_order.py test/replay/test_replay_road.py
-
 .PHONY: demo test lint unit install clean
 
 demo: install ## generated road -> camera process -> node process -> out/demo
@@ -22,8 +18,8 @@ lint: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 --dist loadfile $(ALONGSIDE)
-	$(BIN)/python -m pytest --durations 25 $(ALONGSIDE:%=--ignore=%)
+	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 --dist loadfile --ignore test/gpu
+	$(BIN)/python -m pytest test/gpu # a GPU is theirs alone: they capture graphs, and look at its clock
 
 install: $(INSTALLED)
 
