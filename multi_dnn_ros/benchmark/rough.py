@@ -149,7 +149,7 @@ def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
     seen = sum(map(len, others.values()))
     begin_s = rig.now()
     rig.spin(seconds)
-    _wait(rig, "any result of the cameras beside", lambda: sum(map(len, others.values())) > seen)
+    _wait(rig, "any result besides those", lambda: sum(map(len, others.values())) > seen)
     end_s = rig.now()
     found = {f"{dnn} on {camera}": of.between(begin_s, end_s) for (dnn, camera), of in others.items()}
     latencies = [latency for of in found.values() for latency in of]
