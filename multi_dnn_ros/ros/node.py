@@ -120,8 +120,8 @@ class MultiDnnNode(LifecycleNode):
             self.configuring = False
         self._node_parameters.lock(True)
         self.get_logger().info(
-            f"configured: {len(config.dnns)} DNNs, {len(config.cameras)} cameras, {pipeline.workers} workers on "
-            f"{pipeline.device}, policy {config.policy}; {_memory(pipeline.device)}"
+            f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
+            f"workers {pipeline.workers} on {pipeline.device}; policy {config.policy}; {_memory(pipeline.device)}"
         )
         return super().on_configure(state)
 
