@@ -1,9 +1,14 @@
-"""What all rooms share: modules are imported, and every test begins, with the same number of PyTorch threads."""
+"""What all rooms share: every test begins with the same number of PyTorch threads; properties look at no clock."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# What an example takes says more about the computer than about the code.
+settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("no clock")
 
 if not torch.cuda.is_available():
     # Networks of tests are small: a second thread makes none faster, and its waiting takes a core from the processes
