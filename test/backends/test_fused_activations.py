@@ -287,7 +287,7 @@ def test_jobs_in_bf16_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
         check_agreement(through(prepared, inputs), (module(*inputs),), 3 * tolerance)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     groups=st.integers(1, 3),
     channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -65,7 +65,7 @@ def test_compressed(image_format: str) -> None:
     assert np.percentile(error, 99) <= (0 if image_format == "png" else 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     encoding=st.sampled_from(sorted(ENCODERS)),
     width=st.integers(3, 40),

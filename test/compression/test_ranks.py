@@ -42,7 +42,7 @@ def test_evbmf_finds_the_ranks_under_noise(noise: float, groups: int) -> None:
     assert Evbmf(Rounding(8, 8)).choose(layers)["0"].plan == TuckerPlan(in_rank=8, out_rank=16)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(20, 60), st.integers(60, 300), st.integers(0, 8), st.sampled_from([1e-3, 0.1, 1.0]), st.booleans())
 def test_evbmf_of_matrices(rows: int, columns: int, rank: int, scale: float, wide: bool) -> None:
     rng = np.random.default_rng(rows * columns + rank)
@@ -59,7 +59,7 @@ def test_evbmf_at_its_limits() -> None:
         evbmf_rank(np.ones(3), 4, 9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0.05, 1.0), st.sampled_from([1, 4, 8]), st.integers(1, 16), st.integers(0, 1000))
 def test_energy_holds_its_fraction(energy: float, alignment: int, floor: int, seed: int) -> None:
     torch.manual_seed(seed)
@@ -76,7 +76,7 @@ def test_energy_holds_its_fraction(energy: float, alignment: int, floor: int, se
     assert layers[0].macs(plan) < layers[0].macs()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.floats(0.01, 1.0), st.integers(1, 64), st.integers(1, 64), st.integers(1, 200), st.integers(1, 200))
 def test_ratio_stays_within_the_channels(ratio: float, alignment: int, floor: int, inputs: int, outputs: int) -> None:
     layer = Layer("x", nn.Conv2d(inputs, outputs, 3, device="meta"), "", (((1, inputs, 8, 8), (1, outputs, 6, 6)),))
@@ -121,7 +121,7 @@ def test_budget_gives_up_no_layer_for_another() -> None:
             assert rank is None or tail_energy(groups)[rank] < 0.6
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(0.05, 0.8), st.integers(0, 100))
 def test_budget_is_met_and_not_far_exceeded(cut: float, seed: int) -> None:
     torch.manual_seed(seed)

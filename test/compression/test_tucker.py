@@ -46,7 +46,7 @@ def randomize(layer: nn.Module, seed: int = 0) -> None:
         parameter.data = torch.randn(parameter.shape, generator=generator)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(convolutions(), st.integers(0, 2), st.integers(0, 1000), st.integers(0, 1))
 def test_full_rank_is_the_same_convolution(layer: nn.Conv2d, which: int, seed: int, iterations: int) -> None:
     randomize(layer, seed)
@@ -59,7 +59,7 @@ def test_full_rank_is_the_same_convolution(layer: nn.Conv2d, which: int, seed: i
     torch.testing.assert_close(chain(x), expected, atol=1e-4 * max(1.0, float(expected.detach().abs().max())), rtol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(convolutions(), st.data())
 def test_error_is_that_of_the_reconstructed_weight(layer: nn.Conv2d, data: st.DataObject) -> None:
     """The chain of any ranks is linear: on unit images it gives the weight it stands for."""

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 from engine_fakes import WAIT, PassingClock, Recorder, check_accounts, frame, task
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine import Engine
@@ -37,7 +37,7 @@ def decode(outputs: tuple, size: tuple[int, int]) -> float:
     return float(outputs[0])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     dnns=dnns,
     offers=offers,

@@ -157,7 +157,7 @@ class Branches(nn.Module):
         return {"late": (c, left.mean()), "early": x + 1, "number": 3}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 30))
 def test_branches_for_any_number_of_jobs(jobs: int) -> None:
     torch.manual_seed(0)

@@ -35,7 +35,7 @@ def placed(box: tuple[int, int, float, float, int]) -> np.ndarray:
     return np.array([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(boxes, st.sampled_from(["stretch", "letterbox"]))
 def test_yolo_gives_back_the_boxes(found: list, fit: str) -> None:
     preprocess = Preprocess(320, 320, fit=fit)

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 from multi_dnn_ros.models.decoders.lane_lines import find_runs, fit_curves, group_runs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 1)))
 def test_runs_are_the_set_pixels(mask: np.ndarray) -> None:
     runs = find_runs(mask)

@@ -58,7 +58,7 @@ CHANNELS = {
 
 @pytest.mark.parametrize("encoding", CHANNELS)
 @given(shape=shapes())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_8_bit_channels_are_put_in_order(encoding, shape):
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
@@ -75,7 +75,7 @@ def test_8_bit_channels_are_put_in_order(encoding, shape):
 @pytest.mark.parametrize(("encoding", "order"), [("mono16", [0, 0, 0]), ("rgb16", [0, 1, 2]), ("bgr16", [2, 1, 0])])
 @pytest.mark.parametrize("big_endian", [False, True])
 @given(shape=shapes())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_16_bit_values_are_scaled_in_either_byte_order(encoding, order, big_endian, shape):
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def yuv_to_rgb(y, u, v):
     ("encoding", "order"), [("yuv422", "uyvy"), ("uyvy", "uyvy"), ("yuv422_yuy2", "yuyv"), ("yuyv", "yuyv")]
 )
 @given(shape=shapes(multiple=2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_yuv_422(encoding, order, shape):
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
@@ -117,7 +117,7 @@ def test_yuv_422(encoding, order, shape):
 
 @pytest.mark.parametrize("encoding", ["nv12", "nv21"])
 @given(shape=shapes(multiple=2))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_nv12(encoding, shape):
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
@@ -131,7 +131,7 @@ def test_nv12(encoding, shape):
 @pytest.mark.parametrize("order", ["rggb", "bggr", "gbrg", "grbg"])
 @pytest.mark.parametrize("bits", [8, 16])
 @given(shape=shapes(multiple=2, least=4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_bayer_pattern_is_the_ros_one(order, bits, shape):
     """A mosaic of one colour must give that colour back: true of one pattern only."""
     height, width, padding, seed = shape
@@ -188,7 +188,7 @@ def test_claims_that_do_not_fit_are_named(change, words):
     data=st.binary(max_size=400),
     big_endian=st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_message_gives_an_image_or_a_frame_error(encoding, height, width, step, data, big_endian):
     try:
         image = decode_image(message(encoding, height, width, step, data, big_endian), 4096)
@@ -282,7 +282,7 @@ def test_another_kind_of_file_is_named():
     edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6),
     cut=st.integers(0, 4000),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_damage_gives_an_image_or_a_frame_error(seed, extension, edits, cut):
     data = bytearray(compressed(extension, picture(16, 24)).data)
     for at, value in edits:

@@ -112,7 +112,7 @@ names = st.sampled_from([*parameter_fields(("front",), ("lane", "cars")), "camer
 
 
 @given(st.dictionaries(names | st.text(max_size=12), values, max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_parameters_give_a_configuration_or_a_parameter_error(flat):
     try:
         config = to_config(flat)

@@ -68,7 +68,7 @@ def test_every_default_message_survives_and_matches_rosbags(type_name: str) -> N
     assert bytes(_STORE.serialize_cdr(_STORE.deserialize_cdr(data, type_name), type_name)) == data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), type_name=st.sampled_from(ALL_TYPES))
 def test_any_message_survives_and_matches_rosbags(data: st.DataObject, type_name: str) -> None:
     message = data.draw(message_of(type_name))
@@ -79,7 +79,7 @@ def test_any_message_survives_and_matches_rosbags(data: st.DataObject, type_name
     assert cdr.deserialize_message(bytes(theirs), type(message)) == message
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     data=st.data(),
     type_name=st.sampled_from(
@@ -99,7 +99,7 @@ def test_damaged_bytes_are_an_error_that_names_the_type(data: st.DataObject, typ
     assert error is None or "/msg/" in error
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_never_do_more_than_raise(data: bytes) -> None:
     for type_name in ("sensor_msgs/msg/PointCloud2", "rcl_interfaces/srv/SetParameters_Request"):

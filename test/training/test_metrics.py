@@ -142,7 +142,7 @@ def test_a_mask_with_channels_is_refused() -> None:
         lane_f1(np.zeros((4, 4, 1)), np.zeros((4, 4)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     hnp.arrays(np.uint8, (24, 320), elements=st.integers(0, 1)),
     hnp.arrays(np.uint8, (24, 320), elements=st.integers(0, 1)),

@@ -78,7 +78,7 @@ def test_a_drive_is_coherent() -> None:
     assert kept / pairs > 0.8
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(64, 700), st.integers(64, 500), st.integers(0, 2**31), st.integers(0, 2**31))
 def test_any_size_and_seed_gives_a_scene_that_keeps_its_promises(
     width: int, height: int, seed: int, index: int
