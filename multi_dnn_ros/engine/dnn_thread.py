@@ -332,7 +332,8 @@ class DnnThread(threading.Thread):
                 rebuild = inference.device_failed and self.task.rebuild is not None
                 rebuild = rebuild and not self._closed and self._health.taken_out is None
                 if not rebuild:
-                    failure, waiting = self._fail(message)
+                    self._health.failed(message)
+                    failure, waiting = self._consequences(message)
             self._others.notify_all()
         self._tell_drop(reason, message, *(item.frame for item in items))
         if rebuild:
@@ -340,11 +341,6 @@ class DnnThread(threading.Thread):
         if failure is not None:
             self._tell_drop(DropReason.DISABLED, failure.message, *waiting)
             guarded(self._callbacks.on_failure, failure)
-
-    def _fail(self, message: str) -> tuple[Failure, list[Frame]]:
-        """Count a failure; also the frames that wait in vain, once it was the last straw."""
-        self._health.failed(message)
-        return self._failure(message), self._in_vain()
 
     def _rebuild(self, message: str) -> tuple[Failure, list[Frame]]:
         """The device failed: make the stages anew, once; the second time, or when that fails, the DNN is taken out."""
@@ -372,21 +368,16 @@ class DnnThread(threading.Thread):
                 )
                 self._ready = None
                 self._specializer.reset()
-            return self._failure(message, rebuilt=fresh is not None), self._in_vain()
+            return self._consequences(message, rebuilt=fresh is not None)
 
-    def _failure(self, message: str, *, rebuilt: bool = False) -> Failure:
-        health = self._health
-        return Failure(self.task.name, message, health.failures, health.taken_out is not None, rebuilt)
-
-    def _in_vain(self) -> list[Frame]:
-        """Frames that wait though the DNN was taken out, counted already."""
-        if self._health.taken_out is None:
-            return []
-        waiting = self._mail.clear()
+    def _consequences(self, message: str, *, rebuilt: bool = False) -> tuple[Failure, list[Frame]]:
+        """Of a failure that `health` knows of: what is told, and the frames that wait in vain now, counted already."""
+        disabled = self._health.taken_out is not None
+        waiting = self._mail.clear() if disabled else []
         for frame in waiting:
             self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
         self._others.notify_all()
-        return waiting
+        return Failure(self.task.name, message, self._health.failures, disabled, rebuilt), waiting
 
     def _tell_drop(self, reason: DropReason, message: str, *frames: Frame) -> None:
         for frame in frames:

@@ -30,8 +30,9 @@ class Health:
         self.failures += 1
         if self._rebuilt:
             self.taken_out = f"taken out, as the device failed again after its jobs were made anew: {message}"
-        again, self._rebuilt = not self._rebuilt, True
-        return again
+            return False
+        self._rebuilt = True
+        return True
 
     def not_rebuilt(self, error: Exception, message: str) -> None:
         """Its stages could not be made anew after the device failed with `message`."""
