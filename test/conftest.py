@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from multi_dnn_ros.processes import claimed_domain
 
 # What an example takes says more about the computer than about the code.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,3 +26,10 @@ _THREADS = torch.get_num_threads()
 def _as_many_threads() -> None:
     """Whatever a test or the pipeline that it builds has set, for the whole process, the next test begins the same."""
     torch.set_num_threads(_THREADS)
+
+
+@pytest.fixture
+def domain() -> Iterator[int]:
+    """A ROS domain of the test's own."""
+    with claimed_domain() as domain:
+        yield domain

@@ -22,7 +22,7 @@ from sensor_msgs.msg import Image
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.overlay_files import OverlayFileError, OverlayFiles
-from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
+from multi_dnn_ros.processes import Child, on_loopback
 
 HEAD = "/**:\n  ros__parameters:\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)
@@ -68,13 +68,13 @@ def test_a_wrong_parameter_file(
     assert [word for word in words if word not in error] == []
 
 
-def test_the_node_lives_on_with_a_wrong_parameter_file(tmp_path: Path) -> None:
+def test_the_node_lives_on_with_a_wrong_parameter_file(domain: int, tmp_path: Path) -> None:
     """As a process: every mistake is in its log, it stays unconfigured and ends when it is told to."""
     path = tmp_path / "robot.yaml"
     path.write_text(HEAD + "    polciy: edf\n    workers: 99\n    device: 7\n")
     wanted = ("parameter polciy: no such", "parameter workers is 99; allowed", "parameter device is 7; allowed: auto")
     command = ["run", "--params-file", str(path)]
-    with claimed_domain() as domain, Child("node", command, tmp_path / "node.log", on_loopback(domain)) as node:
+    with Child("node", command, tmp_path / "node.log", on_loopback(domain)) as node:
         deadline = time.monotonic() + 60.0
         while not all(words in node.log.read_text() for words in wanted):
             assert node.exit_code() is None, node.last_lines(20)
@@ -85,11 +85,10 @@ def test_the_node_lives_on_with_a_wrong_parameter_file(tmp_path: Path) -> None:
         assert node.exit_code() == 0
 
 
-def test_the_node_names_a_file_that_is_no_parameter_file(tmp_path: Path) -> None:
+def test_the_node_names_a_file_that_is_no_parameter_file(domain: int, tmp_path: Path) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text(HEAD + "    cameras: [a]\n    cameras: [b]\n")
-    command = ["run", "--params-file", str(path)]
-    with claimed_domain() as domain, Child("node", command, tmp_path / "log", on_loopback(domain)) as node:
+    with Child("node", ["run", "--params-file", str(path)], tmp_path / "log", on_loopback(domain)) as node:
         deadline = time.monotonic() + 60.0
         while node.exit_code() is None:
             assert time.monotonic() < deadline, node.last_lines(20)

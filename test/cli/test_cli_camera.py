@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -17,17 +16,15 @@ from vision_msgs.msg import Detection2DArray
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.processes import claimed_domain, on_loopback
+from multi_dnn_ros.processes import on_loopback
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 
 
 @pytest.fixture(autouse=True)
-def domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    with claimed_domain() as domain:
-        for name, value in on_loopback(domain).items():
-            monkeypatch.setenv(name, value)
-        yield domain
+def _in_its_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in on_loopback(domain).items():
+        monkeypatch.setenv(name, value)
 
 
 def seconds(message: object) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multi_dnn_ros.processes import claimed_domain, on_loopback
+from multi_dnn_ros.processes import on_loopback
 
 if TYPE_CHECKING:
     from ros_system import RosSystem
@@ -42,11 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def ros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RosSystem]:
+def ros(domain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RosSystem]:
     from ros_system import RosSystem
 
-    with claimed_domain() as domain:
-        for name, value in on_loopback(domain).items():
-            monkeypatch.setenv(name, value)
-        with RosSystem(tmp_path) as system:
-            yield system
+    for name, value in on_loopback(domain).items():
+        monkeypatch.setenv(name, value)
+    with RosSystem(tmp_path) as system:
+        yield system

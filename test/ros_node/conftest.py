@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(domain: int) -> Iterator[Bench]:
     from node_bench import Bench
 
-    made = Bench()
+    made = Bench(domain)
     yield made
     made.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from std_msgs.msg import Header
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
 from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.processes import claimed_domain
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.schema import NodeConfig
 
@@ -93,10 +91,9 @@ def _lane(outputs: tuple, size: tuple[int, int]) -> Lanes:
 class Bench:
     """Everything around the node. All callbacks run in the test's thread, while it waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, domain: int) -> None:
         self.context = Context()
-        self._stack = ExitStack()
-        rclpy.init(context=self.context, domain_id=self._stack.enter_context(claimed_domain()))
+        rclpy.init(context=self.context, domain_id=domain)
         self.executor = SingleThreadedExecutor(context=self.context)
         self.peer = rclpy.create_node("peer", context=self.context)
         self.executor.add_node(self.peer)
@@ -172,7 +169,6 @@ class Bench:
         self.executor.shutdown()
         self.peer.destroy_node()
         rclpy.shutdown(context=self.context)
-        self._stack.close()
 
 
 def image(value: int = 200, stamp: int = 1, size: tuple[int, int] = (8, 6), encoding: str = "rgb8") -> Image:

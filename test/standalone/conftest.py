@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from multi_dnn_ros.processes import claimed_domain
-
 
 def _installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
@@ -33,12 +31,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _own_domain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _own_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
     for name in ("CYCLONEDDS_URI", "ROS_AUTOMATIC_DISCOVERY_RANGE", "RCUTILS_CONSOLE_OUTPUT_FORMAT"):
         monkeypatch.delenv(name, raising=False)
-    with claimed_domain() as domain:
-        monkeypatch.setenv("ROS_DOMAIN_ID", str(domain))
-        yield
 
 
 @pytest.fixture
