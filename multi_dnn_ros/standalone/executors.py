@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future as ThreadFuture
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
 from cyclonedds.core import DDSException, WaitSet
@@ -298,12 +298,22 @@ class MultiThreadedExecutor(Executor):
         with contextlib.suppress(ShutdownException):
             found = self._next(timeout_sec, lambda: bool(self._failures) or stop(), self._has_room)
             if found is not None:
-                with self._lock:
-                    future = self._pool.submit(self._run, *found)
-                    self._running.add(future)
-                future.add_done_callback(self._ended)
+                self._start(*found)
         if self._failures:
             raise self._failures.popleft()
+
+    def _start(self, entity: Waitable, work: Work) -> None:
+        with self._lock:
+            try:
+                future = self._pool.submit(self._run, entity, work)
+            except RuntimeError:
+                if entity.callback_group is not None:
+                    entity.callback_group.ending_execution(entity)
+                if self._is_shutdown or not self._context.ok():  # by another thread, since this one took the work
+                    raise ShutdownException from None
+                raise
+            self._running.add(future)
+        future.add_done_callback(self._ended)
 
     def _has_room(self) -> bool:
         return len(self._running) < self._num_threads
@@ -327,15 +337,13 @@ class MultiThreadedExecutor(Executor):
     def shutdown(self, timeout_sec: float | None = None) -> bool:
         """End the executor; wait for callbacks under way, and return whether they ended within the timeout."""
         super().shutdown(timeout_sec)
-        deadline = _deadline(timeout_sec)
         self._pool.shutdown(wait=False)
-        for future in list(self._running):
-            with contextlib.suppress(BaseException):
-                future.exception(None if deadline is None else max(deadline - time.monotonic(), 0))
-        if self._running and deadline is not None:
+        with self._lock:
+            running = set(self._running)
+        # The futures are asked, not the set: one whose callback ended leaves the set a moment later.
+        if wait(running, None if timeout_sec is None or timeout_sec < 0 else timeout_sec).not_done:
             return False
-        if threading.current_thread() not in self._pool._threads:
-            self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=True)
         return True
 
     def close(self) -> None:

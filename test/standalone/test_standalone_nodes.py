@@ -157,16 +157,22 @@ def test_callback_groups_in_several_threads(ros: Any) -> None:
     from rclpy.executors import MultiThreadedExecutor
 
     node = ros.create_node("groups")
-    both_inside = threading.Barrier(2, timeout=10.0)
+    meeting = threading.Condition()
     met = threading.Event()
+    together_inside = 0
     inside = 0
     most_inside = 0
     runs = 0
 
     def together() -> None:
-        if not met.is_set():
-            both_inside.wait()
-            met.set()
+        nonlocal together_inside
+        with meeting:
+            together_inside += 1
+            if together_inside == 2:
+                met.set()
+                meeting.notify_all()
+            meeting.wait_for(met.is_set, 10.0)
+            together_inside -= 1
 
     def alone() -> None:
         nonlocal inside, most_inside, runs
@@ -185,8 +191,54 @@ def test_callback_groups_in_several_threads(ros: Any) -> None:
     while not (met.is_set() and runs >= 10):
         assert time.monotonic() < deadline
         executor.spin_once(0.05)
-    assert executor.shutdown(5.0)
+    assert executor.shutdown(10.0)
     assert most_inside == 1
+
+
+def test_shutdown_says_whether_the_callbacks_ended(ros: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rclpy.executors import MultiThreadedExecutor
+
+    # A thread may stand still between a callback's end and the executor's note of it; that is an end all the same.
+    ended = MultiThreadedExecutor._ended
+    monkeypatch.setattr(MultiThreadedExecutor, "_ended", lambda *args: (time.sleep(0.2), ended(*args)))
+    node = ros.create_node("ending")
+    inside, let_go = threading.Event(), threading.Event()
+
+    def callback() -> None:
+        inside.set()
+        assert let_go.wait(10.0)
+
+    node.create_timer(0.001, callback)
+    executor = MultiThreadedExecutor(2)
+    executor.add_node(node)
+    executor.spin_once(10.0)
+    assert inside.wait(10.0)
+    assert executor.shutdown(0.01) is False
+    let_go.set()
+    assert executor.shutdown(10.0) is True
+
+
+def test_a_shutdown_by_another_thread_ends_the_spin(ros: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rclpy.executors import MultiThreadedExecutor
+
+    node = ros.create_node("ended_elsewhere")
+    calls: list[None] = []
+    node.create_timer(0.001, lambda: calls.append(None))
+    executor = MultiThreadedExecutor(2)
+    executor.add_node(node)
+    taken = executor._next
+
+    def shut_down_since(*args: Any) -> Any:
+        found = taken(*args)
+        if len(calls) > 3:
+            other = threading.Thread(target=executor.shutdown)
+            other.start()
+            other.join()
+        return found
+
+    monkeypatch.setattr(executor, "_next", shut_down_since)
+    executor.spin()  # no "cannot schedule new futures after shutdown"
+    assert len(calls) > 3
 
 
 def test_timers_follow_simulated_time(ros: Any, spin_until: Callable[..., None]) -> None:
