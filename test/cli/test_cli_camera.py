@@ -46,12 +46,15 @@ def test_images_at_a_rate_stamped_now(tmp_path: Path, domain: int, capsys: pytes
         listener.wait(lambda: len(listener.messages["/front/image_raw"]) == 12)
         messages = listener.messages["/front/image_raw"]
         now = listener.node.get_clock().now().nanoseconds * 1e-9
-    # Stamps keep the rate on average, whatever the machine does to single ones.
-    assert (seconds(messages[-1]) - seconds(messages[0])) / 11 == pytest.approx(0.05, rel=0.2)
+    out = capsys.readouterr().out
+    # Stamps keep the rate on average, whatever the machine does to single ones; a frame that it holds up for longer
+    # than a period is late, and the others behind it with it.
+    period_s = (seconds(messages[-1]) - seconds(messages[0])) / 11
+    assert period_s > 0.04
+    assert period_s < 0.06 or " late" in out
     assert 0 <= now - seconds(messages[-1]) < 30
     assert {message.header.frame_id for message in messages} == {"front"}
     assert [int(decode_image(message, 10_000)[0, 0, 0]) for message in messages[:5]] == [0, 50, 100, 150, 200]
-    out = capsys.readouterr().out
     assert "/front/image_raw" in out
     assert "published 12 frames" in out
 

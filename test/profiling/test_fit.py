@@ -190,11 +190,13 @@ def test_services_are_measured_in_the_engine() -> None:
         assert all(of.crowded_ms >= of.alone_ms for of in services.values())
         return all(of.shared_ms < of.alone_ms for of in services.values())
 
-    assert any(share_next_to_nothing() for _ in range(5))  # a computer that stands still spoils one, or two
-    three = [(f"dnn{number}", 10.0) for number in range(3)]
-    crowded = measure_services(tasks(*three), engine, IMAGE, 2, frames=5)
-    # Two workers that each wait 10 ms serve at most 200 frames a second, all DNNs together.
-    assert all(of.crowded_ms >= 9.0 for of in crowded.values())
+    def fill_two_workers() -> bool:  # that each wait 10 ms: at most 200 frames a second, all DNNs together
+        crowded = measure_services(tasks(*((f"dnn{number}", 10.0) for number in range(3))), engine, IMAGE, 2, frames=5)
+        return all(of.crowded_ms >= 9.0 for of in crowded.values())
+
+    # A computer that stands still spoils one measurement, or two.
+    assert any(share_next_to_nothing() for _ in range(5))
+    assert any(fill_two_workers() for _ in range(5))
 
     def broken(carried):
         raise RuntimeError("sofa")
