@@ -123,11 +123,12 @@ def test_a_frame_of_the_stages_before_does_not_count_against_those_made_anew(sta
 def test_no_job_runs_while_jobs_are_made_anew(start, recorder):
     """The rebuilding DNN waits for the other's job, and the other's next job waits for it."""
     gate, inside, leave = Gate(), threading.Event(), threading.Event()
-    running = []
+    not_alone = threading.Event()
 
     def on_job(index: int) -> None:
-        running.append(inside.is_set() and not leave.is_set())
         gate()
+        if inside.is_set() and not leave.is_set():
+            not_alone.set()
 
     def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
         with alone:
@@ -143,10 +144,11 @@ def test_no_job_runs_while_jobs_are_made_anew(start, recorder):
     assert not inside.wait(0.05)  # b's first job is still under way
     gate.open()
     assert inside.wait(WAIT)
-    assert running == [False]
+    engine.offer(frame("rear"))  # should b's second job have been through before
+    assert not not_alone.wait(0.05)
     leave.set()
     recorder.wait(lambda: recorder.results)
-    assert running == [False, False]
+    assert not not_alone.is_set()
 
 
 def test_holding_the_queue_gives_up_on_a_job_that_hangs():
