@@ -25,6 +25,7 @@ from multi_dnn_ros.schema import DnnConfig, NodeConfig
 #: lose, has one line of its own.
 _LOGGED = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
 _LOG_PERIOD_S = 5.0
+#: What a picture that is being drawn has at least, where the engine used up all the time there was to stop.
 _OVERLAY_STOP_S = 0.5
 
 
@@ -121,10 +122,11 @@ class Serving:
 
     def stop(self, timeout_s: float) -> list[str]:
         """Take no more frames, finish those under way, end all threads; names those that did not end in time."""
+        end = time.monotonic() + timeout_s
         for source in self._inputs.values():
             source.close()
         self._engine.stop(timeout_s, drain=True)
-        self._overlay.stop(_OVERLAY_STOP_S)
+        self._overlay.stop(max(end - time.monotonic(), _OVERLAY_STOP_S))
         for (dnn, camera), stream in self._engine.statistics().streams.items():
             lost = ", ".join(f"{count} {reason.value}" for reason, count in stream.dropped.items() if count)
             self._log.info(
