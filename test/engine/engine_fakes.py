@@ -11,7 +11,7 @@ import torch
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.engine import DnnTask, Drop, Engine, Failure, Frame, Result
 
-WAIT = 20.0  # seconds that no condition may take; none takes more than milliseconds unless something is broken
+WAIT = 60.0  # seconds that no condition may take; none takes more than milliseconds unless something is broken
 
 
 class FakeClock:

@@ -28,7 +28,7 @@ from multi_dnn_ros.pipeline import Pipeline
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.schema import NodeConfig
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 #: Images of this value make a DNN named `fragile` raise, and one named `dizzy` return what is no number.
 POISON = 66
 _TRANSITIONS = {

@@ -16,7 +16,7 @@ from multi_dnn_ros.models.results import Lanes
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 _MS = 1_000_000
 
 

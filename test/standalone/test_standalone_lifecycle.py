@@ -127,9 +127,9 @@ def test_services_and_events(make_node: Callable[..., Any], ros: Any, spin_until
 
     def call(srv_type: Any, name: str, request: Any) -> Any:
         client = node.create_client(srv_type, f"managed/{name}")
-        assert client.wait_for_service(5.0)
+        assert client.wait_for_service(30.0)
         future = client.call_async(request)
-        ros.spin_until_future_complete(node, future, timeout_sec=5.0)
+        ros.spin_until_future_complete(node, future, timeout_sec=30.0)
         node.destroy_client(client)
         return future.result()
 
