@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,9 @@ if not torch.cuda.is_available():
     # Networks of tests are small: a second thread makes none faster, and its waiting takes a core from the processes
     # beside it.
     torch.set_num_threads(1)
+# Tests and the processes that they start get the socket buffers of an ordinary kernel, whatever this one grants.
+os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
+
 #: Part of what a device is called in constants of modules.
 _THREADS = torch.get_num_threads()
 

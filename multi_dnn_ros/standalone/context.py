@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from multi_dnn_ros.standalone import dds, logs, signals
+from multi_dnn_ros.standalone import dds, logs, signals, transport
 from multi_dnn_ros.standalone.arguments import Arguments, parse
 from multi_dnn_ros.standalone.errors import NotInitializedException
 from multi_dnn_ros.standalone.graph import Graph
@@ -57,7 +57,7 @@ class Context(Surface):
                 arguments = self.arguments
                 logs.configure(arguments.default_level, arguments.levels, console=arguments.console)
             domain = _domain_id(domain_id)
-            config, network, loopback = _configuration()
+            config, network, loopback, large_messages = _configuration()
             user_data = f"enclave={self.arguments.enclave};".encode()
             self._participant = dds.Participant(domain, config, user_data, loopback=loopback)
             self._graph = Graph(self._participant)
@@ -65,6 +65,8 @@ class Context(Surface):
             _contexts.add(self)
         signals.watch(self)
         _log.info(f"ROS domain {domain}, network: {network}")
+        if large_messages:
+            _log.info(large_messages)
 
     def ok(self) -> bool:
         """Return whether the session is open."""
@@ -205,11 +207,12 @@ def _domain_id(given: int | None) -> int:
     return domain
 
 
-def _configuration() -> tuple[str | None, str, bool]:
-    """Return Cyclone's configuration, None when CYCLONEDDS_URI gives it, which network that is, and if it is `lo`."""
+def _configuration() -> tuple[str | None, str, bool, str]:
+    """Return Cyclone's configuration, None when CYCLONEDDS_URI gives it, which network that is, whether it is `lo`, and
+    how large messages travel."""
     uri = os.environ.get("CYCLONEDDS_URI")
     if uri:
-        return None, f"as CYCLONEDDS_URI says ({uri:.200})", False
+        return None, f"as CYCLONEDDS_URI says ({uri:.200})", False, ""
     wanted = os.environ.get("ROS_AUTOMATIC_DISCOVERY_RANGE", "").strip().upper() or "LOCALHOST"
     if wanted == "OFF":
         raise UnsupportedError(
@@ -218,7 +221,11 @@ def _configuration() -> tuple[str | None, str, bool]:
         )
     if wanted not in _RANGES:
         raise ValueError(f"ROS_AUTOMATIC_DISCOVERY_RANGE must be one of {', '.join(_RANGES)}, not {wanted!r}")
-    if wanted == "LOCALHOST":
-        network = "loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it"
-        return dds.configuration(subnet=False), network, True
-    return dds.configuration(subnet=True), "loopback (lo) and the local network's interface", False
+    loopback = wanted == "LOCALHOST"
+    network = (
+        "loopback only (lo); ROS_AUTOMATIC_DISCOVERY_RANGE=SUBNET opens it"
+        if loopback
+        else "loopback (lo) and the local network's interface"
+    )
+    buffer = transport.receive_buffer()
+    return transport.configuration(buffer, subnet=not loopback), network, loopback, buffer.description()

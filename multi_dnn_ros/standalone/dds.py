@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import types
-from pathlib import Path
 from typing import Any, Final
 
 import cyclonedds.idl.types as idl_types
@@ -28,8 +27,6 @@ from multi_dnn_ros.standalone.loopback import hold_to_loopback
 MAX_DOMAIN_ID: Final = 232
 SERVICE_HEADER_BYTES: Final = 16
 _ANY: Final = SampleState.Any | ViewState.Any | InstanceState.Any
-_RECEIVE_BUFFER_BYTES: Final = 10_000_000
-_MAX_SAMPLE_BYTES: Final = 512 * 2**20  # a sample that claims more is not put together
 _IDL_PRIMITIVES: Final[dict[str, Any]] = {
     "bool": bool,
     "byte": idl_types.uint8,
@@ -43,29 +40,6 @@ _log = logs.get_logger("multi_dnn_ros.standalone")
 _wire_types: dict[str, Any] = {}
 _structs: dict[str, Any] = {}
 _domains: dict[int, tuple[Domain | None, int]] = {}
-
-
-def configuration(*, subnet: bool) -> str:
-    """Return Cyclone's XML configuration: loopback only, or loopback and the interface of the local network.
-
-    Large samples need large datagrams and a large receive buffer; where the kernel does not grant the buffer, fragments
-    have to be small, because one lost fragment costs a whole image (measured, see the project's facts).
-    """
-    try:
-        granted = int(Path("/proc/sys/net/core/rmem_max").read_text())
-    except (OSError, ValueError):
-        granted = 0
-    fragment = 65000 if granted >= 4_000_000 else 8000
-    network = '<NetworkInterface autodetermine="true"/>' if subnet else ""
-    return (
-        '<CycloneDDS><Domain Id="any"><General>'
-        f'<Interfaces><NetworkInterface name="lo" multicast="false"/>{network}</Interfaces>'
-        f"<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>{fragment}B</FragmentSize></General>"
-        "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>32</MaxAutoParticipantIndex>"
-        '<Peers><Peer Address="127.0.0.1"/></Peers></Discovery>'
-        f'<Internal><SocketReceiveBufferSize max="{_RECEIVE_BUFFER_BYTES}B"/>'
-        f"<MaxSampleSize>{_MAX_SAMPLE_BYTES}B</MaxSampleSize></Internal></Domain></CycloneDDS>"
-    )
 
 
 def delete(entity: Entity) -> None:

@@ -1,0 +1,78 @@
+"""How large messages travel between processes: Cyclone's configuration for the socket buffers that the kernel grants.
+
+Linux up to 6.8 limits a socket's receive buffer to 212,992 bytes (``net.core.rmem_max``), less than one raw image. A
+writer that sends an image at once then overruns the reader's buffer, and a retransmission after Cyclone's usual 100 ms
+comes too late for the next image. Therefore a writer sends no more at once than two thirds of the smallest buffer of
+its readers (``MaxInitTransmit``), and a reader asks for the rest immediately (``NackDelay``). This needs reliable
+subscriptions: nobody retransmits for a best-effort one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+#: Bytes to ask the kernel for instead of the default; the tests set what an ordinary kernel grants.
+BUFFER_VARIABLE: Final = "MULTI_DNN_ROS_RECEIVE_BUFFER"
+_DEFAULT_BUFFER_BYTES: Final = 10_000_000
+_MIN_BUFFER_BYTES: Final = 65_536  # a buffer must hold a datagram
+_MAX_SAMPLE_BYTES: Final = 512 * 2**20  # larger messages are refused
+_KERNEL_LIMIT: Final = Path("/proc/sys/net/core/rmem_max")
+_STOCK_LIMIT_BYTES: Final = 212_992
+
+
+@dataclass(frozen=True)
+class ReceiveBuffer:
+    """The receive buffer of each socket: bytes asked for, and the most that the kernel allows."""
+
+    wanted_bytes: int
+    limit_bytes: int
+
+    @property
+    def granted_bytes(self) -> int:
+        """Payload and the kernel's overhead together, which is why Linux doubles what it is asked for (socket(7))."""
+        return 2 * min(self.wanted_bytes, self.limit_bytes)
+
+    def description(self) -> str:
+        """How large messages are sent, and why, for the log."""
+        if self.wanted_bytes <= self.limit_bytes:
+            reason = f"receive buffer {self.granted_bytes} bytes"
+        else:
+            reason = f"net.core.rmem_max {self.limit_bytes} limits the receive buffer to {self.granted_bytes} bytes"
+        return (
+            f"messages over {self.granted_bytes * 2 // 3} bytes travel over UDP in several bursts and need reliable "
+            f"subscriptions ({reason})"
+        )
+
+
+def receive_buffer() -> ReceiveBuffer:
+    """Return the receive buffer to ask for and the kernel's limit.
+
+    Raises:
+        ValueError: for an environment variable that is no such size; names it and what is allowed.
+    """
+    text = os.environ.get(BUFFER_VARIABLE, "").strip() or str(_DEFAULT_BUFFER_BYTES)
+    if not text.isascii() or not text.isdigit() or not _MIN_BUFFER_BYTES <= int(text) < 2**31:
+        raise ValueError(f"{BUFFER_VARIABLE} must be a number of bytes from {_MIN_BUFFER_BYTES}, not {text!r}")
+    try:
+        limit = int(_KERNEL_LIMIT.read_text())
+    except (OSError, ValueError):
+        limit = _STOCK_LIMIT_BYTES
+    return ReceiveBuffer(int(text), limit)
+
+
+def configuration(buffer: ReceiveBuffer, *, subnet: bool) -> str:
+    """Return Cyclone's XML configuration: loopback only, or loopback and the interface of the local network."""
+    network = '<NetworkInterface autodetermine="true"/>' if subnet else ""
+    return (
+        '<CycloneDDS><Domain Id="any"><General>'
+        f'<Interfaces><NetworkInterface name="lo" multicast="false"/>{network}</Interfaces>'
+        "<MaxMessageSize>65500B</MaxMessageSize><FragmentSize>65000B</FragmentSize></General>"
+        "<Discovery><ParticipantIndex>auto</ParticipantIndex><MaxAutoParticipantIndex>32</MaxAutoParticipantIndex>"
+        '<Peers><Peer Address="127.0.0.1"/></Peers></Discovery>'
+        f'<Internal><SocketReceiveBufferSize max="{buffer.wanted_bytes}B"/>'
+        "<BurstSize><MaxInitTransmit>0</MaxInitTransmit></BurstSize><NackDelay>0 ms</NackDelay>"
+        f"<MaxSampleSize>{_MAX_SAMPLE_BYTES}B</MaxSampleSize></Internal></Domain></CycloneDDS>"
+    )
