@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -23,10 +24,11 @@ CONFTEST = ast.parse((FOLDER / "conftest.py").read_text(encoding="utf-8"))
 )
 
 
-def run(*arguments: str, cwd: Path = ROOT, hidden: str = "-1") -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, path: Path = ROOT, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """pytest in a process of its own. path: of modules, before the installed ones."""
     return subprocess.run(
-        ["env", f"CUDA_VISIBLE_DEVICES={hidden}", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=cwd, capture_output=True, text=True, timeout=200, check=False,
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(path)}, capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
 
 
@@ -43,41 +45,49 @@ def test_each_test_that_needs_a_gpu_belongs_to_one_part() -> None:
     assert len(set(names)) == len(names)
 
 
+class Folder:
+    """A copy of test/gpu with two tests in one part, and a PyTorch that says whether there is a GPU."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n")
+        self.add(f"{PARTS[0]}/test_two.py", "def test_a():\n    assert 0\n\n\ndef test_b():\n    assert 0\n")
+        shutil.copy(FOLDER / "conftest.py", root / "gpu")
+
+    def add(self, name: str, text: str = "def test_c():\n    pass\n") -> None:
+        path = self.root / "gpu" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def run(self, *, gpu: bool) -> subprocess.CompletedProcess[str]:
+        stub = f"__version__ = 'of the test'\n\n\nclass cuda:\n    is_available = staticmethod(lambda: {gpu})\n"
+        (self.root / "torch.py").write_text(stub)
+        return run("-rs", "gpu", path=self.root, cwd=self.root)
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A copy of test/gpu with two tests in one part."""
-    own = tmp_path / "gpu"
-    (own / PARTS[0]).mkdir(parents=True)
-    shutil.copy(FOLDER / "conftest.py", own)
-    (own / PARTS[0] / "test_two.py").write_text("def test_a():\n    assert 0\n\n\ndef test_b():\n    assert 0\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n")
-    return own
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
 
 
-def test_without_a_gpu_all_are_skipped_as_one(folder: Path) -> None:
-    done = run("-rs", str(folder), cwd=folder.parent)
+def test_without_a_gpu_all_are_skipped_as_one(folder: Folder) -> None:
+    done = folder.run(gpu=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^SKIPPED \[1\] .*: 2 tests need a CUDA GPU; PyTorch \S+ sees none$", done.stdout, re.M)
+    assert re.search(r"^SKIPPED \[1\] .*: 2 tests need a CUDA GPU; PyTorch of the test sees none$", done.stdout, re.M)
     assert re.search(r"^=+ 1 skipped in ", done.stdout, re.M)
 
 
-def test_a_test_of_no_part_is_an_error(folder: Path) -> None:
-    (folder / "test_elsewhere.py").write_text("def test_c():\n    pass\n")
-    done = run(str(folder), cwd=folder.parent)
-    assert done.returncode == 4
+def test_a_test_of_no_part_is_an_error(folder: Folder) -> None:
+    folder.add("test_elsewhere.py")
+    done = folder.run(gpu=True)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
     allowed = ", ".join(PARTS)
     assert f"test_elsewhere.py: belongs to no part of the tests on a GPU; allowed: {allowed}" in done.stderr
 
 
-def test_each_part_says_how_many_tests_took_how_long(folder: Path) -> None:
-    """With a GPU, which the copy is made to believe in."""
-    (folder / PARTS[1]).mkdir()
-    (folder / PARTS[1] / "test_one.py").write_text("def test_c():\n    pass\n")
-    conftest = folder / "conftest.py"
-    text = conftest.read_text(encoding="utf-8")
-    assert "not torch.cuda.is_available()" in text
-    conftest.write_text(text.replace("not torch.cuda.is_available()", "False"), encoding="utf-8")
-    done = run(str(folder), cwd=folder.parent)
+def test_each_part_says_how_many_tests_took_how_long(folder: Folder) -> None:
+    folder.add(f"{PARTS[1]}/test_one.py")
+    done = folder.run(gpu=True)
     lines = re.findall(r"^GPU part (\w+): (\d) tests? in \d+\.\d s; the longest took", done.stdout, re.M)
     assert dict(lines) == {PARTS[0]: "2", PARTS[1]: "1"}
     assert " 2 failed, 1 passed in " in done.stdout
