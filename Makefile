@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint unit install clean
+.PHONY: demo test lint unit test-gpu install clean
 
 demo: install ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
@@ -17,9 +17,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: install
+unit: test-gpu
 	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 --dist loadfile --ignore test/gpu
-	$(BIN)/python -m pytest test/gpu # a GPU is theirs alone: they capture graphs, and look at its clock
+
+test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, backends, training or benchmark: one part
+	$(BIN)/python -m pytest --durations 5 test/gpu/$(PART)
 
 install: $(INSTALLED)
 

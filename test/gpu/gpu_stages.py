@@ -1,22 +1,149 @@
-"""A network whose stages the tests on a GPU make ready, and what they need for it."""
+"""Networks for the tests on a GPU, and what several of these tests need around them.
+
+The networks are small: what takes the time of these tests is to compile, and to find a kernel, for each layer shape.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import pytest
 import torch
-import torchvision
+from torch import nn
+from torchvision.models.regnet import BlockParams, RegNet
+from torchvision.models.resnet import BasicBlock, ResNet
+from torchvision.models.squeezenet import Fire
 
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends.agreement import probe
 from multi_dnn_ros.backends.compilers import missing_compiler
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import allowed_precisions
+from multi_dnn_ros.choices import choose_backend
+from multi_dnn_ros.models.cut import cut
 
 GPU = torch.device("cuda", 0)
 EXAMPLE = (torch.zeros(1, 3, 96, 128),)
 
 
-def network(seed: int = 0) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return torchvision.models.resnet18(weights=None, num_classes=10).eval()
+@torch.no_grad()
+def _in_scale(module: nn.Module) -> nn.Module:
+    """Results are up to 1, and all of that depends on the image; errors are judged by how large results are."""
+    *_, last = (layer for layer in module.modules() if isinstance(layer, nn.Linear))
+    last.bias.zero_()
+    last.weight /= module.eval()(*probe(EXAMPLE)).abs().max()
+    return module
+
+
+def residual() -> nn.Module:
+    """ResNet with one block of each width: sums before ReLUs, strides, a 1x1 shortcut."""
+    torch.manual_seed(0)
+    return _in_scale(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10))
+
+
+def grouped() -> nn.Module:
+    """Two stages of RegNetY: convolutions in groups, squeeze and excitation."""
+    torch.manual_seed(0)
+    blocks = BlockParams([1, 2], [48, 104], [8, 8], [1.0, 1.0], [2, 2], se_ratio=0.25)
+    return _in_scale(RegNet(blocks, num_classes=10))
+
+
+def fire() -> nn.Module:
+    """SqueezeNet's modules: two convolutions of one input, whose results are concatenated."""
+    torch.manual_seed(0)
+    first = (nn.Conv2d(3, 64, 3, stride=2), nn.ReLU(), nn.MaxPool2d(3, 2))
+    modules = (Fire(64, 16, 64, 64), Fire(128, 16, 64, 64), Fire(128, 32, 128, 128))
+    return _in_scale(nn.Sequential(*first, *modules, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)))
+
+
+def depthwise() -> nn.Module:
+    """MNASNet's layers: groups of one channel between 1x1 convolutions."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for inputs, outputs, window, step, groups in (
+        (3, 32, 3, 2, 1),
+        (32, 32, 3, 1, 32),
+        (32, 48, 1, 1, 1),
+        (48, 144, 1, 1, 1),
+        (144, 144, 5, 2, 144),
+        (144, 64, 1, 1, 1),
+    ):
+        layers += [
+            nn.Conv2d(inputs, outputs, window, step, window // 2, groups=groups, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+        ]
+    return _in_scale(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)))
+
+
+NETWORKS = {each.__name__: each for each in (residual, grouped, fire, depthwise)}
+
+
+class Warnings(logging.Handler):
+    """Messages that the package logs inside the block, warnings and worse; for set-ups that outlive a test's caplog."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger("multi_dnn_ros").addHandler(self)
+        return self.messages
+
+    def __exit__(self, *exception: object) -> None:
+        logging.getLogger("multi_dnn_ros").removeHandler(self)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`residual()` as one backend makes it ready in three jobs; with inductor in two, as each is compiled.
+
+    inputs, expected: an image and the network's results on the CPU, float32. warnings: logged meanwhile. progress: the
+    backend's lines.
+    """
+
+    stages: tuple[Stage, ...]
+    inputs: Tensors
+    expected: Tensors
+    warnings: list[str]
+    progress: list[str] = field(default_factory=list)
+
+
+def prepare_residual(backend: str, precision: str) -> Prepared:
+    """Seconds, with inductor half a minute: tests share it by the fixture `prepared`."""
+    module, inputs = residual(), probe(EXAMPLE)
+    with torch.inference_mode():  # before the stages, which share the weights, are moved
+        expected = (module(*inputs),)
+    settings = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    progress: list[str] = []
+    jobs = cut(module, EXAMPLE, 2 if backend == "inductor" else 3, fold_batch_norm=True)
+    with Warnings() as warnings:
+        chosen = choose_backend(backend, GPU, precision, dnn="a", progress=progress.append)
+        stages = chosen.prepare(jobs, EXAMPLE, GPU)
+    assert settings == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    return Prepared(stages, inputs, expected, warnings, progress)
+
+
+class Recorder(Eager):
+    """Keeps the stages that it was given."""
+
+    def prepare(
+        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
+    ) -> tuple[Stage, ...]:
+        self.given = list(stages)
+        return super().prepare(stages, inputs, device, shared)
+
+
+def fusions(stage: nn.Module) -> int:
+    """Operations of a stage that are a convolution and its ReLU."""
+    graphs = [part for part in stage.modules() if isinstance(part, torch.fx.GraphModule)]
+    return sum(node.target is CONVOLUTION_RELU for each in graphs for node in each.graph.nodes)
 
 
 def through(stages: tuple, inputs: Tensors) -> Tensors:
@@ -28,10 +155,16 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 
 
 def needs(precision: str, backend: str) -> None:
+    """Skip the test where the GPU or a compiler for it lacks what it needs."""
     if precision not in allowed_precisions("cuda", backend, torch.cuda.get_device_capability(GPU)):
         pytest.skip(f"this GPU has no {precision}")
-    if backend == "inductor" and missing_compiler(GPU):
-        pytest.skip(f"Inductor {missing_compiler(GPU)}")
+    if backend == "inductor":
+        needs_compiler("Inductor")
+
+
+def needs_compiler(what: str) -> None:
+    if missing_compiler(GPU):
+        pytest.skip(f"{what} {missing_compiler(GPU)}")
 
 
 def on_gpu(inputs: Tensors) -> Tensors:

@@ -1,4 +1,7 @@
-"""``multi-dnn evaluate --served``: what a network scores as the node serves it. GPU: test/gpu/test_served_cuda.py."""
+"""``multi-dnn evaluate --served``: what a network scores as the node serves it.
+
+GPU: test/gpu/training/test_served_cuda.py.
+"""
 
 from __future__ import annotations
 

@@ -8,13 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torchvision
+from gpu_stages import EXAMPLE, GPU, needs, residual, through
 from torch import nn
 
-from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
-from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import Captured, together
 from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
@@ -22,10 +20,7 @@ from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.pipeline import build
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-GPU = torch.device("cuda", 0)
 WAIT = 60.0
-EXAMPLE = (torch.zeros(1, 3, 96, 128),)
 #: Of a batch's results against those of its images alone, relative to the largest value.
 IDENTICAL = 1e-3
 
@@ -35,19 +30,10 @@ def ready_for(module: nn.Module, sizes: tuple[int, ...], backend: str = "cuda_gr
     return prepare_batches(choose_backend(backend, GPU, "fp16", dnn="a"), chains, EXAMPLE, GPU, 1e-2)
 
 
-def through(stages: tuple, carried: Tensors) -> Tensors:
-    with torch.inference_mode():
-        for stage in stages:
-            carried = stage(carried)
-        return tuple(tensor.cpu() for tensor in carried)
-
-
 @pytest.mark.parametrize("backend", ["cuda_graph", "inductor"])
 def test_a_batch_gives_what_its_images_give_alone(backend: str, caplog: pytest.LogCaptureFixture) -> None:
-    if backend == "inductor" and missing_compiler(GPU):
-        pytest.skip(f"Inductor {missing_compiler(GPU)}")
-    torch.manual_seed(0)
-    module = torchvision.models.resnet18(weights=None, num_classes=10).eval()
+    needs("fp16", backend)
+    module = residual()
     sizes, jobs = ((1, 2, 4), 3) if backend == "cuda_graph" else ((1, 2), 1)
     ready = ready_for(module, sizes, backend, jobs)
     assert all(isinstance(stage, Captured) for stages in ready.values() for stage in stages)
@@ -93,15 +79,20 @@ def test_weights_are_held_once_for_all_sizes() -> None:
     assert three - one < 0.25 * weights
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("auto", 1e-2), ("fp16", IDENTICAL)])  # auto may mean TF32
-def test_cameras_that_share_inferences_get_the_results_of_none_shared(precision: str, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("dnns", "precision", "tolerance"),
+    [(["lane"], "auto", 1e-2), (["lane", "object"], "fp16", IDENTICAL)],  # auto may mean TF32
+)
+def test_cameras_that_share_inferences_get_the_results_of_none_shared(
+    dnns: list[str], precision: str, tolerance: float
+) -> None:
     """Three cameras at full speed: batches of one, two and three (filled up to four) follow one another."""
     cameras = ["front", "left", "rear", "right"]
-    flat = {"device": "cuda:0", "cameras": cameras, "dnns": ["lane", "object"]}
-    for dnn in ("lane", "object"):
+    flat = {"device": "cuda:0", "cameras": cameras, "dnns": dnns}
+    for dnn in dnns:
         flat |= {f"dnn.{dnn}.{name}": value for name, value in {"max_batch": 4, "precision": precision}.items()}
     pipeline = build(to_config(flat))
-    assert [sorted(task.batches) for task in pipeline.tasks] == [[2, 4]] * 2
+    assert [sorted(task.batches) for task in pipeline.tasks] == [[2, 4]] * len(dnns)
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (240, 320, 3), np.uint8) for _ in range(60)]
 
@@ -122,7 +113,7 @@ def test_cameras_that_share_inferences_get_the_results_of_none_shared(precision:
         return found
 
     together, alone = served(list(pipeline.tasks)), served([replace(task, batches={}) for task in pipeline.tasks])
-    assert len(together) == len(alone) == 120
+    assert len(together) == len(alone) == 60 * len(dnns)
     assert max(result.timing.batch for result in together.values()) > 1
     for key, expected in alone.items():
         check_agreement(together[key].output, expected.output, tolerance)

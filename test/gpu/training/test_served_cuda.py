@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from multi_dnn_ros.cli.main import main
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 #: A twelfth of them is what is scored.
 SCENES = 720
 

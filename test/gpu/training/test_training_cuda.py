@@ -19,7 +19,6 @@ from multi_dnn_ros.training.losses import DetectionLoss
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.replay import replayed, replayed_answers
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 GPU = torch.device("cuda:0")
 
 

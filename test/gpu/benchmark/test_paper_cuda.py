@@ -15,19 +15,26 @@ from multi_dnn_ros.benchmark.paper.partition import check_partition
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import main
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 FAST = [name for name, condition in CONDITIONS.items() if condition.execution not in ("compile", "inductor")]
+#: One condition of each layout: shares are made by what runs the DNNs.
+OF_EACH_LAYOUT = list({CONDITIONS[name].layout: name for name in FAST}.values())
 
 
-@pytest.mark.parametrize("share", [[], pytest.param(["--sms", "16"], marks=partitioned)])
-def test_every_condition_runs_as_it_is_meant_to(share: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("share", "names"),
+    [
+        pytest.param([], FAST, id="whole_gpu"),
+        pytest.param(["--sms", "16"], OF_EACH_LAYOUT, id="16_sms", marks=partitioned),
+    ],
+)
+def test_every_condition_runs_as_it_is_meant_to(share: list[str], names: list[str], tmp_path: Path) -> None:
     output = tmp_path / "small.json"
     arguments = ["--device", "cuda", "--repeats", "1", "--seconds", "0.3", "--jobs", "4", "--output", str(output)]
-    assert main(["benchmark", "paper", *arguments, *share, "--conditions", *FAST]) == 0
+    assert main(["benchmark", "paper", *arguments, *share, "--conditions", *names]) == 0
     conditions = json.loads(output.read_text())["sets"]["small"]["conditions"]
-    assert {name: condition.get("error") for name, condition in conditions.items()} == dict.fromkeys(FAST)
-    assert {name: condition["notes"] for name, condition in conditions.items()} == {name: [] for name in FAST}
+    assert {name: condition.get("error") for name, condition in conditions.items()} == dict.fromkeys(names)
+    assert {name: condition["notes"] for name, condition in conditions.items()} == {name: [] for name in names}
     assert all(condition["memory_bytes"] > 0 for condition in conditions.values())
 
 

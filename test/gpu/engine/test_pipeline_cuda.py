@@ -16,15 +16,44 @@ from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction
 from multi_dnn_ros.choices import ConfigError
-from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
+from multi_dnn_ros.engine import DropReason, Engine, Frame
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.balance import balance
 from multi_dnn_ros.pipeline import build
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 WAIT = 60.0
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 CAPTURED = {"capture_preprocess": True}
+
+
+def answers(device: str, extra: dict) -> dict[tuple[str, int], Tensors]:
+    """Raw outputs of lane and object, for frames of two sizes at full speed; extra: parameters of both."""
+    flat = {"device": device, "dnns": ["lane", "object"], "dnn.lane.priority": 2}
+    flat |= {f"dnn.{dnn}.{name}": value for dnn in ("lane", "object") for name, value in extra.items()}
+    pipeline = build(to_config(flat))
+    tasks = [_raw(task) for task in pipeline.tasks]
+    results: dict[tuple[str, int], Tensors] = {}
+    engine = Engine(
+        tasks,
+        workers=2,
+        policy="priority",
+        device=pipeline.device,
+        on_result=lambda r: results.__setitem__((r.dnn, r.frame.stamp_ns), r.output),
+    )
+    engine.start()
+    rng = np.random.default_rng(0)
+    for number in range(30):
+        height, width = ((240, 320), (360, 480))[number % 2]
+        image = rng.integers(0, 256, (height, width, 3), np.uint8)
+        assert engine.submit(Frame("front", number, lambda image=image: image), WAIT)
+    assert engine.wait_idle(WAIT)
+    assert engine.stop(WAIT) == []
+    return results
+
+
+@pytest.fixture(scope="module")
+def cpu_answers() -> dict[tuple[str, int], Tensors]:
+    return answers("cpu", {})
 
 
 @pytest.mark.parametrize(
@@ -37,36 +66,14 @@ CAPTURED = {"capture_preprocess": True}
         pytest.param({"sms": 8, "backend": "eager"}, marks=partitioned),
     ],
 )
-def test_our_dnns_give_the_cpus_results_through_the_engine(parameters: dict):
+def test_our_dnns_give_the_cpus_results_through_the_engine(
+    parameters: dict, cpu_answers: dict[tuple[str, int], Tensors]
+):
     """Frame by frame at full speed, so that each is preprocessed while the one before is on the GPU."""
-
-    def answers(device: str, extra: dict) -> dict[tuple[str, int], Result]:
-        flat = {"device": device, "dnns": ["lane", "object"], "dnn.lane.priority": 2}
-        flat |= {f"dnn.{dnn}.{name}": value for dnn in ("lane", "object") for name, value in extra.items()}
-        pipeline = build(to_config(flat))
-        tasks = [_raw(task) for task in pipeline.tasks]
-        results: dict[tuple[str, int], Result] = {}
-        engine = Engine(
-            tasks,
-            workers=2,
-            policy="priority",
-            device=pipeline.device,
-            on_result=lambda r: results.__setitem__((r.dnn, r.frame.stamp_ns), r.output),
-        )
-        engine.start()
-        rng = np.random.default_rng(0)
-        for number in range(30):
-            height, width = ((240, 320), (360, 480))[number % 2]
-            image = rng.integers(0, 256, (height, width, 3), np.uint8)
-            assert engine.submit(Frame("front", number, lambda image=image: image), WAIT)
-        assert engine.wait_idle(WAIT)
-        assert engine.stop(WAIT) == []
-        return results
-
-    found, expected = answers("cuda:0", parameters), answers("cpu", {})
-    assert found.keys() == expected.keys()
+    found = answers("cuda:0", parameters)
+    assert found.keys() == cpu_answers.keys()
     assert len(found) == 60
-    for key, right in expected.items():
+    for key, right in cpu_answers.items():
         # The CPU resizes in grey levels, the GPU in float: half a level of 255, and the network on top.
         check_agreement(found[key], right, 0.1)
 

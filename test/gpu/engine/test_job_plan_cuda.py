@@ -26,10 +26,6 @@ from multi_dnn_ros.profiling.predictor import Linear, Predictor, layers_of, seen
 from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
 from multi_dnn_ros.schema import NodeConfig
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
 GPU = torch.device("cuda", 0)
 
 
@@ -57,9 +53,9 @@ def job_ms(task: DnnTask) -> list[float]:
     return [statistics.median(of) for of in zip(*times, strict=True)]
 
 
-@pytest.mark.parametrize("precision", ["auto", "fp16"])
-def test_captured_jobs_keep_to_the_bound(precision: str) -> None:
-    settings = {"dnn.object.precision": precision}
+def test_captured_jobs_keep_to_the_bound() -> None:
+    """At fp16, where convolutions are fused with what is behind; predictions below are for float32."""
+    settings = {"dnn.object.precision": "fp16"}
     lines: list[str] = []
     (task,) = build(configured(blocking_ms=0.5, **settings), lines.append).tasks
     whole_ms = task.remaining_ns[0] / 1e6

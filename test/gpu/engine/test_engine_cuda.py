@@ -14,7 +14,6 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
 from multi_dnn_ros.models.cut import cut
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 both = pytest.mark.parametrize("backend", [Eager(), CudaGraph()], ids=["eager", "cuda_graph"])
 SIZE = (96, 128)
 WAIT = 60.0

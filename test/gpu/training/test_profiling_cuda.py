@@ -14,11 +14,7 @@ from multi_dnn_ros.profiling.contention import loads_of, measure_contention
 from multi_dnn_ros.profiling.device import measure_limits
 from multi_dnn_ros.profiling.measure import measure, trace_for
 from multi_dnn_ros.profiling.network import load
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+from multi_dnn_ros.profiling.samples import LoadKind
 
 
 def gpu(backend: str, rounds: int = 20) -> Target:
@@ -42,15 +38,16 @@ def test_limits_are_those_of_a_gpu() -> None:
     assert limits.bytes_per_s > 3e10
 
 
-@pytest.mark.parametrize("backend", ["eager", "cuda_graph"])
-def test_contention_by_streams_and_slices(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "kinds"), [("eager", ("compute", "memory")), ("cuda_graph", ("compute", "dnn"))])
+def test_contention_by_streams_and_slices(backend: str, kinds: tuple[LoadKind, ...]) -> None:
     target = gpu(backend, rounds=6)
     network = load("torchvision:resnet18")
     samples = measure_contention(
-        [network], target, measure_limits(target), loads_of(("compute", "memory", "dnn"), (0, 4)),
+        [network], target, measure_limits(target), loads_of(kinds, (0, 4)),
         load_network=network, slices=(0, 16),
     )  # fmt: skip
     assert {sample.setting.sms for sample in samples} == {0, 16}
+    assert {sample.load.kind for sample in samples} == {"none", *kinds}
     alone = sum(sample.ms for sample in samples if not sample.load.level and not sample.setting.sms)
     crowded = sum(sample.ms for sample in samples if str(sample.load) == "4 x compute" and not sample.setting.sms)
     assert crowded > alone
