@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -161,52 +159,42 @@ def make_task(
             "image where the first job reads; allowed with max_batch above 1: false"
         )
 
-    def made(module: torch.nn.Module, alone: AbstractContextManager[None]) -> DnnTask:
-        inputs = dnn.example_inputs()
-        stages = cut(module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
-        chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
-        for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
-            chains[size] = _cut(dnn, module, settings, size, len(stages))
-        with alone, computing_on(device, settings.sms):
-            batches = _ready(dnn, settings, chains, backend, device)
-            in_one = in_one_launch(batches)
-            ready = batches.pop(1)
-            graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
-            parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
-            condense = None if parts is None else _condense(parts, ready[-1], dnn, device, stream_priority)
-        return DnnTask(
-            name=dnn.name,
-            cameras=cameras,
-            preprocess=graph or dnn.preprocess,
-            stages=ready,
-            decode=dnn.decoder if parts is None else parts.decode,
-            priority=settings.priority,
-            sms=settings.sms,
-            deadline_ns=milliseconds(settings.deadline_ms) or None,
-            max_age_ns=milliseconds(settings.max_age_ms) or None,
-            rebuild=rebuild,
-            specialize=graph.specialize if graph else None,
-            in_place=graph is not None,
-            remaining_ns=plan.remaining_ns(stages),
-            batches=batches,
-            batch_delay_ns=milliseconds(settings.batch_delay_ms),
-            condense=condense,
-            in_one=in_one,
-        )
-
-    def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
-        # Weights come from their file again: those on the device may be what is broken.
-        task = made(load_dnn(dnn.name, settings).module, alone)
-        end_compiler_processes()
-        return task
-
-    return made(dnn.module, contextlib.nullcontext())
+    inputs = dnn.example_inputs()
+    stages = cut(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
+    chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
+    for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
+        chains[size] = _cut(dnn, settings, size, len(stages))
+    with computing_on(device, settings.sms):
+        batches = _ready(dnn, settings, chains, backend, device)
+        in_one = in_one_launch(batches)
+        ready = batches.pop(1)
+        graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
+        parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
+        condense = None if parts is None else _condense(parts, ready[-1], dnn, device, stream_priority)
+    return DnnTask(
+        name=dnn.name,
+        cameras=cameras,
+        preprocess=graph or dnn.preprocess,
+        stages=ready,
+        decode=dnn.decoder if parts is None else parts.decode,
+        priority=settings.priority,
+        sms=settings.sms,
+        deadline_ns=milliseconds(settings.deadline_ms) or None,
+        max_age_ns=milliseconds(settings.max_age_ms) or None,
+        specialize=graph.specialize if graph else None,
+        in_place=graph is not None,
+        remaining_ns=plan.remaining_ns(stages),
+        batches=batches,
+        batch_delay_ns=milliseconds(settings.batch_delay_ms),
+        condense=condense,
+        in_one=in_one,
+    )
 
 
-def _cut(dnn: Dnn, module: torch.nn.Module, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
+def _cut(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
     """Its jobs for several images at once: as many as for one, of even estimated times."""
     try:
-        return cut(module, stacked(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
+        return cut(dnn.module, stacked(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:
         raise _no_batches(dnn, settings, f"with {images} of them, {error}") from None
 

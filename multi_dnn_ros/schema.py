@@ -188,7 +188,7 @@ class NodeConfig(_Section):
         description="Longest time that a job may take, alone on the device: each DNN is cut into the fewest jobs that "
         "keep to it, by its layers' predicted or measured times. 0: `dnn.<dnn>.jobs` counts.",
     )
-    max_failures: int = Field(5, ge=1, le=1000, description="Failures in a row after which a DNN is taken out.")
+    max_failures: int = Field(5, ge=1, le=1000, description="Failures in a row that disable a DNN.")
     stop_timeout_s: float = Field(
         2.0, gt=0.0, le=60.0, description="Longest wait for the jobs under way when stopping."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,19 +25,20 @@ from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
 from multi_dnn_ros.frame_error import FrameError
 
-#: Drops that are the DNN's own doing; so many of them in a row take it out.
+log = logging.getLogger(__name__)
+
+#: Drops that are the DNN's own doing; too many of them in a row disable it.
 FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """in_flight: inferences of one DNN that may be under way at once. max_failures: in a row, before it is taken out.
+    """max_failures: in a row, before the DNN is disabled.
 
     decode_first: images are decoded in the DNN's thread, not in the first job: where workers only launch, a decoding
     one would hold up all DNNs. window_ns: how far back its statistics look.
     """
 
-    in_flight: int = 1
     max_failures: int = 5
     window_ns: int = 10_000_000_000
     decode_first: bool = False
@@ -96,7 +98,7 @@ class DnnThread(threading.Thread):
         """Wait until the camera's slot is free, then offer; False when it was not in time."""
         with self._lock:
             if not self._others.wait_for(
-                lambda: self._closed or self._health.taken_out is not None or self._mail.is_free(frame.camera),
+                lambda: self._closed or self._health.disabled is not None or self._mail.is_free(frame.camera),
                 timeout_s,
             ):
                 return False
@@ -143,14 +145,9 @@ class DnnThread(threading.Thread):
     def abandon(self) -> None:
         """Give up what is under way: it counts as dropped, whatever still comes of it."""
         with self._lock:
-            self._book()
-            given_up, self._open = self._open, set()
-            self._finished.clear()
-            for item in given_up:
-                self._recorders[item.frame.camera].dropped[DropReason.SHUTDOWN] += 1
+            frames = self._give_up(DropReason.SHUTDOWN)
             self._wake.notify()
             self._others.notify_all()
-        frames = [item.frame for item in given_up]
         self._tell_drop(DropReason.SHUTDOWN, "still running when the engine's stop timed out", *frames)
 
     def statistics(self) -> tuple[dict[str, StreamStatistics], str | None]:
@@ -159,12 +156,39 @@ class DnnThread(threading.Thread):
         with self._lock:
             self._book()
             recorders = {camera: recorder.copy() for camera, recorder in self._recorders.items()}
-            disabled = self._health.taken_out
+            disabled = self._health.disabled
         return {camera: recorder.snapshot(now) for camera, recorder in recorders.items()}, disabled
 
     # -- the thread
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # the engine's own fault; without this the DNN would be silent for good
+            log.exception("the thread of DNN %s ended", self.task.name)
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, message: str) -> None:
+        """Disable the DNN; what is under way and what waits is counted as lost by it."""
+        with self._lock:
+            self._health.thread_ended(message)
+            frames = self._give_up(DropReason.DNN_ERROR)
+            failure, waiting = self._consequences(message)
+        self._tell_drop(DropReason.DNN_ERROR, message, *frames)
+        self._tell_drop(DropReason.DISABLED, message, *waiting)
+        guarded(self._callbacks.on_failure, failure)
+
+    def _give_up(self, reason: DropReason) -> list[Frame]:
+        """Count the frames under way as lost; the caller holds the lock and reports them after releasing it."""
+        self._book()
+        frames = [item.frame for item in self._open]
+        self._open = set()
+        self._finished.clear()
+        for frame in frames:
+            self._recorders[frame.camera].dropped[reason] += 1
+        return frames
+
+    def _serve(self) -> None:
         if self._runner is not None:
             self._runner.enter_device()
         while True:
@@ -205,7 +229,7 @@ class DnnThread(threading.Thread):
             self.done(inference)
 
     def _can_start(self) -> bool:
-        if not len(self._mail) or self._running >= self._limits.in_flight:
+        if not len(self._mail) or self._running:
             self._gathering.reset()
             return False
         return self._closed or self._gathering.is_over(len(self._mail))
@@ -219,8 +243,8 @@ class DnnThread(threading.Thread):
         recorder.offered += 1
         if self._closed:
             lost, reason, message = frame, DropReason.SHUTDOWN, "the engine is stopping"
-        elif self._health.taken_out is not None:
-            lost, reason, message = frame, DropReason.DISABLED, self._health.taken_out
+        elif self._health.disabled is not None:
+            lost, reason, message = frame, DropReason.DISABLED, self._health.disabled
         else:
             old = self._mail.put(frame)
             self._wake.notify()
@@ -272,7 +296,7 @@ class DnnThread(threading.Thread):
         row = 0
         for item in inference.items:
             if item.lost is not None:
-                self._account_loss(inference, [item], item.lost)
+                self._account_loss([item], item.lost)
             elif inference.lost is None:
                 if row:
                     begin = self._clock()
@@ -281,7 +305,7 @@ class DnnThread(threading.Thread):
         inference.carried = ()
         if inference.lost is not None:
             rest = [item for item in inference.items if item.lost is None]
-            self._account_loss(inference, rest, inference.lost)
+            self._account_loss(rest, inference.lost)
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
         result = result_of(inference, item, row, begin_ns, self._clock)
@@ -294,7 +318,7 @@ class DnnThread(threading.Thread):
                 item.lost = (DropReason.PUBLISH_ERROR, f"{type(error).__name__}: {error}")
         if result is None or item.lost is not None:
             assert item.lost is not None
-            self._account_loss(inference, [item], item.lost)
+            self._account_loss([item], item.lost)
         else:
             self._told.append((item, result.timing, self._clock(), inference.deadline_ns))
 
@@ -314,12 +338,11 @@ class DnnThread(threading.Thread):
                 self._health.succeeded()
         self._others.notify_all()
 
-    def _account_loss(self, inference: Inference, items: Sequence[Item], loss: Loss) -> None:
+    def _account_loss(self, items: Sequence[Item], loss: Loss) -> None:
         """Items that were lost together; if by the DNN's own fault, it is one failure."""
         reason, message = loss
         failure: Failure | None = None
         waiting: list[Frame] = []
-        rebuild = False
         with self._lock:
             self._book()
             items = [item for item in items if item in self._open]
@@ -328,56 +351,23 @@ class DnnThread(threading.Thread):
             for item in items:
                 self._open.discard(item)
                 self._recorders[item.frame.camera].dropped[reason] += 1
-            if reason in FAILURES and inference.task.stages is self.task.stages:  # else by stages replaced since
-                rebuild = inference.device_failed and self.task.rebuild is not None
-                rebuild = rebuild and not self._closed and self._health.taken_out is None
-                if not rebuild:
-                    self._health.failed(message)
-                    failure, waiting = self._consequences(message)
+            if reason in FAILURES:
+                self._health.failed(message)
+                failure, waiting = self._consequences(message)
             self._others.notify_all()
         self._tell_drop(reason, message, *(item.frame for item in items))
-        if rebuild:
-            failure, waiting = self._rebuild(message)
         if failure is not None:
             self._tell_drop(DropReason.DISABLED, failure.message, *waiting)
             guarded(self._callbacks.on_failure, failure)
 
-    def _rebuild(self, message: str) -> tuple[Failure, list[Frame]]:
-        """The device failed: make the stages anew, once; the second time, or when that fails, the DNN is taken out."""
-        with self._lock:
-            again = self._health.device_failed(message)
-        fresh: DnnTask | None = None
-        unable: Exception | None = None
-        if again:
-            assert self.task.rebuild is not None
-            try:
-                fresh = self.task.rebuild(self._queue.held())
-            except Exception as error:
-                unable = error
-        with self._lock:
-            if unable is not None:
-                self._health.not_rebuilt(unable, message)
-            if fresh is not None:
-                old = self.task  # whose settings update() may have changed
-                self.task = replace(
-                    fresh,
-                    priority=old.priority,
-                    deadline_ns=old.deadline_ns,
-                    max_age_ns=old.max_age_ns,
-                    rebuild=old.rebuild,
-                )
-                self._ready = None
-                self._specializer.reset()
-            return self._consequences(message, rebuilt=fresh is not None)
-
-    def _consequences(self, message: str, *, rebuilt: bool = False) -> tuple[Failure, list[Frame]]:
+    def _consequences(self, message: str) -> tuple[Failure, list[Frame]]:
         """Of a failure that `health` knows of: what is told, and the frames that wait in vain now, counted already."""
-        disabled = self._health.taken_out is not None
+        disabled = self._health.disabled is not None
         waiting = self._mail.clear() if disabled else []
         for frame in waiting:
             self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
         self._others.notify_all()
-        return Failure(self.task.name, message, self._health.failures, disabled, rebuilt), waiting
+        return Failure(self.task.name, message, self._health.failures, disabled), waiting
 
     def _tell_drop(self, reason: DropReason, message: str, *frames: Frame) -> None:
         for frame in frames:

@@ -37,8 +37,7 @@ class Engine:
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
-    max_failures: failures in a row after which a DNN is taken out. in_flight: inferences of a DNN under way at once.
-    clock: nanoseconds, monotonic.
+    max_failures: failures in a row that disable a DNN. clock: nanoseconds, monotonic.
 
     An engine starts once and stops once.
     """
@@ -54,17 +53,16 @@ class Engine:
         policy: str | Policy = "fifo",
         device: torch.device | None = None,
         max_failures: int = 5,
-        in_flight: int = 1,
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        _check(tasks, workers, in_flight)
+        _check(tasks, workers)
         self._clock = clock
+        self._started = False
         self._queue = JobQueue(make_policy(policy, aging_ns) if isinstance(policy, str) else policy, clock)
         device = device or torch.device("cpu")
         limits = Limits(
-            in_flight=in_flight,
             max_failures=max_failures,
             window_ns=window_ns,
             decode_first=device.type == "cuda",
@@ -89,14 +87,10 @@ class Engine:
         """The cameras that at least one DNN serves."""
         return tuple(self._of_camera)
 
-    @property
-    def tasks(self) -> tuple[DnnTask, ...]:
-        """Those that it was given, with what was changed and made anew since."""
-        return tuple(dnn.task for dnn in self._dnns.values())
-
     def start(self) -> None:
         for thread in (*self._workers, *self._dnns.values()):
             thread.start()
+        self._started = True
 
     def offer(self, frame: Frame) -> None:
         """Hand a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted."""
@@ -145,6 +139,7 @@ class Engine:
         daemons and touch nothing any more.
         """
         deadline = time.monotonic() + timeout_s
+        self._started = False
         for dnn in self._dnns.values():
             dnn.close(drop_waiting=not drain)
         if drain and not self.wait_idle(0.8 * timeout_s):
@@ -170,6 +165,12 @@ class Engine:
         """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if thread.is_alive()]
 
+    def ended(self) -> list[str]:
+        """The names of threads that ended by an error while the engine runs; the log has the traceback."""
+        if not self._started:
+            return []
+        return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
+
     def _runner(self) -> Runner:
         return Runner(self._queue, self._device, self.stream_of)
 
@@ -194,7 +195,7 @@ class Engine:
             raise ValueError(f"no DNN serves camera '{camera}'; served are {', '.join(self.cameras)}") from None
 
 
-def _check(tasks: Sequence[DnnTask], workers: int, in_flight: int) -> None:
+def _check(tasks: Sequence[DnnTask], workers: int) -> None:
     names = [task.name for task in tasks]
     if not tasks or len(set(names)) < len(names):
         raise ValueError(f"DNNs are {names}; there must be at least one, each with a name of its own")
@@ -209,5 +210,5 @@ def _check(tasks: Sequence[DnnTask], workers: int, in_flight: int) -> None:
             raise ValueError(
                 f"DNN '{task.name}' has remaining_ns of {len(task.remaining_ns)} jobs, but {len(task.stages)} stages"
             )
-    if workers < 1 or in_flight < 1:
-        raise ValueError(f"workers is {workers} and in_flight is {in_flight}; both must be at least 1")
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; must be at least 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.frame_error import FrameError
+
+log = logging.getLogger(__name__)
 
 
 class Frame:
@@ -74,13 +77,20 @@ class Frame:
             except Exception as error:
                 bad = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
                 self._error = bad
-                self._on_bad(bad)
+                self._report(bad)
                 if bad is error:
                     raise
                 raise bad from error
             finally:
                 self._load = None  # the message is not needed any more
         return self._image
+
+    def _report(self, error: FrameError) -> None:
+        """A callback that raises must not end the thread that decodes."""
+        try:
+            self._on_bad(error)
+        except Exception:
+            log.exception("the callback for bad images of camera %s raised", self.camera)
 
 
 def _upload(image: npt.NDArray[np.uint8], device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:

@@ -38,7 +38,7 @@ class Inference:
     stream: CUDA stream of the job that was launched last. events: where CUDA events come from; spans: those around each
     job. compute_ns: time that the layers ran, on the GPU where they ran on one (known once the outputs have arrived),
     else on the host.
-    lost: why there will be no result of any item; set by whoever notices first. device_failed: because the GPU failed.
+    lost: why there will be no result of any item; set by whoever notices first.
     """
 
     task: DnnTask
@@ -56,7 +56,6 @@ class Inference:
     queue_ns: int = 0
     compute_ns: int = 0
     lost: Loss | None = None
-    device_failed: bool = False
     batch: int = 1
     stages: tuple[Stage, ...] = field(init=False)
     _rows: list[Tensors] = field(default_factory=list, init=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.job import Inference, Item
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 
@@ -17,7 +16,6 @@ def await_outputs(inference: Inference) -> None:
         inference.to_host()
     except Exception as error:  # a kernel's failure shows here
         inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
-        inference.device_failed = is_device_failure(error)
 
 
 def result_of(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:

@@ -104,11 +104,13 @@ class JobQueue:
         job.queued_ns = self._clock()
         key = self._policy.key(job)
         with self._lock:
+            if self._held and not self._closed:  # not queued: close() would hand `job` out a second time
+                self.ended()
+                self._filled.wait_for(lambda: self._closed or not self._held)
+                self._running += 1
             if self._closed:
+                self.ended()
                 return None
-            if self._held:
-                heapq.heappush(self._heap, (key, next(self._arrivals), job))
-                return self.get(ended=True)
             if not self._heap or self._heap[0][0] > key:
                 return job
             chosen = heapq.heapreplace(self._heap, (key, next(self._arrivals), job))[2]

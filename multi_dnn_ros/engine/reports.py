@@ -15,16 +15,12 @@ Report = TypeVar("Report")
 
 @dataclass(frozen=True)
 class Failure:
-    """A DNN lost a frame, or those of a batch, by its own fault. disabled: it was the last straw, it takes no more.
-
-    rebuilt: the device had failed, and the DNN's stages were made anew.
-    """
+    """A DNN lost a frame, or those of a batch, by its own fault. disabled: it takes no more frames."""
 
     dnn: str
     message: str
     consecutive: int
     disabled: bool
-    rebuilt: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,8 @@ class Callbacks:
 
 
 def guarded(callback: Callable[[Report], None], report: Report) -> None:
-    """Tell it, whatever the receiver does: who listens badly must not take the DNN with it."""
+    """Call it; a failing callback must not stop the DNN."""
     try:
         callback(report)
     except Exception:
-        log.exception("the receiver of %s raised", report)
+        log.exception("the callback for %s raised", report)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.stream_priority import Streams
 from multi_dnn_ros.engine.job import Job, loss_by
 from multi_dnn_ros.engine.queue import JobQueue
@@ -62,7 +61,6 @@ class Runner:
                 )
             except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
                 inference.lost = loss_by(error, job.index)
-                inference.device_failed = is_device_failure(error)
         if inference.lost is None and not job.is_last:
             return job.successor()
         inference.done(inference)

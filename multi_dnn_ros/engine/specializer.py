@@ -12,6 +12,8 @@ log = logging.getLogger(__name__)
 
 #: Sizes that one DNN's preprocessing is specialized for, at most; a camera has one, or few.
 _MOST_SIZES = 16
+#: A device that was busy may succeed later; every attempt holds up all DNNs.
+_MOST_ATTEMPTS = 3
 
 
 class Specializer:
@@ -19,25 +21,30 @@ class Specializer:
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
-        self._sizes: set[tuple[int, int]] = set()
-
-    def reset(self) -> None:
-        """The preprocessing is another one from now on."""
-        self._sizes.clear()
+        self._attempts: dict[tuple[int, int], int] = {}  # by size, those left; 0: done, or given up
 
     def specialize(self, task: DnnTask, inference: Inference) -> None:
-        """Once for each size, after a frame of it came through; what fails then is only told."""
+        """Once for each size, after a frame of it came through; a failure is logged and tried again twice."""
         if task.specialize is None or inference.lost is not None:
             return
         for item in inference.items:
-            if item.lost is not None or len(self._sizes) == _MOST_SIZES:
+            if item.lost is not None:
                 continue
-            height, width = item.frame.image().shape[:2]
-            if (height, width) in self._sizes:
+            height, width = size = item.frame.image().shape[:2]
+            left = self._attempts.get(size, _MOST_ATTEMPTS if len(self._attempts) < _MOST_SIZES else 0)
+            if not left:
                 continue
-            self._sizes.add((height, width))
+            self._attempts[size] = 0
             try:
                 with self._queue.held():
-                    task.specialize((height, width))
+                    task.specialize(size)
             except Exception as error:
-                log.warning("DNN %s: images of %d x %d are not specialized for: %s", task.name, width, height, error)
+                self._attempts[size] = left - 1
+                log.warning(
+                    "DNN %s: preprocessing is not specialized for images of %d x %d (%s): %s",
+                    task.name,
+                    width,
+                    height,
+                    f"{left - 1} more attempts" if left > 1 else "no more attempts",
+                    error,
+                )

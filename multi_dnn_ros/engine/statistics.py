@@ -54,7 +54,7 @@ class StreamStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """A snapshot. streams: by (dnn, camera). disabled: DNNs taken out, with the failure that did it."""
+    """A snapshot. streams: by (dnn, camera). disabled: by DNN, the failure that disabled it."""
 
     streams: dict[tuple[str, str], StreamStatistics]
     disabled: dict[str, str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -27,8 +26,6 @@ class DnnTask:
     priority: higher goes first under the priority policy. deadline_ns: from arrival, for EDF and the statistics; None:
     no deadline. max_age_ns: a frame that waited longer is dropped; None: never.
     sms: of a GPU, that its jobs run on; the stages were made ready for that share. 0: all.
-    rebuild: the same task with stages made anew, after the device failed under these; what wants the device to itself
-    is done inside the context that it is given. None: a failing device counts as any other failure.
     specialize: called once with each (height, width) of images that came through, while no job runs, to make
     preprocessing faster for it. in_place: preprocessing writes where the stages read, so that it may begin only when
     the frame before is through.
@@ -49,7 +46,6 @@ class DnnTask:
     deadline_ns: int | None = None
     max_age_ns: int | None = None
     sms: int = 0
-    rebuild: Callable[[AbstractContextManager[None]], DnnTask] | None = None
     specialize: Callable[[tuple[int, int]], None] | None = None
     in_place: bool = False
     batches: Mapping[int, tuple[Stage, ...]] = field(default_factory=dict, hash=False)
@@ -80,7 +76,7 @@ class DropReason(str, Enum):
     DNN_ERROR = "dnn_error"  # preprocessing or a layer raised
     BAD_OUTPUT = "bad_output"  # the raw outputs could not be decoded (NaN, wrong shape)
     PUBLISH_ERROR = "publish_error"  # the receiver of the result raised
-    DISABLED = "disabled"  # the DNN was taken out after failing again and again
+    DISABLED = "disabled"  # the DNN was disabled after too many failures in a row
     SHUTDOWN = "shutdown"  # the engine stopped first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import torch
@@ -10,6 +11,8 @@ from multi_dnn_ros.engine.job import Job
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.task import DropReason
+
+log = logging.getLogger(__name__)
 
 
 class Worker(threading.Thread):
@@ -24,6 +27,12 @@ class Worker(threading.Thread):
         self._runner = runner
 
     def run(self) -> None:
+        try:
+            self._serve()
+        except BaseException:  # the engine's own fault: Engine.ended() reports the thread
+            log.exception("%s ended", self.name)
+
+    def _serve(self) -> None:
         # Gradient mode is per thread in PyTorch.
         with torch.inference_mode():
             self._runner.enter_device()

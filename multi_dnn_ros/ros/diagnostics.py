@@ -155,7 +155,7 @@ class DiagnosticsReport:
     def _judge(
         self, now: StreamStatistics, before: StreamStatistics, disabled: str | None, camera: CameraRecord, now_ns: int
     ) -> tuple[bytes, str]:
-        """Level and message: about what happened since the last report, save for a DNN that was taken out."""
+        """Level and message: about what happened since the last report, except for a disabled DNN."""
         if disabled is not None:
             return ERROR, disabled
         lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -176,8 +175,6 @@ class MultiDnnNode(LifecycleNode):
             return
         assert self._config is not None
         hung = serving.stop(self._config.stop_timeout_s)
-        # With jobs that were made anew after the device failed: those before them would fail again.
-        self._pipeline = replace(self._pipeline, tasks=serving.tasks)
         if hung:
             self._hanging.append(serving)
             self.get_logger().error(
@@ -269,9 +266,12 @@ class MultiDnnNode(LifecycleNode):
         state = "active" if self._serving else without if self._pipeline is None else "inactive"
         level, text = OK, state
         hung = self.hung
-        if self._failure or hung:
+        ended = self._serving.ended() if self._serving is not None else []
+        if self._failure or hung or ended:
             level = ERROR
-            text = self._failure or f"threads hang: {', '.join(hung)}"
+            text = self._failure or (
+                f"threads hang: {', '.join(hung)}" if hung else f"threads ended by an error: {', '.join(ended)}"
+            )
         elif self._pipeline is None:
             level = WARN
         values: dict[str, object] = {"state": state, **versions()}

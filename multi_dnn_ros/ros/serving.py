@@ -95,11 +95,6 @@ class Serving:
         for camera in config.cameras.keys() - dnns.keys():
             self._log.warning(f"camera {camera}: no DNN serves it (parameters dnn.<dnn>.cameras)")
 
-    @property
-    def tasks(self) -> tuple[DnnTask, ...]:
-        """The pipeline's, with jobs that were made anew."""
-        return self._engine.tasks
-
     def update(self, dnn: str, field: str, value: Any) -> None:
         """Change a DNN's scheduling while it runs."""
         if field == "priority":
@@ -108,6 +103,10 @@ class Serving:
             self._engine.update(dnn, deadline_ns=nanoseconds(value))
         elif field == "max_age_ms":
             self._engine.update(dnn, max_age_ns=nanoseconds(value))
+
+    def ended(self) -> list[str]:
+        """Threads of the engine that ended by an error; the log has the traceback."""
+        return self._engine.ended()
 
     def published(self) -> dict[tuple[str, str], int]:
         """Results published so far, by DNN and camera."""
@@ -163,10 +162,8 @@ class Serving:
             self._log.warning(f"camera {camera}, topic {self._inputs[camera].record.topic}: {error}{more}")
 
     def _on_failure(self, failure: Failure) -> None:
-        if failure.rebuilt:
-            self._log.error(f"DNN {failure.dnn}: its jobs were made anew after the device failed: {failure.message}")
-        elif failure.disabled:
-            self._log.error(f"DNN {failure.dnn} is taken out after {failure.consecutive} failures in a row")
+        if failure.disabled:
+            self._log.error(f"DNN {failure.dnn} is disabled after {failure.consecutive} failures in a row")
 
     def _on_overlay_failure(self, message: str) -> None:
         more = self._throttle.passes("overlay")

@@ -40,32 +40,3 @@ def test_the_error_names_the_dnn_and_what_was_wanted_and_fewer_dnns_still_config
     assert raised.value.__context__ is None  # whose frames would keep the memory
     Full.dnns = 0
     assert [task.name for task in build(to_config({**flat, "dnns": ["lane"]})).tasks] == ["lane"]
-
-
-def test_a_rebuilt_dnn_has_weights_of_its_own_and_keeps_its_settings() -> None:
-    (task,) = build(to_config({"device": "cpu", "dnns": ["lane"], "dnn.lane.backend": "eager"})).tasks
-    held: list[str] = []
-
-    class Alone:
-        def __enter__(self) -> None:
-            held.append("begin")
-
-        def __exit__(self, *error: object) -> None:
-            held.append("end")
-
-    assert task.rebuild is not None
-    fresh = task.rebuild(Alone())
-    assert held == ["begin", "end"]
-    assert (fresh.name, fresh.cameras, fresh.decode) == (task.name, task.cameras, task.decode)
-    image = torch.randint(0, 256, (48, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    outputs = []
-    with torch.inference_mode():
-        for each in (task, fresh):
-            carried = each.preprocess(image)
-            for stage in each.stages:
-                carried = stage(carried)
-            outputs.append(carried)
-    torch.testing.assert_close(outputs[0], outputs[1])
-    pointers = [{p.data_ptr() for stage in each.stages for p in stage.parameters()} for each in (task, fresh)]
-    assert pointers[0]
-    assert not pointers[0] & pointers[1]

@@ -143,26 +143,6 @@ def test_a_job_that_raises_costs_all_of_the_batch_and_is_one_failure(start, reco
     check_accounts(engine)
 
 
-def test_a_device_that_fails_under_a_batch_loses_all_of_it_and_is_made_anew_once(start, recorder):
-    def on_job(index: int) -> None:
-        gate()
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    gate = Gate()
-    bad = task(jobs=1, cameras=CAMERAS, on_job=on_job, batches=(4,), batch_delay_ns=10**12)
-    good = task(jobs=1, cameras=CAMERAS, batches=(4,))
-    engine = start(replace(bad, rebuild=lambda alone: good), workers=1, max_failures=1)
-    for number in (1, 2):
-        for camera in CAMERAS:
-            engine.offer(frame(camera, number))
-        gate.open()
-        recorder.wait(lambda number=number: len(recorder.drops) + len(recorder.results) == 4 * number)
-    assert [(f.rebuilt, f.disabled) for f in recorder.failures] == [(True, False)]
-    assert [d.reason for d in recorder.drops] == [DropReason.DNN_ERROR] * 4
-    assert [r.timing.batch for r in recorder.results] == [4] * 4
-    check_accounts(engine)
-
-
 def test_outputs_that_cannot_be_decoded_and_receivers_that_raise_cost_that_frame_only(start, recorder):
     def decode(outputs: tuple, size: tuple[int, int]) -> float:
         if float(outputs[0]) == 4.0:

@@ -53,16 +53,23 @@ def test_no_job_runs_meanwhile(start, recorder):
     assert running == [False, False]
 
 
-def test_one_that_fails_is_told_and_the_dnn_serves_on(start, recorder, caplog):
+def test_one_that_fails_is_tried_again_twice_and_the_dnn_serves_on(start, recorder, caplog):
+    attempts = []
+
     def specialize(size: tuple[int, int]) -> None:
-        raise RuntimeError("cannot be captured")
+        attempts.append(size)
+        if len(attempts) != 5:
+            raise RuntimeError("cannot be captured")
 
     engine = start(replace(task("a", jobs=1), specialize=specialize))
-    for number in (1, 2):
-        assert engine.submit(sized(4, 6), WAIT)
+    sizes = [(4, 6)] * 5 + [(2, 3)] * 4
+    for number, (height, width) in enumerate(sizes, start=1):
+        assert engine.submit(sized(height, width), WAIT)
         recorder.wait(lambda number=number: len(recorder.results) == number)
     engine.stop(WAIT)
+    assert attempts == [(4, 6)] * 3 + [(2, 3)] * 2  # given up after three; done after two
     assert [record.getMessage() for record in caplog.records] == [
-        "DNN a: images of 6 x 4 are not specialized for: cannot be captured"
+        f"DNN a: preprocessing is not specialized for images of {size} ({left} attempts): cannot be captured"
+        for size, left in (("6 x 4", "2 more"), ("6 x 4", "1 more"), ("6 x 4", "no more"), ("3 x 2", "2 more"))
     ]
     assert not recorder.failures

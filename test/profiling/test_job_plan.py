@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import replace
 from pathlib import Path
@@ -199,11 +198,9 @@ def test_a_bound_that_every_layer_exceeds_gives_a_job_a_layer(exported: Path, mo
     assert (len(task.stages), len(task.remaining_ns)) == (3, 3)
     assert lines[0].startswith("lane: 3 jobs, longest ")
     assert lines[0].endswith("by measured layer times")
-    fresh = task.rebuild(contextlib.nullcontext())
-    assert (len(fresh.stages), fresh.remaining_ns) == (3, task.remaining_ns)
     with torch.inference_mode():
-        carried = inputs = fresh.preprocess(torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8))
-        for stage in fresh.stages:
+        carried = inputs = task.preprocess(torch.randint(0, 256, (16, 16, 3), dtype=torch.uint8))
+        for stage in task.stages:
             carried = stage(carried)
         torch.testing.assert_close(carried[0], module(*inputs), rtol=0.05, atol=0.02)
 

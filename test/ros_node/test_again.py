@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from rclpy.time import Time as RosTime
 from sensor_msgs.msg import Image
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.engine import DnnTask, DropReason
+from multi_dnn_ros.engine import DropReason
 from multi_dnn_ros.pipeline import Pipeline
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.parameters import NodeParameters
@@ -46,42 +45,6 @@ def test_a_dnn_that_was_taken_out_comes_back_without_its_past(bench: Bench) -> N
     reports = [report for report in bench.reports if RosTime.from_msg(report.header.stamp) >= again]
     levels = {status.level for report in reports for status in report.status}
     assert levels == {b"\x00"}  # what was lost before is no part of it
-
-
-def test_jobs_that_were_made_anew_serve_on_after_activating_again(bench: Bench) -> None:
-    made: list[str] = []
-
-    def fails(carried: tuple) -> tuple:
-        if float(carried[0]) == POISON:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return (carried[0] / 255.0,)
-
-    def failing(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-        pipeline = build(config, progress)
-        (good,) = pipeline.tasks
-
-        def rebuild(alone: AbstractContextManager[None]) -> DnnTask:
-            made.append(good.name)
-            return good
-
-        return replace(pipeline, tasks=(replace(good, stages=(fails, good.stages[1]), rebuild=rebuild),))
-
-    bench.node(build=failing)
-    assert bench.change("configure")
-    assert bench.change("activate")
-    camera = bench.camera()
-    heard = bench.listen("/multi_dnn/front/object/detections", Detection2DArray)
-    camera.publish(image(POISON))  # lost, as it shows the failure
-    bench.until(lambda: made, "the jobs to be made anew")
-    camera.publish(image(POISON))
-    bench.until(lambda: len(heard) == 1, "a detection")
-    assert bench.change("deactivate")
-    bench.until(lambda: camera.get_subscription_count() == 0, "the subscription to be gone")
-    assert bench.change("activate")
-    bench.until(lambda: camera.get_subscription_count() == 1, "the subscription")
-    camera.publish(image(POISON))
-    bench.until(lambda: len(heard) == 2, "another detection")
-    assert made == ["object"]
 
 
 def _lost(bench: Bench) -> int:

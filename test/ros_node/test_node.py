@@ -148,7 +148,7 @@ def test_a_dnn_that_fails_again_and_again_is_taken_out_and_the_others_go_on(benc
         )
     status = bench.status("fragile on front")
     assert status.level == ERROR
-    assert "taken out after 3 failures in a row" in status.message
+    assert "disabled after 3 failures in a row" in status.message
     assert "poisoned" in status.message
     assert status.by_key["dropped: dnn_error"] == "3"
     assert status.by_key["dropped: disabled"] == "1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from gpu_stages import GPU, needs, through
+from gpu_stages import GPU, needs
 
 from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction
 from multi_dnn_ros.choices import ConfigError
-from multi_dnn_ros.engine import DropReason, Engine, Frame
+from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models.balance import balance
 from multi_dnn_ros.pipeline import build
@@ -121,47 +120,6 @@ def test_memory_that_does_not_suffice_names_the_dnn_and_leaves_nothing():
         torch.cuda.set_per_process_memory_fraction(1.0, GPU)
     assert "MiB are free" in str(raised.value)
     assert len(build(to_config(flat)).tasks) == 2
-
-
-def test_a_dnn_is_rebuilt_while_others_serve():
-    """Its stages raise as a failing GPU would; the new ones are captured between the other DNN's jobs."""
-    pipeline = build(to_config({"device": "cuda:0", "dnns": ["lane", "object"]}))
-    lane, other = pipeline.tasks
-
-    def fails(carried: Tensors) -> Tensors:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    failures, drops, results = [], [], []
-    engine = Engine(
-        [replace(lane, stages=(fails,), in_one={}), other],
-        workers=2,
-        device=pipeline.device,
-        on_result=results.append,
-        on_drop=drops.append,
-        on_failure=failures.append,
-    )
-    engine.start()
-    image = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
-    for number in range(50):
-        engine.submit(Frame("front", number, lambda: image), WAIT)
-    assert engine.wait_idle(WAIT)
-    statistics = engine.statistics()
-    assert engine.stop(WAIT) == []
-    assert [(f.dnn, f.rebuilt, f.disabled) for f in failures] == [("lane", True, False)]
-    assert statistics.disabled == {}
-    assert statistics.streams["object", "front"].published == 50
-    assert {drop.reason for drop in drops} == {DropReason.DNN_ERROR}
-    assert statistics.streams["lane", "front"].published >= 47
-
-
-def test_rebuilding_gives_the_same_results():
-    (task,) = build(to_config({"device": "cuda:0", "dnns": ["lane"]})).tasks
-    assert task.rebuild is not None
-    fresh = task.rebuild(nullcontext())
-    with torch.inference_mode():
-        image = torch.randint(0, 256, (240, 320, 3), dtype=torch.uint8, device=GPU)
-        outputs = [through(each.stages, each.preprocess(image)) for each in (task, fresh)]
-    check_agreement(outputs[0], outputs[1], 1e-2)
 
 
 @partitioned
