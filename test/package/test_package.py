@@ -31,7 +31,6 @@ ROSDEP = {
     "safetensors": None,
     "tensorly": None,
     "torch": None,
-    "torchmetrics": None,
     "torchvision": None,
 }
 
