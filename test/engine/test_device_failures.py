@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
+from engine_fakes import WAIT, FakeClock, Gate, WatchedLock, check_accounts, frame, task, until, waits_for
 
 from multi_dnn_ros.backends.device_errors import is_device_failure, is_out_of_memory, memory_shortage
-from multi_dnn_ros.engine import DnnTask, DropReason
+from multi_dnn_ros.engine import DnnTask, DropReason, queue
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import Fifo
 from multi_dnn_ros.engine.queue import JobQueue
@@ -120,7 +120,7 @@ def test_a_frame_of_the_stages_before_does_not_count_against_those_made_anew(sta
     check_accounts(engine)
 
 
-def test_no_job_runs_while_jobs_are_made_anew(start, recorder):
+def test_no_job_runs_while_jobs_are_made_anew(start, recorder, monkeypatch):
     """The rebuilding DNN waits for the other's job, and the other's next job waits for it."""
     gate, inside, leave = Gate(), threading.Event(), threading.Event()
     not_alone = threading.Event()
@@ -138,14 +138,17 @@ def test_no_job_runs_while_jobs_are_made_anew(start, recorder):
 
     other = task("b", jobs=2, cameras=("rear",), on_job=on_job)
     engine = start(replace(failing(), rebuild=rebuild), other, workers=2)
+    waits = waits_for(engine._queue._calm, monkeypatch)
     engine.offer(frame("rear"))
     gate.wait_for_job()
     engine.offer(frame())
-    assert not inside.wait(0.05)  # b's first job is still under way
+    assert waits.wait(WAIT)  # for b's first job, which is still under way
+    assert not inside.is_set()
     gate.open()
     assert inside.wait(WAIT)
     engine.offer(frame("rear"))  # should b's second job have been through before
-    assert not not_alone.wait(0.05)
+    until(lambda: len(engine._queue) > 0)
+    assert not not_alone.is_set()
     leave.set()
     recorder.wait(lambda: recorder.results)
     assert not not_alone.is_set()
@@ -165,8 +168,10 @@ def test_holding_the_queue_gives_up_on_a_job_that_hangs():
         pass
 
 
-def test_queues_of_several_engines_are_held_one_after_the_other():
+def test_queues_of_several_engines_are_held_one_after_the_other(monkeypatch):
     """An engine that was stopped may still make jobs anew when the next one does."""
+    alone = WatchedLock()
+    monkeypatch.setattr(queue, "_alone", alone)
     before, after = (JobQueue(Fifo(), FakeClock()) for _ in range(2))
     entered = threading.Event()
 
@@ -177,12 +182,14 @@ def test_queues_of_several_engines_are_held_one_after_the_other():
     waiting = threading.Thread(target=hold)
     with before.held(WAIT):
         waiting.start()
-        assert not entered.wait(0.05)
+        assert alone.waits.wait(WAIT)
         assert after.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
         assert after.get() is not None  # who only waits to hold its queue keeps nobody from it
         after._running -= 1
+        assert not entered.is_set()
     assert entered.wait(WAIT)
     waiting.join(WAIT)
+    assert not waiting.is_alive()
 
 
 def test_what_a_device_raises_is_told_from_what_a_layer_raises():
