@@ -26,6 +26,7 @@ test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, b
 install: $(INSTALLED)
 
 $(INSTALLED): setup.py constraints.txt
+	sh tools/check_machine.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
 	touch $(INSTALLED)

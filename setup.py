@@ -34,7 +34,6 @@ setup(
         "setuptools",
         "tensorly>=0.9,<0.11",
         "torch>=2.8",
-        "torchmetrics>=1.4,<2",
         "torchvision>=0.23",
         "tqdm>=4.60",
     ],
@@ -45,6 +44,8 @@ setup(
             "hypothesis>=6.80",
             "mypy>=1.13",
             "onnxruntime>=1.17",
+            # Reads what wheels need without downloading them, to check constraints.txt.
+            "pip>=26",
             "pytest>=7.4",
             "pytest-timeout>=2.2",
             "pytest-xdist>=3.3",

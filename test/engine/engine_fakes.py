@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
 from multi_dnn_ros.backends import Tensors
@@ -123,6 +125,43 @@ def task(
         batches={images: tuple(stage(index, images) for index in range(jobs)) for images in batches},
         **kwargs,
     )
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.001)
+
+
+def waits_for(condition: threading.Condition, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a thread finds that what it wants of the condition does not hold yet, and has to wait."""
+    waits, wait_for = threading.Event(), condition.wait_for
+
+    def watched(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        if not predicate():
+            waits.set()
+        return wait_for(predicate, timeout)
+
+    monkeypatch.setattr(condition, "wait_for", watched)
+    return waits
+
+
+class WatchedLock:
+    """A lock. waits: set when a thread finds it taken, and has to wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.waits = threading.Event()
+
+    def acquire(self, timeout: float) -> bool:
+        if self._lock.acquire(blocking=False):
+            return True
+        self.waits.set()
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        self._lock.release()
 
 
 def check_accounts(engine: Engine) -> None:

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 import torch
-from engine_fakes import WAIT, FakeClock, frame, task
+from engine_fakes import WAIT, FakeClock, WatchedLock, frame, task
 
 from multi_dnn_ros.backends.device_errors import is_device_failure, is_out_of_memory, memory_shortage
+from multi_dnn_ros.engine import queue
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import Fifo
 from multi_dnn_ros.engine.queue import JobQueue
@@ -30,8 +31,10 @@ def test_holding_the_queue_gives_up_on_a_job_that_hangs():
         pass
 
 
-def test_queues_of_several_engines_are_held_one_after_the_other():
-    """An engine that was stopped may still capture a graph when the next one does."""
+def test_queues_of_several_engines_are_held_one_after_the_other(monkeypatch):
+    """An engine that was stopped may still make jobs anew when the next one does."""
+    alone = WatchedLock()
+    monkeypatch.setattr(queue, "_alone", alone)
     before, after = (JobQueue(Fifo(), FakeClock()) for _ in range(2))
     entered = threading.Event()
 
@@ -42,12 +45,14 @@ def test_queues_of_several_engines_are_held_one_after_the_other():
     waiting = threading.Thread(target=hold)
     with before.held(WAIT):
         waiting.start()
-        assert not entered.wait(0.05)
+        assert alone.waits.wait(WAIT)
         assert after.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
         assert after.get() is not None  # who only waits to hold its queue keeps nobody from it
         after._running -= 1
+        assert not entered.is_set()
     assert entered.wait(WAIT)
     waiting.join(WAIT)
+    assert not waiting.is_alive()
 
 
 def test_what_a_device_raises_is_told_from_what_a_layer_raises():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from engine_fakes import WAIT, FakeClock, Gate, Recorder, check_accounts, frame, task
+from engine_fakes import WAIT, FakeClock, Gate, Recorder, check_accounts, frame, task, until
 from fake_gpu import DEVICE, FakeGpu, Stream
 
 from multi_dnn_ros.backends import Tensors
@@ -113,7 +113,7 @@ def test_where_a_job_waits_or_runs_the_queue_decides(setup: Setup, busy: str) ->
     if busy == "runs":
         assert setup.queue.get() is not None
     setup.dnn.offer(on_device(4))
-    wait_until(lambda: len(setup.queue) == (2 if busy == "waits" else 1))
+    until(lambda: len(setup.queue) == (2 if busy == "waits" else 1))
     assert setup.launched == []
     setup.run_as_worker(setup.queue.get())
     setup.recorder.wait(lambda: setup.recorder.results)
@@ -123,7 +123,7 @@ def test_where_a_job_waits_or_runs_the_queue_decides(setup: Setup, busy: str) ->
 def test_while_the_queue_is_held_nobody_launches(setup: Setup) -> None:
     with setup.queue.held(WAIT):
         setup.dnn.offer(on_device())
-        wait_until(lambda: len(setup.queue) == 1)
+        until(lambda: len(setup.queue) == 1)
         assert setup.launched == []
     setup.run_as_worker(setup.queue.get())
     setup.recorder.wait(lambda: setup.recorder.results)
@@ -154,6 +154,7 @@ def test_while_one_dnn_launches_another_does_not(setup: Setup) -> None:
     setup.recorder.wait(lambda: len(setup.recorder.results) == 2)
     other.close(drop_waiting=True)
     other.join(WAIT)
+    assert not other.is_alive()
 
 
 def test_while_results_wait_for_the_dnn_a_worker_launches(setup: Setup) -> None:
@@ -184,7 +185,7 @@ def test_what_comes_while_it_launches_has_its_place(setup: Setup, priority: int)
     setup.on_job = put_other
     setup.dnn.offer(on_device(7))
     if priority > 0:
-        wait_until(lambda: len(setup.queue) == 2)
+        until(lambda: len(setup.queue) == 2)
         assert setup.launched == [(0, "dnn-a")]
         assert setup.queue.get() is other
         setup.run_as_worker(setup.queue.get(ended=True))
@@ -305,10 +306,3 @@ def test_the_benchmark_counts_the_cpu_time_of_a_job_whoever_ran_it(device: torch
     dnn: DnnTask = make_task("a", (stage,), (torch.zeros(1),), partition)
     (tally,) = ThroughEngine([dnn], partition).run(Window.ahead(0.0, 0.05))
     assert tally.host_ns >= tally.jobs * spent_ns
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)

@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 import numpy as np
-from engine_fakes import WAIT, Gate, check_accounts, task
+from engine_fakes import WAIT, Gate, check_accounts, task, waits_for
 
 from multi_dnn_ros.engine import Frame
 
@@ -27,7 +27,7 @@ def test_it_is_told_each_size_once_after_a_frame_of_it(start, recorder):
     check_accounts(engine)
 
 
-def test_no_job_runs_meanwhile(start, recorder):
+def test_no_job_runs_meanwhile(start, recorder, monkeypatch):
     gate, inside, leave = Gate(), threading.Event(), threading.Event()
     running = []
 
@@ -41,11 +41,13 @@ def test_no_job_runs_meanwhile(start, recorder):
 
     other = task("b", jobs=2, cameras=("rear",), on_job=on_job)
     engine = start(replace(task("a", jobs=1), specialize=specialize), other, workers=2)
+    waits = waits_for(engine._queue._calm, monkeypatch)
     engine.offer(Frame("rear", 0, lambda: np.zeros((2, 3, 3), np.uint8)))
     gate.wait_for_job()
     engine.offer(sized(4, 6))
     recorder.wait(lambda: recorder.results)
-    assert not inside.wait(0.05)
+    assert waits.wait(WAIT)  # for b's job
+    assert not inside.is_set()
     gate.open()
     assert inside.wait(WAIT)
     leave.set()

@@ -120,5 +120,6 @@ def _listening(session: LiveSession, domain: int) -> Iterator[None]:
     finally:
         executor.shutdown()
         thread.join(10.0)
+        assert not thread.is_alive()
         node.destroy_node()  # a real rclpy frees the DDS participant only when its nodes are gone
         rclpy.shutdown(context=context)

@@ -138,6 +138,7 @@ class RosSystem:
             running.kill()
         self._executor.shutdown()
         self._thread.join(10.0)
+        assert error or not self._thread.is_alive()
         self.node.destroy_node()
         rclpy.shutdown(context=self._context)
         subprocess.run(["ros2", "daemon", "stop"], capture_output=True, timeout=60, check=False)

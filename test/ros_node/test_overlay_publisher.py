@@ -36,7 +36,7 @@ class Publisher:
 
     def publish(self, message: Any) -> None:
         self.begun.set()
-        self.go.wait(WAIT_S)
+        assert self.go.wait(WAIT_S)
         with self.came:
             self.order.append((self.name, message.header.frame_id))
             self.came.notify_all()

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from multi_dnn_ros.training import datasets
 from multi_dnn_ros.training.batches import ArrayBatches, vary_colours, vary_detection, vary_lanes
 from multi_dnn_ros.training.data import own_classes
 from multi_dnn_ros.training.datasets import (
@@ -68,6 +68,7 @@ def test_who_comes_while_another_renders_waits_and_finds_the_scenes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rendering, go_on, calls = threading.Event(), threading.Event(), []
+    told, warn = threading.Event(), datasets.log.warning
     scene = RenderSpec.scene
 
     def slow(spec: RenderSpec, index: int) -> Scene:
@@ -77,13 +78,12 @@ def test_who_comes_while_another_renders_waits_and_finds_the_scenes(
         return scene(spec, index)
 
     monkeypatch.setattr(RenderSpec, "scene", slow)
+    monkeypatch.setattr(datasets.log, "warning", lambda text, *given: (warn(text, *given), told.set()))
     with ThreadPoolExecutor(2) as both:
         first = both.submit(render, SPEC, tmp_path / "set", 1)
         assert rendering.wait(20)
         second = both.submit(render, SPEC, tmp_path / "set", 1)
-        deadline = time.monotonic() + 20
-        while "waiting for it" not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert told.wait(20)
         assert calls == [0]
         go_on.set()
         assert np.array_equal(first.result().detector_images, second.result().detector_images)

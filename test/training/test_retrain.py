@@ -200,6 +200,7 @@ def test_a_run_killed_in_the_middle_ends_with_the_same_weights(colours: Path, tm
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
+    assert checkpoint.exists()
     assert not (tmp_path / "killed.pt2").exists()
     assert main(killed) == 0
     whole, resumed = (load_network(str(tmp_path / f"{name}.pt2")).module.state_dict() for name in ("whole", "killed"))

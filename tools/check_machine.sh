@@ -1,0 +1,36 @@
+#!/bin/sh
+# Called by the Makefile before it installs: what is missing is said in one sentence, before minutes are spent.
+# check_machine.sh PYTHON
+set -u
+python=$1
+need_gb=8
+
+fail() {
+    echo "$*" >&2
+    exit 1
+}
+
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+    fail "'$python' does not run; install Python 3.10 to 3.13, or name one: make PYTHON=/usr/bin/python3.12"
+case $version in
+    3.10 | 3.11 | 3.12 | 3.13) ;;
+    3.1[4-9] | 3.[2-9]?)
+        fail "'$python' is Python $version, for which cyclonedds has no wheel; use Python 3.10 to 3.13," \
+            "for example: make PYTHON=python3.13"
+        ;;
+    *) fail "'$python' is Python $version; allowed: 3.10 to 3.13, for example: make PYTHON=python3.12" ;;
+esac
+
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "'$python' cannot make virtual environments, as its module ensurepip or venv is missing;" \
+        "on Debian and Ubuntu: sudo apt install python$version-venv"
+
+free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
+case $free_kb in
+    '' | *[!0-9]*) ;; # df says nothing here that could be compared
+    *)
+        [ "$free_kb" -ge $((need_gb * 1000 * 1000)) ] ||
+            fail "$((free_kb / 1000)) MB of disk are free here; to install PyTorch and the other packages" \
+                "takes $need_gb GB: free some, or clone to another disk"
+        ;;
+esac
