@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.profiling.fit import Verdict
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+#: Unless it is remapped.
+NODE_NAME = "multi_dnn"
 #: Runtime parameters that the decoder of a DNN reads for each frame.
 _DECODER = ("score_threshold", "iou_threshold", "max_detections")
 
@@ -47,7 +49,7 @@ class MultiDnnNode(LifecycleNode):
     """
 
     def __init__(self, *, build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build, **arguments: Any) -> None:
-        super().__init__("multi_dnn", **arguments)
+        super().__init__(NODE_NAME, **arguments)
         self._hanging: list[Serving] = []  # those with threads that did not end when they were told to
         self.configuring = False
         self._build = build
@@ -132,7 +134,8 @@ class MultiDnnNode(LifecycleNode):
         try:
             self._serving = Serving(self, self._config, self._pipeline, self._outputs)
             self._report.restart()
-            self._outputs.publish_labels()
+            for name, settings in self._config.dnns.items():
+                self._outputs.publish_labels(name, settings.score_threshold)
         except Exception as error:
             self._fail("activate", error)
             self._stop()
@@ -218,6 +221,8 @@ class MultiDnnNode(LifecycleNode):
         setattr(self._config.dnns[dnn], field, value)
         if field in _DECODER:
             setattr(self._pipeline.dnns[dnn].decoder, field, value)
+            if field == "score_threshold" and self._serving is not None and self._outputs is not None:
+                self._outputs.publish_labels(dnn, value)
         elif self._serving is not None:
             self._serving.update(dnn, field, value)
         self.get_logger().info(f"{name} is now {value}")
