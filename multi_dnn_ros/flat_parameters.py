@@ -26,7 +26,8 @@ _NAME_RULE = "lower-case letters, digits and _, a letter first, 64 at most"
 _SECTIONS: dict[str, type[BaseModel]] = {"camera": CameraConfig, "dnn": DnnConfig}
 _LISTS = {"camera": "cameras", "dnn": "dnns"}
 #: Parameters that rclpy itself reads.
-_OF_ROS = ("use_sim_time", "start_type_description_service", "qos_overrides.")
+_OF_ROS = ("use_sim_time", "start_type_description_service")
+_OF_ROS_BELOW = "qos_overrides."
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, str_strip_whitespace=True)
 
 
@@ -204,16 +205,17 @@ def unknown_parameters(
     errors: list[str] = []
     warnings: list[str] = []
     for name, value in flat.items():
-        if name in known or name.startswith(_OF_ROS):
+        if name in known or name in _OF_ROS or name.startswith(_OF_ROS_BELOW):
             continue
         kind, _, rest = name.partition(".")
         member, _, field = rest.partition(".")
         if kind not in members:
-            meant = difflib.get_close_matches(name, known, 1)
+            meant = difflib.get_close_matches(name, (*known, *_OF_ROS), 1)
             if meant or kind in _LISTS.values():
                 errors.append(f"parameter {name}: no such parameter{_did_you_mean(meant)}")
             else:
-                warnings.append(f"parameter {name}: not a parameter of this node, ignored")
+                text = f"parameter {name}: not a parameter of this node, ignored"
+                warnings.append(f"{text}; the nearest name is {_nearest(name, known)}")
         elif member in members[kind] or field not in fields_of(_SECTIONS[kind]):
             fields = fields_of(_SECTIONS[kind])
             meant = [f"{kind}.{member}.{match}" for match in difflib.get_close_matches(field, fields, 1)]
@@ -226,6 +228,17 @@ def unknown_parameters(
             meant = [f"{kind}.{match}.{field}" for match in difflib.get_close_matches(member, untouched, 1, 0.8)]
             (errors if meant else warnings).append(text + (_did_you_mean(meant) or "; not used"))
     return errors, warnings
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The parameter whose name, with or without its camera or DNN, resembles `name` most."""
+    last = name.rpartition(".")[2]
+
+    def likeness(parameter: str) -> float:
+        own = parameter.rpartition(".")[2]
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, parameter), (last, own)))
+
+    return max(known, key=likeness)
 
 
 def _default(name: str, kind: str, member: str) -> Any:

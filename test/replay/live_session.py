@@ -113,7 +113,10 @@ def _listening(session: LiveSession, domain: int) -> Iterator[None]:
         )
     for dnn in ("object", "pedestrian"):
         node.create_subscription(
-            LabelInfo, f"{NODE}/{dnn}/label_info", lambda message, dnn=dnn: session.labels.update({dnn: message}), LATCHED
+            LabelInfo,
+            f"{NODE}/{dnn}/label_info",
+            lambda message, dnn=dnn: session.labels.update({dnn: message}),
+            LATCHED,
         )
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)

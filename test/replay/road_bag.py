@@ -59,9 +59,7 @@ def write_road(path: Path, drive: Sequence[Scene], storage: str = "mcap") -> Pat
     return path
 
 
-def box_score(
-    messages: Iterable[Any], label_info: Any, drive: Sequence[Scene], labels: tuple[str, ...]
-) -> float:
+def box_score(messages: Iterable[Any], label_info: Any, drive: Sequence[Scene], labels: tuple[str, ...]) -> float:
     """mAP@0.5 of Detection2DArrays against the scenes they belong to. label_info: the LabelInfo of their DNN."""
     names = class_names(label_info)
     found, truths = [], []
