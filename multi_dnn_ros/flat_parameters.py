@@ -154,18 +154,47 @@ def to_config(flat: Mapping[str, Any]) -> NodeConfig:
     Raises ParameterError with every problem found: an unknown name (and the one that was probably meant), a wrong type,
     a value out of range.
     """
-    cameras, dnns = names_in(flat)
+    reading = read_parameters(flat)
+    if reading.config is None or reading.problems:
+        raise ParameterError(reading.problems)
+    return reading.config
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Flat parameters as far as they can be understood.
+
+    config: wrong values are at their defaults, and DNNs without role or model are left out; None: not even the names of
+    cameras and DNNs are right. wrong: the parameters whose values are wrong.
+    """
+
+    config: NodeConfig | None
+    problems: tuple[str, ...]
+    wrong: frozenset[str] = frozenset()
+
+
+def read_parameters(flat: Mapping[str, Any]) -> Reading:
+    """As :func:`to_config`, but what is wrong does not hide the rest, which can be checked further."""
+    try:
+        cameras, dnns = names_in(flat)
+    except ParameterError as error:
+        return Reading(None, error.problems)
     fields = parameter_fields(cameras, dnns)
     problems, _ = unknown_parameters(flat, cameras, dnns)
     values: dict[str, Any] = {}
+    wrong = set()
     for name, field in fields.items():
         try:
             values[name] = field.checked(name, initial_value(name, field, flat))
         except ParameterError as error:
             problems.extend(error.problems)
-    if problems:
-        raise ParameterError(problems)
-    return NodeConfig.model_validate(_nested(values, cameras, dnns), strict=True)
+            wrong.add(name)
+            values[name] = field.default
+    dnns = tuple(dnn for dnn in dnns if not {f"dnn.{dnn}.role", f"dnn.{dnn}.model"} & wrong)
+    if not dnns:
+        return Reading(None, tuple(problems), frozenset(wrong))
+    config = NodeConfig.model_validate(_nested(values, cameras, dnns), strict=True)
+    return Reading(config, tuple(problems), frozenset(wrong))
 
 
 def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,19 +40,34 @@ def _build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
     return build(config, progress)
 
 
+def _check(config: NodeConfig) -> Sequence[str]:
+    from multi_dnn_ros.settings_check import check_settings
+
+    return check_settings(config).problems
+
+
 class MultiDnnNode(LifecycleNode):
     """configure: load, cut and warm up the DNNs. activate: start the engine and subscribe. deactivate: take no more
     frames, finish those under way. cleanup: free the DNNs' memory.
 
     With the parameter `autostart` it configures and activates by itself once an executor spins it.
-    build: makes the pipeline (see :func:`multi_dnn_ros.pipeline.build`); further arguments are LifecycleNode's.
+    build: makes the pipeline (see :func:`multi_dnn_ros.pipeline.build`). check: what else is wrong with a configuration
+    of which some values are wrong (see :func:`multi_dnn_ros.settings_check.check_settings`); `build` checks by itself.
+    Further arguments are LifecycleNode's.
     """
 
-    def __init__(self, *, build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build,
+        check: Callable[[NodeConfig], Sequence[str]] = _check,
+        **arguments: Any,
+    ) -> None:
         super().__init__(NODE_NAME, **arguments)
         self._hanging: list[Serving] = []  # those with threads that did not end when they were told to
         self.configuring = False
         self._build = build
+        self._check = check
         self._config: NodeConfig | None = None
         self._pipeline: Any = None
         self._outputs: ResultPublishers | None = None
@@ -100,7 +115,7 @@ class MultiDnnNode(LifecycleNode):
         self.configuring = True
         try:
             self._failure = ""
-            self._config = config = self._node_parameters.config()
+            self._config = config = self._node_parameters.config(self._check)
             self._pipeline = pipeline = self._build(config, self.get_logger().info)
             warm_up(pipeline.tasks, pipeline.device, self.get_logger().info)
             self._capacity = self._judge(config, pipeline)

@@ -35,9 +35,18 @@ class LaneDecoder(Decoder):
 
     def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **options)
-        if len(labels) > 2 and not self.kept:
-            raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
         self.lane_classes = self.kept or (len(labels) - 1,)
+
+    @classmethod
+    def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
+        """As of every decoder; with several classes `keep` must tell those of lanes from the background."""
+        super().check_labels(labels, keep)
+        if len(labels) > 2 and not keep:
+            raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
+        if len(labels) > 1 and set(labels) <= set(keep):
+            raise ValueError(
+                f"keep = {list(keep)}: names all {len(labels)} classes as lane; at least one must be background"
+            )
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
         self.expect_outputs(outputs, 1)
@@ -88,8 +97,6 @@ class LaneDecoder(Decoder):
         if len(logits) == 1:
             return logits[0]
         others = [index for index in range(len(logits)) if index not in self.lane_classes]
-        if not others:
-            raise OutputError(f"keep names all {len(logits)} classes as lane; at least one must be background")
         lane, none = (torch.stack([logits[index] for index in of]) for of in (self.lane_classes, others))
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
