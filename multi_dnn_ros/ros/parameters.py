@@ -42,7 +42,8 @@ class NodeParameters:
         self._apply = apply
         self._locked = False
         self._declaring = False
-        # rclpy has no public way to ask for overrides that nobody declared, which is how a typing error is found.
+        # Overrides that nobody declared are how a typing error is found. rclpy's only public way to them,
+        # automatically_declare_parameters_from_overrides, raises for an empty list (Jazzy).
         self._overrides: dict[str, Any] = {
             name: getattr(parameter, "value", parameter) for name, parameter in node._parameter_overrides.items()
         }
