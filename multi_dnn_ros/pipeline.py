@@ -69,6 +69,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     findings = check_settings(config)
     if findings.problems or findings.device is None:
         raise ConfigError("\n".join(findings.problems))
+    for warning in findings.warnings:
+        log.warning("%s", warning)
     device, predictor = findings.device, findings.predictor
     workers = config.workers or default_workers(device, len(config.dnns))
     # On a GPU what is left for the CPU is small, and each DNN's thread would get a team of threads of its own for it.

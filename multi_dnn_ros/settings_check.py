@@ -24,7 +24,7 @@ from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
 @dataclass(frozen=True)
 class Findings:
-    """problems: a line for each, with parameter or file, value and what is allowed.
+    """problems: a line for each, with parameter or file, value and what is allowed. warnings: values without effect.
 
     device, predictor: what the parameters of these names mean; None: wrong, or for the predictor: there is none.
     """
@@ -32,11 +32,13 @@ class Findings:
     problems: tuple[str, ...]
     device: torch.device | None
     predictor: Predictor | None
+    warnings: tuple[str, ...] = ()
 
 
 def check_settings(config: NodeConfig) -> Findings:
     """Look at everything that can be known without loading a DNN: a second or two for each DNN, little memory."""
     problems: list[str] = []
+    warnings: list[str] = [*_of_rates(config)]
     device = predictor = None
     try:
         device = choose_device(config.device)
@@ -51,11 +53,12 @@ def check_settings(config: NodeConfig) -> Findings:
     for name, settings in config.dnns.items():
         problems.extend(_of_cameras(name, settings, config))
         problems.extend(_of_execution(name, settings, device))
+        warnings.extend(_of_batches(name, settings, len(set(settings.cameras or config.cameras))))
         try:
             check_dnn(name, settings)
         except ModelError as error:
             problems.extend(str(error).splitlines())
-    return Findings(tuple(problems), device, predictor)
+    return Findings(tuple(problems), device, predictor, tuple(warnings))
 
 
 def _of_cameras(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[str]:
@@ -65,6 +68,28 @@ def _of_cameras(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[
                 f"parameter dnn.{name}.cameras names '{camera}'; "
                 f"allowed are {', '.join(config.cameras)} (parameter cameras)"
             )
+
+
+def _of_rates(config: NodeConfig) -> Iterator[str]:
+    without = [name for name, camera in config.cameras.items() if not camera.rate_hz]
+    if without and len(without) < len(config.cameras):
+        yield (
+            f"parameter camera.{without[0]}.rate_hz is 0, while other cameras have a rate: whether the DNNs fit the "
+            "device is only measured with a rate for every camera"
+        )
+
+
+def _of_batches(name: str, settings: DnnConfig, cameras: int) -> Iterator[str]:
+    if settings.max_batch > 1 and cameras == 1:
+        yield (
+            f"parameter dnn.{name}.max_batch is {settings.max_batch}, but {name} serves one camera: an inference takes "
+            "at most one frame of each"
+        )
+    if settings.batch_delay_ms and settings.max_batch == 1:
+        yield (
+            f"parameter dnn.{name}.batch_delay_ms is {settings.batch_delay_ms:g}, but max_batch is 1: no DNN waits for "
+            "frames that it cannot take together"
+        )
 
 
 def _of_execution(name: str, settings: DnnConfig, device: torch.device | None) -> Iterator[str]:

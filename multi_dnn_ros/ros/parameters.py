@@ -64,7 +64,7 @@ class NodeParameters:
         except ParameterError:
             return field.default
 
-    def config(self, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
+    def config(self, check: Callable[[NodeConfig], Sequence[str]] = lambda config: ()) -> NodeConfig:
         """All parameters as one configuration; ParameterError names each that is wrong. Logs what is not used.
 
         check: says what is wrong beyond single values; asked only where something is wrong already, so that everything

@@ -343,6 +343,21 @@ def test_what_is_right_is_not_refused(tmp_path: Path) -> None:
         assert problems({}, model=f"torchvision:{SSD}", weights=str(tmp_path / name)) == []
 
 
+def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    flat = {
+        "device": "cpu", "dnns": ["object"], "dnn.object.max_batch": 4, "cameras": ["front", "rear"],
+        "camera.rear.rate_hz": 5.0, "dnn.object.cameras": ["front"],
+    }  # fmt: skip
+    assert [line.split()[1] for line in check_settings(to_config(flat)).warnings] == [
+        "camera.front.rate_hz",
+        "dnn.object.max_batch",
+    ]
+    with caplog.at_level("WARNING"):
+        build(to_config({"device": "cpu", "dnns": ["object"], "dnn.object.batch_delay_ms": 2.0}))
+    assert "parameter dnn.object.batch_delay_ms is 2, but max_batch is 1" in caplog.text
+    assert check_settings(to_config({"device": "cpu", "camera.front.rate_hz": 5.0})).warnings == ()
+
+
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = exported(tmp_path)
     monkeypatch.setattr("multi_dnn_ros.models.weights.os.access", lambda path, mode: False)  # root may read everything
