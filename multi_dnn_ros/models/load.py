@@ -151,9 +151,10 @@ def _labels(name: str, config: DnnConfig, source: Source) -> tuple[str, ...]:
     if not config.labels:
         if source.labels:
             return source.labels
-        if config.role == "lane":
+        if config.role == "lane" and source.classes <= 1:
             return ("lane",)
-        raise ModelError(f"parameter dnn.{name}.labels is []; {config.model} needs a name for each class, or a file")
+        count = f"each of its {source.classes} classes" if source.classes else "each class"
+        raise ModelError(f"parameter dnn.{name}.labels is []; {config.model} needs a name for {count}, or a file")
     only = config.labels[0]
     if len(config.labels) == 1 and ("/" in only or Path(only).suffix in (".txt", ".names")):
         file = existing_file(only, f"parameter dnn.{name}.labels")

@@ -58,7 +58,10 @@ def load_network(model: str, *, weights: str = "default", num_classes: int = 0) 
     weights, num_classes: as the parameters dnn.<dnn>.weights and num_classes.
     """
     config = DnnConfig(role="object", model=model, weights=weights, num_classes=num_classes)
-    return _load("argument ", config, classifiers=True)
+    source = _load("argument ", config, classifiers=True)
+    if num_classes and source.classes and num_classes != source.classes:
+        raise ModelError(f"argument num_classes is {num_classes}, but {model} has {source.classes} classes")
+    return source
 
 
 def load_artifact(path: Path) -> tuple[nn.Module, Description]:

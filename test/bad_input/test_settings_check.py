@@ -21,6 +21,7 @@ from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models import sources
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
+from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_network, load_source, outline_source
 from multi_dnn_ros.pipeline import build
@@ -162,6 +163,15 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     "labels of a pt2": (
         lambda at: {"model": exported(at), **YOLO},
         "shape (1, 7, 64), but decoder yolo with 2 classes",
+    ),
+    "no labels of lane classes": (
+        lambda at: {
+            "model": "torchvision:lraspp_mobilenet_v3_large",
+            "weights": "random",
+            "role": "lane",
+            "num_classes": 5,
+        },
+        "dnn.x.labels is []; torchvision:lraspp_mobilenet_v3_large needs a name for each of its 5 classes",
     ),
     "no labels": (lambda at: {"model": exported(at), "decoder": "yolo"}, "dnn.x.labels is []"),
     "missing labels": (
@@ -387,6 +397,11 @@ def test_replay_tells_all_in_one_line_and_writes_nothing(tmp_path: Path) -> None
     assert "dnn.object.keep = ['cat']: no class 'cat'" in done.stderr.splitlines()[-1]
     assert "dnn.lane.model is 'a.pt2': there is no such file" in done.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
+
+
+def test_offline_verbs_refuse_another_class_count_too() -> None:
+    with pytest.raises(ModelError, match="num_classes is 7, but builtin:object has 2 classes"):
+        load_network("builtin:object", num_classes=7)
 
 
 def test_loading_agrees_with_the_check(tmp_path: Path) -> None:
