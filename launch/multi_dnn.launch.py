@@ -1,12 +1,16 @@
 """The node, with what a robot's launch file wants to say about it."""
 
-from launch import LaunchDescription
-from launch.actions import DeclareLaunchArgument
+from launch import LaunchContext, LaunchDescription
+from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import Node
 from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
+from launch_ros.utilities import make_namespace_absolute, prefix_namespace
 
+from multi_dnn_ros.params_sections import require_parameters
+
+NODE_NAME = "multi_dnn"
 ARGUMENTS = {
     "namespace": ("", "Namespace of the node and of its relative topics."),
     "params_file": (
@@ -24,12 +28,20 @@ ARGUMENTS = {
 LIBRARIES = ("rcl", "rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
 
 
+def check_params_file(context: LaunchContext) -> None:
+    """Ends the launch where the file says nothing to the node: launch_ros warns of a missing file and starts it."""
+    around = context.launch_configurations.get("ros_namespace")  # of PushRosNamespace in a launch file around this one
+    namespace = prefix_namespace(around, LaunchConfiguration("namespace").perform(context)) or "/"
+    node = prefix_namespace(make_namespace_absolute(namespace), NODE_NAME)
+    require_parameters(LaunchConfiguration("params_file").perform(context), node)
+
+
 def generate_launch_description() -> LaunchDescription:
-    """Arguments, then the node; no logic."""
+    """Arguments, then the node."""
     node = Node(
         package="multi_dnn_ros",
         executable="multi_dnn_node",
-        name="multi_dnn",
+        name=NODE_NAME,
         namespace=LaunchConfiguration("namespace"),
         parameters=[
             LaunchConfiguration("params_file"),
@@ -55,4 +67,4 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument(name, default_value=default, description=text)
         for name, (default, text) in ARGUMENTS.items()
     ]
-    return LaunchDescription([*declared, node])
+    return LaunchDescription([*declared, OpaqueFunction(function=check_params_file), node])

@@ -8,7 +8,8 @@ The rooms and the direction of their imports::
     standalone                       ROS 2's Python surface where no ROS 2 is installed
 
 :mod:`multi_dnn_ros.schema` holds every parameter; :mod:`multi_dnn_ros.choices` says what device, backend and precision
-mean on this machine; :mod:`multi_dnn_ros.pipeline` turns parameters into the tasks that the engine runs.
+mean on this machine; :mod:`multi_dnn_ros.settings_check` finds what is wrong with them before a DNN is loaded;
+:mod:`multi_dnn_ros.pipeline` turns parameters into the tasks that the engine runs.
 """
 
 __version__ = "0.1.0"

@@ -73,6 +73,19 @@ def backend_name(name: str, device: torch.device, dnn: str = "<dnn>") -> str:
     return name
 
 
+def check_backend(name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>") -> str:
+    """What parameter `dnn.<dnn>.backend` means with `.precision` on this device; ConfigError where it cannot run."""
+    name = backend_name(name, device, dnn)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
+    allowed = allowed_precisions(device.type, name, capability)
+    if precision not in allowed:
+        raise ConfigError(
+            f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
+            f"{', '.join(allowed)}"
+        )
+    return name
+
+
 def choose_backend(
     name: str,
     device: torch.device,
@@ -87,14 +100,7 @@ def choose_backend(
     dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. stream_priority: of the CUDA
     stream for capturing. ConfigError where it cannot run on this device.
     """
-    name = backend_name(name, device, dnn)
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
-    allowed = allowed_precisions(device.type, name, capability)
-    if precision not in allowed:
-        raise ConfigError(
-            f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
-            f"{', '.join(allowed)}"
-        )
+    name = check_backend(name, device, precision, dnn)
     chosen = PRECISIONS[precision]
     tolerance = chosen.tolerance(device)
     backend: Backend

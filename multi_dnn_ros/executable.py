@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -15,9 +16,14 @@ def main(args: list[str] | None = None) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
+    from multi_dnn_ros.params_sections import ParamsFileError
     from multi_dnn_ros.ros.process import run
 
-    return run(args)
+    try:
+        return run(args)
+    except ParamsFileError as error:
+        print(f"multi_dnn_node: {error}", file=sys.stderr)
+        return 1
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

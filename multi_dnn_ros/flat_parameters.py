@@ -26,7 +26,8 @@ _NAME_RULE = "lower-case letters, digits and _, a letter first, 64 at most"
 _SECTIONS: dict[str, type[BaseModel]] = {"camera": CameraConfig, "dnn": DnnConfig}
 _LISTS = {"camera": "cameras", "dnn": "dnns"}
 #: Parameters that rclpy itself reads.
-_OF_ROS = ("use_sim_time", "start_type_description_service", "qos_overrides.")
+_OF_ROS = ("use_sim_time", "start_type_description_service")
+_OF_ROS_BELOW = "qos_overrides."
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, str_strip_whitespace=True)
 
 
@@ -153,18 +154,47 @@ def to_config(flat: Mapping[str, Any]) -> NodeConfig:
     Raises ParameterError with every problem found: an unknown name (and the one that was probably meant), a wrong type,
     a value out of range.
     """
-    cameras, dnns = names_in(flat)
+    reading = read_parameters(flat)
+    if reading.config is None or reading.problems:
+        raise ParameterError(reading.problems)
+    return reading.config
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Flat parameters as far as they can be understood.
+
+    config: wrong values are at their defaults, and DNNs without role or model are left out; None: not even the names of
+    cameras and DNNs are right. wrong: the parameters whose values are wrong.
+    """
+
+    config: NodeConfig | None
+    problems: tuple[str, ...]
+    wrong: frozenset[str] = frozenset()
+
+
+def read_parameters(flat: Mapping[str, Any]) -> Reading:
+    """As :func:`to_config`, but what is wrong does not hide the rest, which can be checked further."""
+    try:
+        cameras, dnns = names_in(flat)
+    except ParameterError as error:
+        return Reading(None, error.problems)
     fields = parameter_fields(cameras, dnns)
     problems, _ = unknown_parameters(flat, cameras, dnns)
     values: dict[str, Any] = {}
+    wrong = set()
     for name, field in fields.items():
         try:
             values[name] = field.checked(name, initial_value(name, field, flat))
         except ParameterError as error:
             problems.extend(error.problems)
-    if problems:
-        raise ParameterError(problems)
-    return NodeConfig.model_validate(_nested(values, cameras, dnns), strict=True)
+            wrong.add(name)
+            values[name] = field.default
+    dnns = tuple(dnn for dnn in dnns if not {f"dnn.{dnn}.role", f"dnn.{dnn}.model"} & wrong)
+    if not dnns:
+        return Reading(None, tuple(problems), frozenset(wrong))
+    config = NodeConfig.model_validate(_nested(values, cameras, dnns), strict=True)
+    return Reading(config, tuple(problems), frozenset(wrong))
 
 
 def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) -> Any:
@@ -204,16 +234,17 @@ def unknown_parameters(
     errors: list[str] = []
     warnings: list[str] = []
     for name, value in flat.items():
-        if name in known or name.startswith(_OF_ROS):
+        if name in known or name in _OF_ROS or name.startswith(_OF_ROS_BELOW):
             continue
         kind, _, rest = name.partition(".")
         member, _, field = rest.partition(".")
         if kind not in members:
-            meant = difflib.get_close_matches(name, known, 1)
+            meant = difflib.get_close_matches(name, (*known, *_OF_ROS), 1)
             if meant or kind in _LISTS.values():
                 errors.append(f"parameter {name}: no such parameter{_did_you_mean(meant)}")
             else:
-                warnings.append(f"parameter {name}: not a parameter of this node, ignored")
+                text = f"parameter {name}: not a parameter of this node, ignored"
+                warnings.append(f"{text}; the nearest name is {_nearest(name, known)}")
         elif member in members[kind] or field not in fields_of(_SECTIONS[kind]):
             fields = fields_of(_SECTIONS[kind])
             meant = [f"{kind}.{member}.{match}" for match in difflib.get_close_matches(field, fields, 1)]
@@ -226,6 +257,17 @@ def unknown_parameters(
             meant = [f"{kind}.{match}.{field}" for match in difflib.get_close_matches(member, untouched, 1, 0.8)]
             (errors if meant else warnings).append(text + (_did_you_mean(meant) or "; not used"))
     return errors, warnings
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The parameter whose name, with or without its camera or DNN, resembles `name` most."""
+    last = name.rpartition(".")[2]
+
+    def likeness(parameter: str) -> float:
+        own = parameter.rpartition(".")[2]
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, parameter), (last, own)))
+
+    return max(known, key=likeness)
 
 
 def _default(name: str, kind: str, member: str) -> Any:

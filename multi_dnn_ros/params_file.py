@@ -10,27 +10,27 @@ from typing import Any
 import yaml
 
 from multi_dnn_ros.flat_parameters import ParameterError, names_in, to_config, unknown_parameters
+from multi_dnn_ros.params_sections import PARAMETERS, applies_to, full_name, read_text
 from multi_dnn_ros.schema import NodeConfig
 
 log = logging.getLogger(__name__)
 
-_MAX_BYTES = 1 << 20
-_PARAMETERS = "ros__parameters"
 
+def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
+    """The configuration of a node in a parameter file (``<node>: ros__parameters: ...``). node: fully qualified name.
 
-def read_params_file(path: str | Path, node_name: str = "multi_dnn") -> NodeConfig:
-    """The configuration of node `node_name` in a parameter file (``<node>: ros__parameters: ...``).
-
-    Sections of the node in any namespace and the wildcards ``/*`` and ``/**`` apply, later ones over earlier ones.
+    Sections apply as ROS applies them, later ones over earlier ones. Where none does, those of a node of this name in
+    another namespace apply, if there is one such node only: the offline commands know no namespace.
     Raises ParameterError, which names the file and each parameter, its value and what is allowed; OSError.
     """
     path = Path(path)
-    size = path.stat().st_size
-    if size > _MAX_BYTES:
-        raise ParameterError([f"{path}: {size} bytes; a parameter file has at most {_MAX_BYTES}"])
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-        flat = _flat_parameters(document, node_name)
+        text = read_text(path)
+    except ValueError as error:
+        raise ParameterError([f"{path}: {error}"]) from None
+    try:
+        document = yaml.load(text, _Loader)
+        flat = _flat_parameters(document, node)
         config = to_config(flat)
     except ParameterError as error:
         raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
@@ -65,29 +65,37 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
-def _flat_parameters(document: object, node_name: str) -> dict[str, Any]:
-    sections = dict(_sections(document, ""))
-    mine = {name: section for name, section in sections.items() if name.split("/")[-1] in (node_name, "*", "**")}
+def _flat_parameters(document: object, node: str) -> dict[str, Any]:
+    sections = list(_sections(document, ()))
+    mine = [(name, section) for name, section in sections if applies_to(name, node)]
     if not mine:
-        found = ", ".join(sections) or f"none with {_PARAMETERS}"
-        raise ParameterError([f"no parameters for node '{node_name}'; sections found: {found}"])
+        last = node.rpartition("/")[2]
+        mine = [(name, section) for name, section in sections if name.rpartition("/")[2] in (last, "*", "**")]
+    others = dict.fromkeys(name for name, _ in mine if "*" not in name and not applies_to(name, node))
+    found = ", ".join(dict.fromkeys(name for name, _ in sections)) or f"none with {PARAMETERS}"
+    if not mine:
+        raise ParameterError([f"no parameters for node '{node}'; sections found: {found}"])
+    if len(others) > 1:
+        raise ParameterError([f"no parameters for node '{node}', and several others fit; sections found: {found}"])
     flat: dict[str, Any] = {}
-    for name, section in mine.items():
+    for name, section in mine:
         if not isinstance(section, Mapping):
-            raise ParameterError([f"{name}: {_PARAMETERS} is {section!r}; allowed: a mapping of names to values"])
+            raise ParameterError([f"{name}: {PARAMETERS} is {section!r}; allowed: a mapping of names to values"])
         flat.update(_flattened(section, ""))
+    if not flat:
+        raise ParameterError([f"no parameters for node '{node}': its section {mine[0][0]} is empty"])
     return flat
 
 
-def _sections(document: object, name: str) -> Iterator[tuple[str, object]]:
+def _sections(document: object, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
     """Every node section; namespaces may be nested mappings or part of the key."""
     if not isinstance(document, Mapping):
         return
     for key, value in document.items():
-        if key == _PARAMETERS:
-            yield name, value
-        else:
-            yield from _sections(value, f"{name}/{key.strip('/')}")
+        if key != PARAMETERS:
+            yield from _sections(value, (*keys, key))
+        elif keys:
+            yield full_name(*keys), value
 
 
 def _flattened(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

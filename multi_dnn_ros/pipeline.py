@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Stage, Tensors, green_contexts
+from multi_dnn_ros.backends import Backend, Stage, Tensors
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, in_one_launch
@@ -22,19 +21,19 @@ from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.stream_priority import stream_priorities
-from multi_dnn_ros.choices import ConfigError, choose_backend, choose_device, default_workers, timing_target
+from multi_dnn_ros.choices import ConfigError, choose_backend, default_workers, timing_target
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.decoders.base import TwoParts
-from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.dnn import Dnn, ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.trace import TraceError
 from multi_dnn_ros.profiling.job_plan import JobPlan, JobPlanner
-from multi_dnn_ros.profiling.predictor import Predictor, read_predictor
-from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.profiling.predictor import Predictor
 from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.reporting import cpu_count
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.settings_check import check_settings
 
 log = logging.getLogger(__name__)
 
@@ -61,24 +60,28 @@ class Pipeline:
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
     """Make the pipeline of `config`; `progress` gets a line a step.
 
-    Sets PyTorch's number of CPU threads, for the whole process. Raises ConfigError or models.load.ModelError.
+    Sets PyTorch's number of CPU threads, for the whole process. Raises ConfigError or models.load.ModelError: with all
+    that is wrong by parameters and headers of files before a DNN is loaded, with all that loading shows before the
+    first one is made ready, which takes the most time.
     """
-    device = choose_device(config.device)
-    _check_shares(config, device)
+    findings = check_settings(config)
+    if findings.problems or findings.device is None:
+        raise ConfigError("\n".join(findings.problems))
+    for warning in findings.warnings:
+        log.warning("%s", warning)
+    device, predictor = findings.device, findings.predictor
     workers = config.workers or default_workers(device, len(config.dnns))
     # On a GPU what is left for the CPU is small, and each DNN's thread would get a team of threads of its own for it.
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
-    dnns: dict[str, Dnn] = {}
+    dnns = _loaded(config)
     tasks: list[DnnTask] = []
-    predictor = _predictor(config.predictor)
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
     levels = stream_priorities(settings.priority for settings in config.dnns.values())
     shortage = ""
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
         begin, allocated = time.perf_counter(), _allocated(device)
-        cameras = _cameras_of(name, settings, config)
+        cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
-            dnns[name] = load_dnn(name, settings)
             stream_priority = levels[settings.priority]
             backend = choose_backend(
                 settings.backend,
@@ -118,15 +121,18 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     return Pipeline(device, workers, tuple(tasks), dnns, predictor)
 
 
-def _predictor(path: str) -> Predictor | None:
-    if not path:
-        return None
-    try:
-        return read_predictor(Path(path))
-    except ProfileError as error:
-        raise ConfigError(
-            f"parameter predictor is '{path}'; expected a file of `multi-dnn profile learn`: {error}"
-        ) from None
+def _loaded(config: NodeConfig) -> dict[str, Dnn]:
+    """Every DNN with its weights, on the CPU. ModelError with all that is wrong with any of them."""
+    dnns: dict[str, Dnn] = {}
+    problems: list[str] = []
+    for name, settings in config.dnns.items():
+        try:
+            dnns[name] = load_dnn(name, settings)
+        except ModelError as error:
+            problems.append(str(error))
+    if problems:
+        raise ModelError("\n".join(problems))
+    return dnns
 
 
 def _plan_and_make(
@@ -153,11 +159,6 @@ def make_task(
     estimates. ConfigError.
     """
     plan = plan or JobPlan(settings.jobs)
-    if settings.max_batch > 1 and settings.capture_preprocess:
-        raise ConfigError(
-            f"parameter dnn.{dnn.name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
-            "image where the first job reads; allowed with max_batch above 1: false"
-        )
 
     inputs = dnn.example_inputs()
     stages = cut(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
@@ -262,28 +263,3 @@ def _allocated(device: torch.device) -> int:
 def milliseconds(value: float) -> int:
     """To nanoseconds."""
     return round(value * 1e6)
-
-
-def _check_shares(config: NodeConfig, device: torch.device) -> None:
-    """Before minutes are spent on the first DNN."""
-    for name, settings in config.dnns.items():
-        if not settings.sms:
-            continue
-        problem = green_contexts.unmet(device, settings.sms)
-        if not problem:
-            try:
-                green_contexts.make_stream(device, settings.sms)
-            except RuntimeError as error:
-                problem = f"CUDA refuses: {reason_of(error)}"
-        if problem:
-            raise ConfigError(f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device")
-
-
-def _cameras_of(name: str, settings: DnnConfig, config: NodeConfig) -> tuple[str, ...]:
-    for camera in settings.cameras:
-        if camera not in config.cameras:
-            raise ConfigError(
-                f"parameter dnn.{name}.cameras names '{camera}'; "
-                f"allowed are {', '.join(config.cameras)} (parameter cameras)"
-            )
-    return tuple(dict.fromkeys(settings.cameras or config.cameras))

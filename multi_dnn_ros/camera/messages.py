@@ -14,7 +14,7 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import Encoded, compress, encode
 from multi_dnn_ros.models.results import Detections
-from multi_dnn_ros.ros.result_messages import detections_message
+from multi_dnn_ros.ros.result_messages import detections_message, label_info_message
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.scenes import Scene
@@ -48,6 +48,13 @@ def truth_message(scene: Scene, header: Header) -> Detection2DArray:
 
     scores = np.ones(len(scene.boxes), np.float32)
     return detections_message(Detections(scene.boxes, scores, scene.class_ids, tuple(LABELS)), header)
+
+
+def truth_labels_message(header: Header) -> Any:
+    """vision_msgs/LabelInfo of :func:`truth_message`."""
+    from multi_dnn_ros.training.scenes import LABELS
+
+    return label_info_message(LABELS, 1.0, header)
 
 
 def _image(header: Header, image: Encoded) -> Image:

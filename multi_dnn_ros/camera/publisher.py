@@ -16,8 +16,10 @@ from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import resize
-from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
+from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_labels_message, truth_message
 from multi_dnn_ros.camera.source import Recorded, Shot, SourceError
+from multi_dnn_ros.ros.qos import LATCHED
+from multi_dnn_ros.ros.result_messages import LabelInfo
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
 
 QOS: dict[str, QoSProfile] = {
@@ -31,7 +33,8 @@ _MESSAGES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": 
 
 
 class CameraPublisher:
-    """Publishes on `format.topic`, and truth on `<truth_prefix>/detections` and `<truth_prefix>/lane_mask` if asked to.
+    """Publishes on `format.topic`, and truth on `<truth_prefix>/detections` and `<truth_prefix>/lane_mask` if asked to,
+    with the class names of the detections latched on `<truth_prefix>/label_info`.
 
     Must be made after ``rclpy.init``.
     """
@@ -47,6 +50,9 @@ class CameraPublisher:
                 node.create_publisher(Detection2DArray, f"{truth_prefix}/detections", profile),
                 node.create_publisher(Image, f"{truth_prefix}/lane_mask", profile),
             )
+            if LabelInfo is not None:
+                labels = node.create_publisher(LabelInfo, f"{truth_prefix}/label_info", LATCHED)
+                labels.publish(truth_labels_message(Header(stamp=node.get_clock().now().to_msg())))
 
     @property
     def topic(self) -> str:

@@ -65,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--format", choices=("jpeg", "png"), default="jpeg", help="of compressed images (default: jpeg)")
     add("--bag-topic", metavar="TOPIC", help="which image topic of a recording (default: the only one)")
     add("--seed", type=natural, default=0, help="of the generated scenes (default: 0)")
-    add("--truth", action="store_true", help="scenes: publish CAMERA/truth/detections and CAMERA/truth/lane_mask too")
+    add("--truth", action="store_true", help="scenes: publish CAMERA/truth/detections and lane_mask too")
     add(
         "--prepare",
         action="store_true",

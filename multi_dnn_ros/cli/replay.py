@@ -71,13 +71,15 @@ def run(args: argparse.Namespace) -> int:
     """Replay, report, and return 1 if the input was damaged."""
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten")
+    if not args.node.startswith("/"):
+        raise UsageError(f"--node is '{args.node}'; expected a name with its namespace, such as /multi_dnn")
     if args.overlay is not None and args.overlay.exists():
         raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten")
 
     from multi_dnn_ros.params_file import read_params_file
     from multi_dnn_ros.resources import config_file
 
-    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
+    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), args.node)
     if args.device is not None:
         config = type(config).model_validate({**config.model_dump(), "device": args.device})
 
@@ -120,12 +122,13 @@ def _replay(
             for name, msgtype in OUTPUT_TOPICS[config.dnns[task.name].role].items():
                 writer.add_topic(f"{args.node}/{camera}/{task.name}/{name}", msgtype)
     labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if config.dnns[name].role != "lane"}
+    thresholds = {name: dnn.score_threshold for name, dnn in config.dnns.items()}
     replay = Replay(
         pipeline.tasks,
         topics,
         decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
         to_messages=result_messages,
-        to_latched=lambda header: label_messages(labels, header),
+        to_latched=lambda header: label_messages(labels, thresholds, header),
         node=args.node,
         workers=pipeline.workers,
         device=pipeline.device,

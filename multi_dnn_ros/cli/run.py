@@ -43,16 +43,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def ros_arguments(params_file: Path | None, ros_args: list[str]) -> list[str]:
-    """The node's command line: our parameter file first, so that everything after it overrides it.
-
-    Raises FileNotFoundError: there is no such parameter file.
-    """
+    """The node's command line: our parameter file first, so that everything after it overrides it."""
     from multi_dnn_ros.resources import config_file
 
     if params_file is None:
         if "--params-file" in ros_args:
             return ["--ros-args", *ros_args]
         params_file = config_file("multi_dnn.yaml")
-    if not params_file.is_file():
-        raise FileNotFoundError(f"parameter file {params_file} does not exist")
     return ["--ros-args", "--params-file", str(params_file), *ros_args]

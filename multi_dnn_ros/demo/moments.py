@@ -14,22 +14,30 @@ from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.models.results import Decoded, Detections, Lane, Lanes
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.ros.result_messages import class_names
 
 _MAX_PIXELS = 1 << 24
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The topics of one DNN: `detections`, or `mask` and `points`. labels: its class names, for detections."""
+    """The topics of one DNN: `detections`, or `mask` and `points`.
+
+    labels: the classes of its detections that are looked at. label_info: topic of its class names.
+    """
 
     dnn: str
     topics: Mapping[str, str]
     labels: tuple[str, ...] = ()
+    label_info: str = ""
 
 
 @dataclass(frozen=True)
 class CameraTopics:
-    """Where a recording has the pictures (a CompressedImage topic) and the truth."""
+    """Where a recording has the pictures (a CompressedImage topic) and the truth.
+
+    truth_labels: class names of the true detections by number.
+    """
 
     image: str
     truth_detections: str
@@ -65,6 +73,8 @@ def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], win
     by_topic = {topic: (stream, name) for stream in streams for name, topic in stream.topics.items()}
     held: dict[int, Moment] = {}
     masks: dict[tuple[str, int], Any] = {}  # of a lane DNN: the part that came first
+    names = recorded_class_names(bag, [stream.label_info for stream in streams if stream.label_info])
+    true_names = {str(number): name for number, name in enumerate(camera.truth_labels)}
     for recorded in bag.messages([topic for topic in (*readers, *by_topic) if topic in bag.topics]):
         message = deserialize_message(recorded.data, message_class(recorded.msgtype))
         stamp_ns = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
@@ -72,14 +82,16 @@ def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], win
         if recorded.topic == camera.image:
             moment.image = decode_compressed(message, _MAX_PIXELS)
         elif recorded.topic == camera.truth_detections:
-            moment.truth = detections(message, camera.truth_labels)
+            moment.truth = detections(message, camera.truth_labels, true_names)
         elif recorded.topic == camera.truth_lane_mask:
             moment.lane_mask = _mono(message)
         else:
             stream, name = by_topic[recorded.topic]
             output: Decoded | None = None
             if name == "detections":
-                output = detections(message, stream.labels)
+                if stream.label_info not in names:
+                    raise LookupError(f"the recording holds no class names ({stream.label_info}) of DNN {stream.dnn}")
+                output = detections(message, stream.labels, names[stream.label_info])
             else:
                 other = masks.pop((stream.dnn, stamp_ns), None)
                 if other is None:
@@ -95,15 +107,27 @@ def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], win
     yield from (held[stamp_ns] for stamp_ns in sorted(held) if held[stamp_ns].image is not None)
 
 
-def detections(message: Any, labels: Sequence[str]) -> Detections:
-    """A Detection2DArray as detections; classes that are not in `labels` are left out."""
+def recorded_class_names(bag: BagReader, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Class names by class_id, of each LabelInfo topic that the recording has messages of."""
+    names = {}
+    for recorded in bag.messages([topic for topic in topics if topic in bag.topics]):
+        names[recorded.topic] = class_names(deserialize_message(recorded.data, message_class(recorded.msgtype)))
+    return names
+
+
+def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:
+    """A Detection2DArray as detections; classes that are not in `labels` are left out.
+
+    names: class names by class_id, as in the DNN's LabelInfo. KeyError: a class_id that is not in it.
+    """
     rows = []
     for found in message.detections:
         hypothesis = found.results[0].hypothesis
-        if hypothesis.class_id in labels:
+        name = names[hypothesis.class_id]
+        if name in labels:
             x, y = found.bbox.center.position.x, found.bbox.center.position.y
             w, h = found.bbox.size_x / 2, found.bbox.size_y / 2
-            rows.append((x - w, y - h, x + w, y + h, hypothesis.score, labels.index(hypothesis.class_id)))
+            rows.append((x - w, y - h, x + w, y + h, hypothesis.score, labels.index(name)))
     table = np.array(rows, np.float64).reshape(-1, 6)
     return Detections(
         boxes=table[:, :4].astype(np.float32),

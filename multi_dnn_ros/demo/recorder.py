@@ -17,6 +17,7 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.ros.image_decoding import decode_image
+from multi_dnn_ros.ros.qos import LATCHED
 
 #: Reliable, and deep enough that nothing is lost while a big message is being written.
 _QOS = QoSProfile(depth=50)
@@ -28,12 +29,20 @@ class Recorder:
 
     compress: image topics that are written as JPEG on ``<topic>/compressed``, a tenth of the size.
     watch: a topic whose newest message is kept in :attr:`watched` and does not count as activity.
+    latched: topics whose publishers keep their last message for late subscribers.
 
     For one thread: spin the node with a single-threaded executor.
     """
 
     def __init__(
-        self, node: Node, writer: BagWriter, topics: Mapping[str, str], *, compress: frozenset[str], watch: str
+        self,
+        node: Node,
+        writer: BagWriter,
+        topics: Mapping[str, str],
+        *,
+        compress: frozenset[str],
+        watch: str,
+        latched: frozenset[str] = frozenset(),
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.last_s = time.monotonic()  # of anything but the watched topic
@@ -45,10 +54,12 @@ class Recorder:
         for topic, msgtype in topics.items():
             jpeg = topic in compress
             writer.add_topic(
-                *((f"{topic}/compressed", "sensor_msgs/msg/CompressedImage") if jpeg else (topic, msgtype))
+                *((f"{topic}/compressed", "sensor_msgs/msg/CompressedImage") if jpeg else (topic, msgtype)),
+                latched=topic in latched,
             )
+            qos = LATCHED if topic in latched else _QOS
             self._subscriptions.append(
-                node.create_subscription(message_class(msgtype), topic, self._receiver(topic, jpeg), _QOS, raw=True)
+                node.create_subscription(message_class(msgtype), topic, self._receiver(topic, jpeg), qos, raw=True)
             )
 
     def _receiver(self, topic: str, jpeg: bool) -> Callable[[bytes], None]:

@@ -85,6 +85,7 @@ class Demo:
             truth.truth_detections: "vision_msgs/msg/Detection2DArray",
             truth.truth_lane_mask: "sensor_msgs/msg/Image",
             **outputs,
+            **{stream.label_info: "vision_msgs/msg/LabelInfo" for stream in streams if stream.label_info},
             DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
         }
         course = Course(
@@ -122,7 +123,8 @@ class Demo:
             executor = SingleThreadedExecutor()
             stack.callback(executor.shutdown)
             executor.add_node(listener)
-            recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS)
+            recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS,
+                                latched=frozenset(stream.label_info for stream in streams))  # fmt: skip
             with interrupts.held():
                 node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
                 source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
@@ -136,7 +138,7 @@ def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:
     topics = {topic: f"{NODE}/{camera}/{name}/{topic}" for topic in OUTPUT_TOPICS[dnn.role]}
     vehicles = tuple(label for label in LABELS if label not in _PEDESTRIANS)
     labels = {"lane": (), "object": vehicles, "pedestrian": _PEDESTRIANS}[dnn.role]
-    return Stream(name, topics, labels)
+    return Stream(name, topics, labels, f"{NODE}/{name}/label_info" if labels else "")
 
 
 def _watch_drive(

@@ -28,7 +28,8 @@ class Source:
     module: eval mode, on the CPU. size: input (width, height); None: the configuration must give it.
     decoder: name of the decoder; "": the configuration must name it. labels: class names, empty: unknown.
     preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
-    description: what a file of `multi-dnn decompose` says of itself.
+    description: what a file of `multi-dnn decompose` says of itself. classes: how many it tells apart; 0: unknown.
+    outputs: shapes of its outputs by its file, 0 for a free axis; None: unknown.
     """
 
     module: nn.Module
@@ -39,6 +40,8 @@ class Source:
     detector: nn.Module | None = None
     fixed_size: bool = False
     description: Description | None = None
+    classes: int = 0
+    outputs: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def network(self) -> nn.Module:

@@ -55,6 +55,28 @@ def check_archive(path: Path) -> None:
             _check(json.loads(reader.get_record(name)), key="")
 
 
+def stored_shapes(path: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
+    """Shapes of the user's inputs and outputs, 0 for a free axis, without reading weights; None: written otherwise.
+
+    For archives that :func:`check_archive` lets through, in the form that torch.export.save of PyTorch 2.9 writes.
+    """
+    try:
+        module = json.loads(torch._C.PyTorchFileReader(str(path)).get_record("models/model.json"))["graph_module"]
+        values, signature = module["graph"]["tensor_values"], module["signature"]
+        sides = (signature["input_specs"], "user_input"), (signature["output_specs"], "user_output")
+        inputs, outputs = (
+            [
+                tuple(axis.get("as_int", 0) for axis in values[spec[kind]["arg"]["as_tensor"]["name"]]["sizes"])
+                for spec in specs
+                if kind in spec
+            ]
+            for specs, kind in sides
+        )
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return inputs, outputs
+
+
 def _check(value: Any, key: str) -> None:
     if isinstance(value, dict):
         for inner_key, inner in value.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,13 +18,31 @@ from multi_dnn_ros.models.decoders.yolo import YoloDecoder
 from multi_dnn_ros.models.dnn import Dnn, ModelError, Source
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.models.results import OutputError
-from multi_dnn_ros.models.sources import load_source
+from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.models.weights import existing_file
 from multi_dnn_ros.schema import DnnConfig
 
-_DECODERS: dict[str, type[Decoder]] = {"yolo": YoloDecoder, "grid": GridDecoder, "lane": LaneDecoder}
+T = TypeVar("T")
+
+_DECODERS: dict[str, type[Decoder]] = {
+    "yolo": YoloDecoder, "grid": GridDecoder, "lane": LaneDecoder, "torchvision": AnchorDecoder,
+}  # fmt: skip
 #: How the heads that files come with were trained: Ultralytics letterboxes, FastestDet stretches and wants BGR.
 _HABITS: dict[str, dict[str, Any]] = {"yolo": {"fit": "letterbox"}, "grid": {"bgr": True}}
+#: More class names than this do not fit into vision_msgs/LabelInfo, which numbers them in 16 bits.
+_MAX_LABELS = 65_536
+
+
+@dataclass(frozen=True)
+class Interface:
+    """How images go into a DNN and its outputs come out, by its parameters and what its source knows.
+
+    decoder: its name. labels: class names by index.
+    """
+
+    decoder: str
+    labels: tuple[str, ...]
+    preprocess: Preprocess
 
 
 def load_dnn(name: str, config: DnnConfig) -> Dnn:
@@ -33,11 +53,31 @@ def load_dnn(name: str, config: DnnConfig) -> Dnn:
     return dnn_of(load_source(name, config), name, config)
 
 
+def check_dnn(name: str, config: DnnConfig) -> None:
+    """Raise ModelError, a line for each problem, for what is wrong by parameters and the headers of files.
+
+    Takes a second, and little memory, however large the DNN. What is left for :func:`load_dnn` to find: damage among
+    the values of weights, weights that cannot be downloaded, outputs that only running the network shows.
+    """
+    source = outline_source(name, config)
+    interface = interface_of(source, name, config)
+    if source.outputs is None or source.detector is not None:
+        return
+    shapes = [_with_free_axes(shape) for shape in source.outputs]
+    if all(shape[1:2] != (0,) for shape in source.outputs):  # else the number of classes is open
+        decoder = _DECODERS[interface.decoder](interface.preprocess, interface.labels, keep=config.keep)
+        _check_outputs(decoder, [torch.empty(shape, device="meta") for shape in shapes], name, config)
+
+
+def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with an axis that may have any length as 1."""
+    return tuple(axis or 1 for axis in shape)
+
+
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     """As `load_dnn`, of a network that is there already; it is taken apart where its decoder does that."""
-    decoder_name = _decoder_name(name, config, source)
-    labels = _labels(name, config, source)
-    preprocess = _preprocess(name, config, source, decoder_name)
+    interface = interface_of(source, name, config)
+    preprocess, labels = interface.preprocess, interface.labels
     options: dict[str, Any] = {
         "keep": config.keep,
         "score_threshold": config.score_threshold,
@@ -45,17 +85,51 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
         "max_detections": config.max_detections,
     }
     module = source.module
-    try:
-        if source.detector is not None:
-            anchors = AnchorDecoder(source.detector, preprocess, labels, **options)
-            module, decoder = anchors.core.eval(), anchors
-        else:
-            decoder = _DECODERS[decoder_name](preprocess, labels, **options)  # type: ignore[assignment]
-    except ValueError as error:
-        raise ModelError(f"parameter dnn.{name}.{error}") from None
+    decoder: Decoder
+    if source.detector is not None:
+        decoder = anchors = AnchorDecoder(source.detector, preprocess, labels, **options)
+        module = anchors.core.eval()
+    else:
+        decoder = _DECODERS[interface.decoder](preprocess, labels, **options)
     dnn = Dnn(name, config.role, module, preprocess, decoder, labels)
     _try(dnn, config)
     return dnn
+
+
+def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
+    """What parameters and source say together. ModelError with a line for each thing in which they disagree."""
+    problems: list[str] = []
+
+    def collected(step: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return step(*arguments)
+        except ModelError as error:
+            problems.extend(str(error).splitlines())
+            return None
+
+    decoder = collected(_decoder_name, name, config, source)
+    labels = collected(_labels, name, config, source)
+    preprocess = collected(_preprocess, name, config, source, decoder or "")
+    if decoder is not None and labels is not None:
+        collected(_check_classes, name, config, decoder, labels)
+    if problems or decoder is None or labels is None or preprocess is None:
+        raise ModelError("\n".join(problems))
+    return Interface(decoder, labels, preprocess)
+
+
+def _check_classes(name: str, config: DnnConfig, decoder: str, labels: tuple[str, ...]) -> None:
+    """Whatever the source, `keep` and `num_classes` go with the class names."""
+    problems = []
+    try:
+        _DECODERS[decoder].check_labels(labels, config.keep)
+    except ValueError as error:
+        problems.append(f"parameter dnn.{name}.{error}")
+    if config.num_classes and config.num_classes != len(labels):
+        problems.append(
+            f"parameter dnn.{name}.num_classes is {config.num_classes}, but {config.model} has {len(labels)} classes"
+        )
+    if problems:
+        raise ModelError("\n".join(problems))
 
 
 def _decoder_name(name: str, config: DnnConfig, source: Source) -> str:
@@ -77,9 +151,10 @@ def _labels(name: str, config: DnnConfig, source: Source) -> tuple[str, ...]:
     if not config.labels:
         if source.labels:
             return source.labels
-        if config.role == "lane":
+        if config.role == "lane" and source.classes <= 1:
             return ("lane",)
-        raise ModelError(f"parameter dnn.{name}.labels is []; {config.model} needs a name for each class, or a file")
+        count = f"each of its {source.classes} classes" if source.classes else "each class"
+        raise ModelError(f"parameter dnn.{name}.labels is []; {config.model} needs a name for {count}, or a file")
     only = config.labels[0]
     if len(config.labels) == 1 and ("/" in only or Path(only).suffix in (".txt", ".names")):
         file = existing_file(only, f"parameter dnn.{name}.labels")
@@ -89,10 +164,13 @@ def _labels(name: str, config: DnnConfig, source: Source) -> tuple[str, ...]:
             raise ModelError(f"parameter dnn.{name}.labels is '{only}': not a text file") from None
     else:
         labels = tuple(config.labels)
-    if source.labels and len(labels) != len(source.labels):
+    classes = source.classes or len(source.labels)
+    if classes and len(labels) != classes:
         raise ModelError(
-            f"parameter dnn.{name}.labels has {len(labels)} names, but {config.model} has {len(source.labels)} classes"
+            f"parameter dnn.{name}.labels has {len(labels)} names, but {config.model} has {classes} classes"
         )
+    if not 0 < len(labels) <= _MAX_LABELS:
+        raise ModelError(f"parameter dnn.{name}.labels has {len(labels)} names; allowed: 1 to {_MAX_LABELS}")
     return labels
 
 
@@ -120,7 +198,7 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: str) -> P
     try:
         return Preprocess(width, height, **options)
     except ValueError as error:
-        raise ModelError(f"parameters dnn.{name}: {error}") from None
+        raise ModelError(f"parameters dnn.{name}.mean and std: {error}") from None
 
 
 def _try(dnn: Dnn, config: DnnConfig) -> None:
@@ -131,7 +209,12 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
     except Exception as error:
         size = f"{dnn.preprocess.width} x {dnn.preprocess.height}"
         raise ModelError(f"dnn.{dnn.name}: {config.model} fails on an image of {size}: {error}") from None
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    _check_outputs(dnn.decoder, tensors, dnn.name, config)
+
+
+def _check_outputs(decoder: Decoder, outputs: list[torch.Tensor], name: str, config: DnnConfig) -> None:
     try:
-        dnn.decoder.check([output for output in outputs if isinstance(output, torch.Tensor)])
+        decoder.check(outputs)
     except OutputError as error:
-        raise ModelError(f"dnn.{dnn.name}: {config.model}: {error}") from None
+        raise ModelError(f"dnn.{name}: {config.model}: {error}") from None

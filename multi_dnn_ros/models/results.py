@@ -36,7 +36,7 @@ class Lane:
     """One lane line.
 
     number: 1 for the leftmost at the bottom of the image, then counted to the right.
-    points: (K, 2) float32, u, v in source pixels, from the bottom up.
+    points: (K, 2) float32, K >= 1, u in 0..W-1 and v in 0..H-1 (source pixels), from the bottom up.
     curve: (3,) float64, u = c0 + c1 * v + c2 * v**2 in source pixels.
     score: mean lane probability under the line, 0..1.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,18 @@ from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, read_description
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import ModelError, Source
-from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
+from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_shapes
+from multi_dnn_ros.models.onnx_file import check_external_data, check_operators
 from multi_dnn_ros.models.onnx_shapes import fix_shapes
 from multi_dnn_ros.models.torchvision_source import torchvision_source
-from multi_dnn_ros.models.weights import check_stored, existing_file, load_weights, no_pickles, read_state_dict
+from multi_dnn_ros.models.weights import (
+    check_stored,
+    check_weights,
+    existing_file,
+    load_weights,
+    no_pickles,
+    read_state_dict,
+)
 from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import DnnConfig
 
@@ -34,13 +43,25 @@ def load_source(name: str, config: DnnConfig) -> Source:
     return _load(f"parameter dnn.{name}.", config, classifiers=False)
 
 
+def outline_source(name: str, config: DnnConfig) -> Source:
+    """What `load_source` would give, by the headers of its files. ModelError for all that they show to be wrong.
+
+    Its module holds no values: it is on the meta device, or without layers where the network comes as a file (.pt2,
+    .onnx). What only the values, or running the network, can show is left to `load_source` and `load_dnn`.
+    """
+    return _load(f"parameter dnn.{name}.", config, classifiers=False, outline=True)
+
+
 def load_network(model: str, *, weights: str = "default", num_classes: int = 0) -> Source:
     """The network that an offline verb works on: whatever the node takes, and torchvision's classifiers. ModelError.
 
     weights, num_classes: as the parameters dnn.<dnn>.weights and num_classes.
     """
     config = DnnConfig(role="object", model=model, weights=weights, num_classes=num_classes)
-    return _load("argument ", config, classifiers=True)
+    source = _load("argument ", config, classifiers=True)
+    if num_classes and source.classes and num_classes != source.classes:
+        raise ModelError(f"argument num_classes is {num_classes}, but {model} has {source.classes} classes")
+    return source
 
 
 def load_artifact(path: Path) -> tuple[nn.Module, Description]:
@@ -62,32 +83,29 @@ def weights_file(model: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _load(where: str, config: DnnConfig, *, classifiers: bool) -> Source:
+def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = False) -> Source:
     kind, _, rest = config.model.partition(":")
     if kind == "torchvision":
-        return torchvision_source(where, rest, config, classifiers=classifiers)
+        return torchvision_source(where, rest, config, classifiers=classifiers, outline=outline)
     if config.weights not in ("default", ""):
         raise ModelError(
             f"{where}weights is '{config.weights}'; allowed with {config.model}: default, as the weights "
             "are part of the model"
         )
     if kind == "builtin":
-        return _builtin(where, rest, classifiers)
+        return _builtin(where, rest, classifiers, outline)
     suffix = Path(config.model).suffix.lower()
-    loaders: dict[str, Callable[[Path], Source]] = {".pt2": _exported, ".onnx": _onnx}
+    loaders: dict[str, Callable[[Path, bool], Source]] = {".pt2": _exported, ".onnx": _onnx}
     if suffix not in (*loaders, ".safetensors"):
         raise ModelError(
             f"{where}model is '{config.model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}, "
             "torchvision:<builder>, a .safetensors file of multi-dnn decompose or retrain, a .pt2 file, an .onnx file"
         )
     path = existing_file(config.model, f"{where}model")
-    source = loaders[suffix](path) if suffix in loaders else _rebuilt(where, path, classifiers)
-    if config.num_classes and source.labels and config.num_classes != len(source.labels):
-        raise ModelError(f"{where}num_classes is {config.num_classes}, but {path} has {len(source.labels)} classes")
-    return source
+    return loaders[suffix](path, outline) if suffix in loaders else _rebuilt(where, path, classifiers, outline)
 
 
-def _rebuilt(where: str, path: Path, classifiers: bool) -> Source:
+def _rebuilt(where: str, path: Path, classifiers: bool, outline: bool) -> Source:
     """The network of an artifact: built as its source was, its layers replaced after its plan, and filled."""
     description = read_description(path)
     if description is None:
@@ -99,12 +117,12 @@ def _rebuilt(where: str, path: Path, classifiers: bool) -> Source:
     if not is_built_from_a_name(description.model):
         raise ModelError(f"{path}: header field model is '{description.model}'; allowed: builtin:..., torchvision:...")
     if kind == "builtin":
-        source = _builtin(f"{path}: header field ", builder, classifiers)
+        source = _builtin(f"{path}: header field ", builder, classifiers, outline)
     else:
         config = DnnConfig(
             role="object", model=description.model, weights="random", num_classes=description.num_classes
         )
-        source = torchvision_source(f"{path}: header field ", builder, config, classifiers=True)
+        source = torchvision_source(f"{path}: header field ", builder, config, classifiers=True, outline=outline)
         if source.decoder == "classification" and not classifiers:
             raise ModelError(
                 f"{where}model is '{path}', made from {description.model}, a classifier; allowed: detectors and "
@@ -118,10 +136,13 @@ def _rebuilt(where: str, path: Path, classifiers: bool) -> Source:
     if source.description is not None and source.description.plan:
         raise ModelError(f"{path}: header field model is '{description.model}', which is decomposed itself")
     apply_plan(source.module, description.plan, f"{path}: header field plan")
-    load_weights(source.module, read_state_dict(path), str(path))
-    labels = description.labels or source.labels
+    (check_weights if outline else load_weights)(source.module, read_state_dict(path, shapes_only=outline), str(path))
     return replace(
-        source, module=source.module.eval(), size=description.input_size, labels=labels, description=description
+        source,
+        module=source.module.eval(),
+        size=description.input_size,
+        labels=description.labels or source.labels,
+        description=description,
     )
 
 
@@ -129,27 +150,32 @@ def _builtin_names() -> list[str]:
     return sorted(path.stem for path in _WEIGHTS.glob("*.safetensors"))
 
 
-def _builtin(where: str, model: str, classifiers: bool) -> Source:
+def _builtin(where: str, model: str, classifiers: bool, outline: bool) -> Source:
     from safetensors import safe_open
 
     if model not in _builtin_names():
         raise ModelError(f"{where}model is 'builtin:{model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}")
     path = _WEIGHTS / f"{model}.safetensors"
     if read_description(path) is not None:
-        return _rebuilt(where, path, classifiers)
-    weights = read_state_dict(path)
+        return _rebuilt(where, path, classifiers, outline)
+    weights = read_state_dict(path, shapes_only=outline)
     with safe_open(path, "pt") as file:
         header = {key: json.loads(value) for key, value in file.metadata().items()}
-    module = networks.build(header["architecture"], header["arguments"])
-    load_weights(module, weights, str(path))
+    with torch.device("meta") if outline else contextlib.nullcontext():
+        module = networks.build(header["architecture"], header["arguments"])
+    (check_weights if outline else load_weights)(module, weights, str(path))
     width, height = header["input_size"]
-    return Source(module.eval(), (width, height), header["decoder"], tuple(header["labels"]), fixed_size=True)
+    labels = tuple(header["labels"])
+    return Source(module.eval(), (width, height), header["decoder"], labels, fixed_size=True, classes=len(labels))
 
 
-def _exported(path: Path) -> Source:
+def _exported(path: Path, outline: bool) -> Source:
     try:
         check_stored(path)
         check_archive(path)
+        stored = stored_shapes(path) if outline else None
+        if stored is not None:
+            return _of_file(path, nn.Module(), *stored, read_description(path))
         with no_pickles():
             program = torch.export.load(path)
         description = read_description(path)
@@ -168,9 +194,23 @@ def _exported(path: Path) -> Source:
     ]
     for part in module.modules():  # exported modules refuse eval(); what they compute was fixed at export
         part.training = False
-    size = _image_size(path, shapes)
+    return _of_file(path, module, shapes, None, description)
+
+
+def _of_file(
+    path: Path,
+    module: nn.Module,
+    inputs: Sequence[tuple[Any, ...]],
+    outputs: Sequence[tuple[int, ...]] | None,
+    description: Description | None = None,
+) -> Source:
+    """A network that came as a file, by the shapes of its inputs and, where they are known, outputs."""
+    size = _image_size(path, inputs)
     labels = description.labels if description is not None else ()
-    return Source(module, size, "", labels, fixed_size=size is not None, description=description)
+    return Source(
+        module, size, "", labels, fixed_size=size is not None, description=description, classes=len(labels),
+        outputs=None if outputs is None else tuple(outputs),
+    )  # fmt: skip
 
 
 def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
@@ -188,32 +228,40 @@ def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
         )
 
 
-def _onnx(path: Path) -> Source:
+def _onnx(path: Path, outline: bool) -> Source:
     import onnx
     import onnx2torch
 
+    module: Any = nn.Module()
     try:
-        model = onnx.load(path)
-        module = onnx2torch.convert(model).eval()
-        fix_shapes(module)
+        model = onnx.load(path, load_external_data=not outline)
+        if outline:
+            check_operators(model)
+            check_external_data(model, path.parent)
+        else:
+            module = onnx2torch.convert(model).eval()
+            fix_shapes(module)
     except NotImplementedError as error:
         raise ModelError(f"{path}: an operator that onnx2torch does not have: {reason_of(error)}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {reason_of(error)}") from None
     constants = {tensor.name for tensor in model.graph.initializer}
-    shapes = [
-        tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
-        for value in model.graph.input
-        if value.name not in constants
-    ]
-    size = _image_size(path, shapes)
-    return Source(module, size, "", fixed_size=size is not None)
+    inputs, outputs = (
+        [
+            tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
+            for value in values
+            if value.name not in constants
+        ]
+        for values in (model.graph.input, model.graph.output)
+    )
+    # A network without shapes for its outputs is valid.
+    return _of_file(path, module, inputs, outputs if all(outputs) else None)
 
 
-def _image_size(path: Path, shapes: list[tuple[Any, ...]]) -> tuple[int, int] | None:
+def _image_size(path: Path, shapes: Sequence[tuple[Any, ...]]) -> tuple[int, int] | None:
     """(width, height) of the one image input, None where they are free; 0 in `shapes` is a free axis."""
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][1] not in (3, 0) or shapes[0][0] not in (1, 0):
-        raise ModelError(f"{path}: takes inputs of shapes {shapes}; allowed: one image (1, 3, height, width)")
+        raise ModelError(f"{path}: takes inputs of shapes {list(shapes)}; allowed: one image (1, 3, height, width)")
     _, _, height, width = shapes[0]
     if not isinstance(height, int) or not isinstance(width, int) or not height or not width:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torchvision import models
 
 from multi_dnn_ros.models.decoders.anchor import ONE_STAGE
 from multi_dnn_ros.models.dnn import ModelError, Source
-from multi_dnn_ros.models.weights import existing_file, load_weights, no_pickles, read_state_dict
+from multi_dnn_ros.models.weights import check_weights, existing_file, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import DnnConfig
 
@@ -36,11 +37,14 @@ class Segmentation(nn.Module):
         return logits
 
 
-def torchvision_source(where: str, builder: str, config: DnnConfig, *, classifiers: bool = False) -> Source:
+def torchvision_source(
+    where: str, builder: str, config: DnnConfig, *, classifiers: bool = False, outline: bool = False
+) -> Source:
     """The network of `builder` with the weights that `config` names.
 
     where: what its fields are called in errors, such as "parameter dnn.object.". classifiers: whether those are allowed
-    too, beside what the node runs. Without weights (`random`), builders fill it from seed 0. ModelError.
+    too, beside what the node runs. outline: the network is on the meta device, and of weights only names and shapes are
+    looked at. Without weights (`random`), builders fill it from seed 0. ModelError.
     """
     detectors, segmentation = models.list_models(models.detection), models.list_models(models.segmentation)
     known = [*detectors, *segmentation, *(_classifiers() if classifiers else ())]
@@ -57,21 +61,24 @@ def torchvision_source(where: str, builder: str, config: DnnConfig, *, classifie
         options["num_classes"] = config.num_classes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network = models.get_model(builder, **options).eval()
+        with torch.device("meta") if outline else contextlib.nullcontext():
+            network = models.get_model(builder, **options).eval()
     if builder in detectors and not isinstance(network, ONE_STAGE):
         raise ModelError(
             f"{where}model is '{config.model}', a detector of two stages, which has no one graph to cut; "
             "allowed: SSD, SSDlite, RetinaNet, FCOS"
         )
-    _fill(where, config, network, catalogue)
+    _fill(where, config, network, catalogue, outline)
     labels = tuple(catalogue.DEFAULT.meta["categories"])
-    if config.num_classes and config.num_classes != len(labels):
+    classes = config.num_classes or len(labels)
+    if classes != len(labels):
         labels = ()
     if builder in segmentation:
-        return Source(Segmentation(network).eval(), _SEGMENTATION_SIZE, "lane", labels, dict(_IMAGENET))
+        own = Segmentation(network).eval()
+        return Source(own, _SEGMENTATION_SIZE, "lane", labels, dict(_IMAGENET), classes=classes)
     if builder not in detectors:
         side = catalogue.DEFAULT.transforms().crop_size[0]
-        return Source(network, (side, side), "classification", labels, dict(_IMAGENET))
+        return Source(network, (side, side), "classification", labels, dict(_IMAGENET), classes=classes)
     transform = network.transform
     preprocess = {
         "mean": tuple(transform.image_mean),
@@ -82,17 +89,20 @@ def torchvision_source(where: str, builder: str, config: DnnConfig, *, classifie
         "fit": "stretch" if transform.fixed_size else "letterbox",
     }
     size = tuple(transform.fixed_size or _DETECTOR_SIZE)
-    return Source(network, (size[0], size[1]), "torchvision", labels, preprocess, detector=network)
+    return Source(network, (size[0], size[1]), "torchvision", labels, preprocess, detector=network, classes=classes)
 
 
-def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any) -> None:
+def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, outline: bool) -> None:
     def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
-        load_weights(network, {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}, source)
+        fitting = {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}
+        (check_weights if outline else load_weights)(network, fitting, source)
 
     names = [entry.name for entry in catalogue]
     if config.weights == "random":
         return
     if config.weights in names:
+        if outline:  # they may still have to be downloaded
+            return
         try:
             with no_pickles():  # the hash is checked when downloading only, not of what lies in the cache
                 weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
@@ -108,7 +118,7 @@ def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any) -> 
             "a .safetensors, .pth or .pt file"
         )
     file = existing_file(config.weights, f"{where}weights")
-    fill(read_state_dict(file), str(file))
+    fill(read_state_dict(file, shapes_only=outline), str(file))
 
 
 def _classifiers() -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
@@ -29,18 +29,24 @@ def existing_file(path: str, what: str) -> Path:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ModelError(f"{what} is '{path}': there is no such file")
+    if not os.access(file, os.R_OK):
+        raise ModelError(f"{what} is '{path}': this user may not read it")
     return file
 
 
-def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file, or of a .pth or .pt file read with weights_only. ModelError names it."""
+def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch.Tensor]:
+    """The tensors of a .safetensors file, or of a .pth or .pt file read with weights_only. ModelError names it.
+
+    shapes_only: what the header says; values are not read, or (in a .pth file of an old PyTorch) read and not kept.
+    """
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return _header(path) if shapes_only else load_file(path)
         check_stored(path)
         with warnings.catch_warnings():  # of what is then refused
             warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            lazily = shapes_only and zipfile.is_zipfile(path)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
     except UnpicklingError:
         raise ModelError(
             f"{path}: not a plain file of weights, or damaged. A pickle of anything but tensors can run code when "
@@ -97,7 +103,13 @@ def no_pickles() -> Iterator[None]:
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Fill `network`. ModelError names the first tensors that are missing, too many or of another shape, with shapes.
+    """Fill `network`. ModelError as of :func:`check_weights`."""
+    check_weights(network, weights, source)
+    network.load_state_dict(weights, strict=False)
+
+
+def check_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
+    """ModelError names the first tensors that are missing, too many or of another shape, with shapes.
 
     Counters of batch norms may be missing: nothing reads them after training.
     """
@@ -116,4 +128,8 @@ def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source
     if problems:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise ModelError(f"{source} does not fit {type(network).__name__}: {'; '.join(problems[:_SHOWN])}{more}")
-    network.load_state_dict(weights, strict=False)
+
+
+def _header(path: Path) -> dict[str, torch.Tensor]:
+    with safe_open(path, "pt") as file:
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118

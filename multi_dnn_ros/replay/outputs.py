@@ -42,14 +42,16 @@ def result_messages(result: Result, header: Header) -> Iterator[tuple[str, Any]]
         raise TypeError(f"DNN '{result.dnn}' returned a {type(result.output).__name__}; expected Detections or Lanes")
 
 
-def label_messages(labels: Mapping[str, tuple[str, ...]], header: Header) -> Iterator[tuple[str, Any]]:
+def label_messages(
+    labels: Mapping[str, tuple[str, ...]], thresholds: Mapping[str, float], header: Header
+) -> Iterator[tuple[str, Any]]:
     """Topic below `~/` and vision_msgs/LabelInfo, for each detector; none where that type is not installed.
 
-    labels: class names of each detector.
+    labels, thresholds: class names and score threshold of each detector.
     """
     if LabelInfo is not None:
         for dnn, names in labels.items():
-            yield f"{dnn}/label_info", label_info_message(names, header)
+            yield f"{dnn}/label_info", label_info_message(names, thresholds[dnn], header)
 
 
 def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from multi_dnn_ros.profiling.fit import Verdict
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+#: Unless it is remapped.
+NODE_NAME = "multi_dnn"
 #: Runtime parameters that the decoder of a DNN reads for each frame.
 _DECODER = ("score_threshold", "iou_threshold", "max_detections")
 
@@ -37,19 +39,34 @@ def _build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
     return build(config, progress)
 
 
+def _check(config: NodeConfig) -> Sequence[str]:
+    from multi_dnn_ros.settings_check import check_settings
+
+    return check_settings(config).problems
+
+
 class MultiDnnNode(LifecycleNode):
     """configure: load, cut and warm up the DNNs. activate: start the engine and subscribe. deactivate: take no more
     frames, finish those under way. cleanup: free the DNNs' memory.
 
     With the parameter `autostart` it configures and activates by itself once an executor spins it.
-    build: makes the pipeline (see :func:`multi_dnn_ros.pipeline.build`); further arguments are LifecycleNode's.
+    build: makes the pipeline (see :func:`multi_dnn_ros.pipeline.build`). check: what else is wrong with a configuration
+    of which some values are wrong (see :func:`multi_dnn_ros.settings_check.check_settings`); `build` checks by itself.
+    Further arguments are LifecycleNode's.
     """
 
-    def __init__(self, *, build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build, **arguments: Any) -> None:
-        super().__init__("multi_dnn", **arguments)
+    def __init__(
+        self,
+        *,
+        build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build,
+        check: Callable[[NodeConfig], Sequence[str]] = _check,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(NODE_NAME, **arguments)
         self._hanging: list[Serving] = []  # those with threads that did not end when they were told to
         self.configuring = False
         self._build = build
+        self._check = check
         self._config: NodeConfig | None = None
         self._pipeline: Any = None
         self._outputs: ResultPublishers | None = None
@@ -97,7 +114,7 @@ class MultiDnnNode(LifecycleNode):
         self.configuring = True
         try:
             self._failure = ""
-            self._config = config = self._node_parameters.config()
+            self._config = config = self._node_parameters.config(self._check)
             self._pipeline = pipeline = self._build(config, self.get_logger().info)
             warm_up(pipeline.tasks, pipeline.device, self.get_logger().info)
             self._capacity = self._judge(config, pipeline)
@@ -131,7 +148,8 @@ class MultiDnnNode(LifecycleNode):
         try:
             self._serving = Serving(self, self._config, self._pipeline, self._outputs)
             self._report.restart()
-            self._outputs.publish_labels()
+            for name, settings in self._config.dnns.items():
+                self._outputs.publish_labels(name, settings.score_threshold)
         except Exception as error:
             self._fail("activate", error)
             self._stop()
@@ -215,6 +233,8 @@ class MultiDnnNode(LifecycleNode):
         setattr(self._config.dnns[dnn], field, value)
         if field in _DECODER:
             setattr(self._pipeline.dnns[dnn].decoder, field, value)
+            if field == "score_threshold" and self._serving is not None and self._outputs is not None:
+                self._outputs.publish_labels(dnn, value)
         elif self._serving is not None:
             self._serving.update(dnn, field, value)
         self.get_logger().info(f"{name} is now {value}")

@@ -68,13 +68,16 @@ class ResultPublishers:
         else:
             self._publishers[camera, dnn, "detections"].publish(detections_message(result.output, header))
 
-    def publish_labels(self) -> None:
-        """Once after activating: which class name stands for which index of the DNN's output."""
-        if LabelInfo is None:
+    def publish_labels(self, dnn: str, score_threshold: float) -> None:
+        """Class names and score threshold of a DNN, kept for late subscribers; nothing for a lane DNN.
+
+        Called after activating and when the threshold has changed. An inactive publisher drops what it is given.
+        """
+        if LabelInfo is None or dnn not in self._labels:
             return
-        for dnn, labels in self._labels.items():
-            header = Header(stamp=self._node.get_clock().now().to_msg())
-            self._publishers[dnn, "label_info"].publish(label_info_message(labels, header))
+        header = Header(stamp=self._node.get_clock().now().to_msg())
+        message = label_info_message(self._labels[dnn], score_threshold, header)
+        self._publishers[dnn, "label_info"].publish(message)
 
     def close(self) -> None:
         for publisher in self._publishers.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -17,8 +17,8 @@ from multi_dnn_ros.flat_parameters import (
     checked_names,
     initial_value,
     parameter_fields,
+    read_parameters,
     shown,
-    to_config,
     unknown_parameters,
 )
 from multi_dnn_ros.schema import NodeConfig
@@ -42,7 +42,8 @@ class NodeParameters:
         self._apply = apply
         self._locked = False
         self._declaring = False
-        # rclpy has no public way to ask for overrides that nobody declared, which is how a typing error is found.
+        # Overrides that nobody declared are how a typing error is found. rclpy's only public way to them,
+        # automatically_declare_parameters_from_overrides, raises for an empty list (Jazzy).
         self._overrides: dict[str, Any] = {
             name: getattr(parameter, "value", parameter) for name, parameter in node._parameter_overrides.items()
         }
@@ -63,14 +64,25 @@ class NodeParameters:
         except ParameterError:
             return field.default
 
-    def config(self) -> NodeConfig:
-        """All parameters as one configuration; ParameterError names each that is wrong. Logs what is not used."""
+    def config(self, check: Callable[[NodeConfig], Sequence[str]] = lambda config: ()) -> NodeConfig:
+        """All parameters as one configuration; ParameterError names each that is wrong. Logs what is not used.
+
+        check: says what is wrong beyond single values; asked only where something is wrong already, so that everything
+        is told at once.
+        """
         for warning in self._warnings:
             self._node.get_logger().warning(warning)
         names = [name for name in (*self._fields, *self._unknown) if self._node.has_parameter(name)]
-        config = to_config({name: self._node.get_parameter(name).value for name in names})
-        self._check_topics(config)
-        return config
+        reading = read_parameters({name: self._node.get_parameter(name).value for name in names})
+        problems = [*reading.problems]
+        if reading.config is not None:
+            problems += self._topic_problems(reading.config)
+        if reading.config is None or problems:
+            beyond = check(reading.config) if reading.config is not None else ()
+            # Not of values that are wrong, and were checked further as if they had not been given.
+            problems += [line for line in beyond if not any(name in line.split() for name in reading.wrong)]
+            raise ParameterError(problems)
+        return reading.config
 
     def lock(self, locked: bool) -> None:
         """Whether parameters that are read-only once configured are refused."""
@@ -128,7 +140,7 @@ class NodeParameters:
             self._changed(parameters)  # Humble: nothing is called after setting
         return SetParametersResult(successful=not problems, reason="; ".join(problems))
 
-    def _check_topics(self, config: NodeConfig) -> None:
+    def _topic_problems(self, config: NodeConfig) -> list[str]:
         """Only ROS knows what a topic's name may be, and it looks when a subscription is made: when activating."""
         problems = []
         for name, camera in config.cameras.items():
@@ -138,8 +150,7 @@ class NodeParameters:
                 problems.append(
                     f"parameter camera.{name}.topic is {shown(camera.topic)}; allowed: the name of a topic: {error}"
                 )
-        if problems:
-            raise ParameterError(problems)
+        return problems
 
     def _checked(self, name: str, value: Any) -> Any:
         """In the parameter's own type, in which equal values compare equal: rclpy keeps lists, tuples and arrays."""

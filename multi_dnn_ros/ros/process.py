@@ -15,7 +15,8 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.params_sections import files_in, read_sections, require_parameters
+from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.turns import short_turns
 
 #: How late a signal may be noticed while nothing else happens.
@@ -25,15 +26,21 @@ _MAX_ERRORS = 100
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run the node until a signal ends it. 0: ended as asked; 1: could not start, or threads of it hang."""
+    """Run the node until a signal ends it. 0: ended as asked; 1: could not start, or threads of it hang.
+
+    ParamsFileError: a parameter file of the command line holds nothing for the node.
+    """
+    params_files = files_in(sys.argv if args is None else args)
+    for file in params_files:  # rclpy's own errors name no node, and it takes an empty file
+        read_sections(file, NODE_NAME)
     stop = _StopSignal()
     # The interpreter ends with collections, which go through all that PyTorch brought, for a second and more.
     atexit.register(gc.freeze)
     with short_turns():
-        return _run(args, stop)
+        return _run(args, params_files, stop)
 
 
-def _run(args: list[str] | None, stop: _StopSignal) -> int:
+def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> int:
     try:
         # rclpy's own handlers would shut the context down at once, and what is under way could not be published.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
@@ -48,6 +55,8 @@ def _run(args: list[str] | None, stop: _StopSignal) -> int:
     try:
         node = MultiDnnNode()
         stop.node = node
+        for file in params_files:  # remaps decide what the node is called
+            require_parameters(file, node.get_fully_qualified_name())
         forward = _RosLog(node.get_logger())
         logging.getLogger("multi_dnn_ros").addHandler(forward)
         executor.add_node(node)

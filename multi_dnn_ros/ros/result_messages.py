@@ -25,10 +25,14 @@ POINT_FIELDS = ("u", "v", "lane", "score")
 
 
 def detections_message(detections: Detections, header: Header) -> Detection2DArray:
-    """vision_msgs/Detection2DArray, best score first; class_id is the class name, boxes are in pixels of the source."""
+    """vision_msgs/Detection2DArray, best score first, boxes in pixels of the source.
+
+    class_id is the class number in decimal, as the class_id of :func:`label_info_message`: names need not be unique
+    (torchvision's COCO labels hold several "N/A").
+    """
     message = Detection2DArray(header=header)
     message.detections = [
-        _detection(box, score, _label(detections.labels, class_id), header)
+        _detection(box, score, str(class_id), header)
         for box, score, class_id in zip(
             detections.boxes.tolist(), detections.scores.tolist(), detections.class_ids.tolist(), strict=True
         )
@@ -36,10 +40,15 @@ def detections_message(detections: Detections, header: Header) -> Detection2DArr
     return message
 
 
-def label_info_message(labels: Sequence[str], header: Header) -> Any:
-    """vision_msgs/LabelInfo, where it exists: which class name stands for which index of the DNN's output."""
+def label_info_message(labels: Sequence[str], threshold: float, header: Header) -> Any:
+    """vision_msgs/LabelInfo, where it exists: the name of each class number. threshold: least score of a detection."""
     classes = [VisionClass(class_id=place, class_name=name) for place, name in enumerate(labels)]
-    return LabelInfo(header=header, class_map=classes)
+    return LabelInfo(header=header, class_map=classes, threshold=threshold)
+
+
+def class_names(label_info: Any) -> dict[str, str]:
+    """Class names of a vision_msgs/LabelInfo by what the class_id of a detection holds."""
+    return {str(entry.class_id): entry.class_name for entry in label_info.class_map}
 
 
 def lane_mask_message(lanes: Lanes, header: Header) -> Image:
@@ -74,7 +83,7 @@ def image_message(pixels: npt.NDArray[np.uint8], encoding: str, header: Header) 
     return message
 
 
-def _detection(box: Sequence[float], score: float, label: str, header: Header) -> Detection2D:
+def _detection(box: Sequence[float], score: float, class_id: str, header: Header) -> Detection2D:
     x1, y1, x2, y2 = box
     detection = Detection2D(header=header)
     detection.bbox.center.position.x = (x1 + x2) / 2
@@ -82,14 +91,10 @@ def _detection(box: Sequence[float], score: float, label: str, header: Header) -
     detection.bbox.size_x = x2 - x1
     detection.bbox.size_y = y2 - y1
     hypothesis = ObjectHypothesisWithPose()
-    hypothesis.hypothesis.class_id = label
+    hypothesis.hypothesis.class_id = class_id
     hypothesis.hypothesis.score = score
     detection.results.append(hypothesis)
     return detection
-
-
-def _label(labels: Sequence[str], class_id: int) -> str:
-    return labels[class_id] if 0 <= class_id < len(labels) else str(class_id)
 
 
 def _bytes(values: npt.NDArray[np.generic]) -> array.array[int]:

@@ -54,7 +54,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (HEAD + "    cameras: !!set x\n", ["not a YAML file", "not a mapping"]),
         (HEAD + "    device: !!python/object/apply:os.system [ls]\n", ["not a YAML file", "constructor"]),
         ("a: &a [1]\nb: *a\n", ["not a YAML file", "aliases"]),
-        ("nonsense", ["no parameters for node 'multi_dnn'"]),
+        ("nonsense", ["no parameters for node '/multi_dnn'"]),
     ],
 )
 def test_a_wrong_parameter_file(

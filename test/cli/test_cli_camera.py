@@ -11,13 +11,14 @@ from rclpy.serialization import serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 from topic_listener import Listener
-from vision_msgs.msg import Detection2DArray
+from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.processes import on_loopback
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 
 
@@ -83,10 +84,13 @@ def test_video_compressed_resized_and_renamed(tmp_path: Path, domain: int) -> No
 def test_scenes_with_their_truth(domain: int) -> None:
     """The published truth is that of the generator, with the picture's stamp."""
     topics = {"/front/image_raw": Image, "/front/truth/detections": Detection2DArray, "/front/truth/lane_mask": Image}
-    with Listener(topics, domain) as listener:
+    labels = "/front/truth/label_info"
+    with Listener({**topics, labels: LabelInfo}, domain, latched=frozenset([labels])) as listener:
         command = ["camera", "scenes", "--truth", "--seed", "3", "--size", "160x120", "--rate", "10", "--prepare"]
         assert main([*command, "--start-at", "2", "--count", "3", "--wait", "1"]) == 0
-        listener.wait(lambda: all(len(messages) == 3 for messages in listener.messages.values()))
+        listener.wait(lambda: all(len(listener.messages[topic]) == 3 for topic in topics))
+        listener.wait(lambda: listener.messages[labels])
+    named = class_names(listener.messages[labels][0])
     drive = SceneGenerator(160, 120, 3).drive(5, 10.0)
     for index in range(3):
         image, boxes, mask = (listener.messages[topic][index] for topic in topics)
@@ -95,7 +99,7 @@ def test_scenes_with_their_truth(domain: int) -> None:
         np.testing.assert_array_equal(decode_image(image, 100_000), scene.image)
         np.testing.assert_array_equal(np.frombuffer(mask.data, np.uint8).reshape(120, 160), scene.lane_mask)
         assert mask.encoding == "mono8"
-        names = [detection.results[0].hypothesis.class_id for detection in boxes.detections]
+        names = [named[detection.results[0].hypothesis.class_id] for detection in boxes.detections]
         assert names == [LABELS[class_id] for class_id in scene.class_ids]
         for detection, (x1, y1, x2, y2) in zip(boxes.detections, scene.boxes, strict=True):
             centre, box = detection.bbox.center.position, detection.bbox

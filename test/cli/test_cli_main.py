@@ -83,7 +83,8 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["replay", "in", "out", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
         (["replay", "in", "out", "--device", "abacus"], 1, "abacus"),
         (["replay", "in", "out", "--ros-args", "-r", "a:=b"], 2, "--ros-args are for commands that start a ROS node"),
-        (["run", "--params-file", "nowhere.yaml"], 1, "parameter file nowhere.yaml does not exist"),
+        (["run", "--params-file", "nowhere.yaml"], 1, "parameter file nowhere.yaml of node multi_dnn: No such file"),
+        (["replay", "in", "out", "--node", "dnns"], 2, "--node is 'dnns'; expected a name with its namespace"),
         (["demo", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
     ],
 )

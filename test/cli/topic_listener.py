@@ -13,11 +13,18 @@ from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 
+from multi_dnn_ros.ros.qos import LATCHED
+
 
 class Listener:
-    """Keeps everything that arrives, with the time of receipt; a context manager."""
+    """Keeps everything that arrives, with the time of receipt; a context manager.
 
-    def __init__(self, topics: dict[str, type], domain: int, depth: int = 100) -> None:
+    latched: the topics whose publishers keep their last message.
+    """
+
+    def __init__(
+        self, topics: dict[str, type], domain: int, depth: int = 100, latched: frozenset[str] = frozenset()
+    ) -> None:
         self.messages: dict[str, list[Any]] = {topic: [] for topic in topics}
         self.times: dict[str, list[float]] = {topic: [] for topic in topics}
         self._changed = threading.Condition()
@@ -25,7 +32,8 @@ class Listener:
         rclpy.init(context=self._context, domain_id=domain)
         self.node = rclpy.create_node("listener", context=self._context)
         for topic, kind in topics.items():
-            self.node.create_subscription(kind, topic, self._receiver(topic), QoSProfile(depth=depth))
+            qos = LATCHED if topic in latched else QoSProfile(depth=depth)
+            self.node.create_subscription(kind, topic, self._receiver(topic), qos)
         self._executor = SingleThreadedExecutor(context=self._context)
         self._executor.add_node(self.node)
         self._thread = threading.Thread(target=self._spin, daemon=True)

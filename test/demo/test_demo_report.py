@@ -27,6 +27,7 @@ from multi_dnn_ros.replay.replay import msgtype_of
 from multi_dnn_ros.resources import config_file
 from multi_dnn_ros.ros.result_messages import (
     detections_message,
+    label_info_message,
     lane_mask_message,
     lane_points_message,
 )
@@ -39,8 +40,18 @@ HZ = 10
 MS = 1_000_000
 STREAMS = (
     Stream("lane", {name: f"/multi_dnn/front/lane/{name}" for name in ("mask", "points")}),
-    Stream("object", {"detections": "/multi_dnn/front/object/detections"}, ("car", "truck")),
-    Stream("pedestrian", {"detections": "/multi_dnn/front/pedestrian/detections"}, ("pedestrian",)),
+    Stream(
+        "object",
+        {"detections": "/multi_dnn/front/object/detections"},
+        ("car", "truck"),
+        "/multi_dnn/object/label_info",
+    ),
+    Stream(
+        "pedestrian",
+        {"detections": "/multi_dnn/front/pedestrian/detections"},
+        ("pedestrian",),
+        "/multi_dnn/pedestrian/label_info",
+    ),
 )
 TOPICS = CameraTopics("/front/image_raw/compressed", "/front/truth/detections", "/front/truth/lane_mask", tuple(LABELS))
 
@@ -71,6 +82,8 @@ def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Cour
             writer.add_topic(topic, msgtype_of(message))
             writer.write(topic, stamp_ns, serialize_message(message))
 
+        for stream in STREAMS[1:]:
+            write(stream.label_info, 1, label_info_message(stream.labels, 0.4, Header()))
         for index in range(FRAMES):
             scene, now = drive.frame(index), (1000 + index * 1000 // HZ) * MS
             header = Header(frame_id="front")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,58 @@ def arguments(path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_launch_file_imports_launch_alone(path: Path) -> None:
-    """`ros2 launch` runs it with the system's Python, which may have no torch."""
+def test_a_launch_file_imports_little(path: Path) -> None:
+    """`ros2 launch` runs it with the system's Python, which may have no torch, and shall do so quickly."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            assert (node.module or "").split(".")[0] in ("launch", "launch_ros")
+            ours = node.module == "multi_dnn_ros.params_sections"
+            assert ours or (node.module or "").split(".")[0] in ("launch", "launch_ros")
         assert not isinstance(node, ast.Import)
+
+
+def test_what_launch_files_import_of_ours_needs_yaml_only() -> None:
+    heavy = ("torch", "cv2", "numpy", "rclpy", "pydantic")
+    program = f"import sys, multi_dnn_ros.params_sections; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
+
+
+@pytest.mark.parametrize("file", [path.name for path in FILES])
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        (None, [], ["No such file", "node /multi_dnn"]),
+        ("", [], ["the file is empty", "node /multi_dnn"]),
+        (FOREIGN, [], ["no parameters for node /multi_dnn; its sections are for /lidar"]),
+        (
+            "multi_dnn:\n  ros__parameters: {workers: 1}\n",
+            ["namespace:=robot"],
+            ["no parameters for node /robot/multi_dnn"],
+        ),
+    ],
+)
+def test_a_params_file_that_says_nothing_to_the_node_fails_the_launch(
+    tmp_path: Path, file: str, text: str | None, arguments: list[str], words: list[str]
+) -> None:
+    pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
+    params = tmp_path / "robot.yaml"
+    if text is not None:
+        params.write_text(text)
+    if file == "replay.launch.py":
+        arguments = [*arguments, "bag:=nowhere", f"output:={tmp_path / 'results'}"]
+    command = ["ros2", "launch", str(FOLDER / file), f"params_file:={params}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0, output
+    errors = [line for line in output.splitlines() if "[ERROR]" in line]
+    assert len(errors) == 1, output
+    assert f"parameter file {params}" in errors[0]
+    assert [word for word in words if word not in errors[0]] == []
+    assert "process started" not in output
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -146,3 +146,55 @@ def test_a_wrong_shape_names_both() -> None:
         GridDecoder(Preprocess(64, 64), LABELS)((torch.zeros(1, 9, 22, 22),), SIZE)
     with pytest.raises(OutputError, match=r"reads 1 output\(s\), but the DNN returns 2"):
         LaneDecoder(Preprocess(64, 64), ("lane",))((torch.zeros(1, 1, 4, 4),) * 2, SIZE)
+
+
+@st.composite
+def road_maps(draw: st.DrawFn) -> tuple[torch.Tensor, Preprocess, tuple[int, int]]:
+    """Logits of lines that enter and leave the image anywhere, bent and dashed, with a network and an image size."""
+    across, down = draw(st.integers(40, 320)), draw(st.integers(24, 200))
+    mask = np.zeros((down, across), np.uint8)
+    outside = st.floats(-0.4, 1.4)
+    for _ in range(draw(st.integers(1, 4))):
+        ends, middle = draw(st.tuples(outside, outside, outside, outside)), draw(st.tuples(outside, outside))
+        t = np.linspace(0.0, 1.0, 60)[:, None]
+        begin, end, pull = np.array(ends[:2]), np.array(ends[2:]), np.array(middle)
+        curve = (1 - t) ** 2 * begin + 2 * t * (1 - t) * pull + t**2 * end
+        points = np.round(curve * (across, down)).astype(np.int32)
+        dash = draw(st.sampled_from([60, 15, 6]))
+        for first in range(0, 60, 2 * dash):
+            cv2.polylines(mask, [points[first : first + dash]], False, 1, draw(st.integers(1, 4)))
+    logits = torch.from_numpy(np.where(mask > 0, 4.0, -4.0).astype(np.float32))[None, None]
+    stride = draw(st.sampled_from([1, 2, 8]))
+    preprocess = Preprocess(across * stride, down * stride, fit=draw(st.sampled_from(["stretch", "letterbox"])),
+                            centered=draw(st.booleans()))  # fmt: skip
+    side = st.integers(1, 64) | st.integers(65, 2000)
+    return logits, preprocess, (draw(side), draw(side))
+
+
+@settings(max_examples=300)
+@given(road_maps())
+def test_lane_points_lie_inside_the_image(given_map: tuple[torch.Tensor, Preprocess, tuple[int, int]]) -> None:
+    logits, preprocess, (height, width) = given_map
+    result = LaneDecoder(preprocess, ("lane",))((logits,), (height, width))
+    for lane in result.lanes:
+        assert len(lane.points) > 0
+        u, v = lane.points.T
+        assert u.min() >= 0.0
+        assert u.max() <= width - 1
+        assert v.min() >= 0.0
+        assert v.max() <= height - 1
+        assert (np.diff(v) <= 0.0).all()  # from the bottom up
+
+
+def test_points_of_a_line_that_leaves_the_image_end_where_it_leaves() -> None:
+    """They stay on the line's curve: a point moved to the edge would be none of the line's."""
+    v = np.arange(191, 60, -1)
+    bend = np.stack([-2.0 + 0.012 * (v - 120.0) ** 2, v], 1)
+    (lane,) = LaneDecoder(Preprocess(320, 192), ("lane",))((lane_logits([bend]),), SIZE).lanes
+    c0, c1, c2 = lane.curve
+    along = np.arange(200.0, 400.0)
+    assert (c0 + along * (c1 + along * c2)).min() < 0.0  # the curve does leave it
+    u, v = lane.points.T
+    assert len(u) > 30
+    assert u.min() >= 0.0
+    np.testing.assert_allclose(u, c0 + v * (c1 + v * c2), atol=0.01)

@@ -16,10 +16,11 @@ from rclpy.context import Context
 from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image, PointCloud2
-from vision_msgs.msg import Detection2DArray
+from vision_msgs.msg import Detection2DArray, LabelInfo
 
 from multi_dnn_ros.demo.evaluation import accounts, last_statuses
 from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
+from multi_dnn_ros.ros.qos import LATCHED
 
 OUTPUTS = {
     "lane/mask": Image,
@@ -33,9 +34,13 @@ _START_S, _DRIVE_S = 120.0, 240.0
 
 
 class LiveSession:
-    """What the node published for one camera run. outputs: messages by topic below ``~/front/``, as they came."""
+    """What the node published for one camera run.
+
+    outputs: messages by topic below ``~/front/``, as they came. labels: the newest LabelInfo of each detector.
+    """
 
     def __init__(self) -> None:
+        self.labels: dict[str, Any] = {}
         self.outputs: dict[str, list[Any]] = defaultdict(list)
         self.statuses: dict[str, dict[str, Any]] = {}
         self.reports = 0
@@ -105,6 +110,13 @@ def _listening(session: LiveSession, domain: int) -> Iterator[None]:
         name = topic.removeprefix(f"{NODE}/front/")
         node.create_subscription(
             kind, topic, lambda message, name=name: session.receive(name, message), QoSProfile(depth=50)
+        )
+    for dnn in ("object", "pedestrian"):
+        node.create_subscription(
+            LabelInfo,
+            f"{NODE}/{dnn}/label_info",
+            lambda message, dnn=dnn: session.labels.update({dnn: message}),
+            LATCHED,
         )
     executor = SingleThreadedExecutor(context=context)
     executor.add_node(node)

@@ -13,6 +13,7 @@ from std_msgs.msg import Header
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.demo.moments import detections, lanes
+from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
@@ -58,12 +59,13 @@ def write_road(path: Path, drive: Sequence[Scene], storage: str = "mcap") -> Pat
     return path
 
 
-def box_score(messages: Iterable[Any], drive: Sequence[Scene], labels: tuple[str, ...]) -> float:
-    """mAP@0.5 of Detection2DArrays against the scenes they belong to."""
+def box_score(messages: Iterable[Any], label_info: Any, drive: Sequence[Scene], labels: tuple[str, ...]) -> float:
+    """mAP@0.5 of Detection2DArrays against the scenes they belong to. label_info: the LabelInfo of their DNN."""
+    names = class_names(label_info)
     found, truths = [], []
     for message in messages:
         scene = drive[index_of(message)]
-        found.append(detections(message, labels))
+        found.append(detections(message, labels, names))
         truths.append(Truth.among(labels, scene.boxes, scene.class_ids, LABELS))
     return mean_average_precision(found, truths, labels)["map50"]
 

@@ -37,8 +37,8 @@ def live(drive: list[Scene], folder: Path) -> LiveSession:
 
 
 def test_detections_are_where_the_truth_is(live: LiveSession, drive: list[Scene]) -> None:
-    assert box_score(live.outputs["object/detections"], drive, OBJECTS) >= 0.55
-    assert box_score(live.outputs["pedestrian/detections"], drive, PEOPLE) >= 0.5
+    assert box_score(live.outputs["object/detections"], live.labels["object"], drive, OBJECTS) >= 0.55
+    assert box_score(live.outputs["pedestrian/detections"], live.labels["pedestrian"], drive, PEOPLE) >= 0.5
     masks = {index_of(message): message for message in live.outputs["lane/mask"]}
     points = {index_of(message): message for message in live.outputs["lane/points"]}
     both = sorted(masks.keys() & points.keys())

@@ -105,7 +105,13 @@ class Bench:
         """A node with one DNN `object` on camera `front` unless the parameters say otherwise."""
         values = {"autostart": False, "dnns": ["object"], "diagnostics_period_s": 0.1, **(parameters or {})}
         overrides = [Parameter(name, value=value) for name, value in values.items()]
-        settings = {"build": build, "context": self.context, "parameter_overrides": overrides, **arguments}
+        settings = {
+            "build": build,
+            "check": lambda config: (),
+            "context": self.context,
+            "parameter_overrides": overrides,
+            **arguments,
+        }
         node = MultiDnnNode(**settings)
         self.nodes.append(node)
         self.executor.add_node(node)

@@ -15,6 +15,7 @@ from sensor_msgs.msg import CompressedImage
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.pipeline import build as build_for_real
+from multi_dnn_ros.settings_check import check_settings
 
 OUT = "/multi_dnn/front/object/detections"
 ERROR, STALE = 2, 3
@@ -137,3 +138,29 @@ def test_weights_that_do_not_fit_are_named(bench: Bench, tmp_path: Path) -> None
     path.write_bytes(b"\xff" * 64)
     model = "torchvision:ssdlite320_mobilenet_v3_large"
     refused(bench, {"dnn.object.model": model, "dnn.object.weights": str(path)}, str(path))
+
+
+def test_wrong_values_names_topics_and_files_are_told_together(bench: Bench, tmp_path: Path) -> None:
+    """Over /diagnostics, before a DNN is loaded; what is wrong in itself is not told twice."""
+    bench.node(
+        {
+            "workers": 99, "polciy": "edf", "camera.front.topic": "two words", "dnns": ["object", "lane"],
+            "dnn.object.model": str(tmp_path / "missing.onnx"), "dnn.object.jobs": 0, "dnn.lane.keep": ["cat"],
+            "dnn.lane.labels": "lane", "device": "cpu",
+        },
+        build=lambda config, progress: pytest.fail("built"), check=lambda config: check_settings(config).problems,
+    )  # fmt: skip
+    assert not bench.change("configure")
+    bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
+    lines = bench.status("node").message.splitlines()
+    for words in (
+        "workers is 99",
+        "polciy: no such parameter",
+        "front.topic is 'two words'",
+        "missing.onnx': there is no such file",
+        "object.jobs is 0",
+        "lane.keep = ['cat']: no class 'cat'",
+        "lane.labels is 'lane'",
+    ):
+        assert sum(words in line for line in lines) == 1, (words, lines)
+    assert len(lines) == 7

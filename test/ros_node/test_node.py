@@ -80,7 +80,7 @@ def test_results_carry_the_header_of_their_image(bench: Bench) -> None:
     assert (heard[2][0].width, heard[2][0].height, heard[2][0].encoding) == (8, 6, "mono8")
     assert heard[1][0].width == 2  # points
     (detection,) = heard[0][0].detections
-    assert detection.results[0].hypothesis.class_id == "thing"
+    assert detection.results[0].hypothesis.class_id == "0"
     assert (detection.bbox.size_x, detection.bbox.size_y) == (8.0, 6.0)
 
 

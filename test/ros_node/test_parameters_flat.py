@@ -158,8 +158,15 @@ def test_later_sections_override_earlier_ones_and_other_nodes_do_not_count(tmp_p
         ("multi_dnn: {ros__parameters: {polcy: edf}}", ["did you mean policy?"]),
         ("multi_dnn: {ros__parameters: {workers: 99}}", ["workers is 99"]),
         ("multi_dnn: {ros__parameters: 3}", ["ros__parameters is 3"]),
-        ("multi_dnn: {parameters: {workers: 3}}", ["no parameters for node 'multi_dnn'"]),
-        ("other: {ros__parameters: {workers: 3}}", ["no parameters for node 'multi_dnn'", "/other"]),
+        ("multi_dnn: {parameters: {workers: 3}}", ["no parameters for node '/multi_dnn'"]),
+        ("other: {ros__parameters: {workers: 3}}", ["no parameters for node '/multi_dnn'", "/other"]),
+        ("/**: {ros__parameters: {}}", ["no parameters for node '/multi_dnn'", "section /** is empty"]),
+        (
+            "/a/multi_dnn: {ros__parameters: {workers: 3}}\n/b/multi_dnn: {ros__parameters: {workers: 4}}",
+            ["no parameters for node '/multi_dnn', and several others fit", "/a/multi_dnn, /b/multi_dnn"],
+        ),
+        ("multi_dnn: {ros__parameters: {use_sim_tme: true}}", ["use_sim_tme: no such", "did you mean use_sim_time?"]),
+        ("multi_dnn: {ros__parameters: {use_sim_time_: true}}", ["did you mean use_sim_time?"]),
         ("", ["no parameters"]),
         ("multi_dnn: {ros__parameters: {workers: 1, workers: 2}}", ["'workers' stands twice"]),
         ("a: &a {ros__parameters: {workers: 1}}\nmulti_dnn: *a", ["aliases"]),
@@ -178,11 +185,19 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, text, words):
 
 
 def test_what_is_not_used_is_said(tmp_path, caplog):
-    path = write(tmp_path, "multi_dnn: {ros__parameters: {camera: {rear: {depth: 2}}, zoom_level: 3}}")
+    path = write(tmp_path, "multi_dnn: {ros__parameters: {camera: {rear: {depth: 2}}, zoom_level: 3, threshold: 0.3}}")
     with caplog.at_level(logging.WARNING):
         read_params_file(path)
     assert "camera 'rear' is not in cameras (front); not used" in caplog.text
-    assert "zoom_level: not a parameter of this node" in caplog.text
+    assert "zoom_level: not a parameter of this node, ignored; the nearest name is " in caplog.text
+    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.lane.iou_threshold" in caplog.text
+
+
+def test_a_node_in_a_namespace_has_its_own_section(tmp_path):
+    path = write(
+        tmp_path, "/a/multi_dnn: {ros__parameters: {workers: 3}}\n/b/multi_dnn: {ros__parameters: {workers: 4}}"
+    )
+    assert read_params_file(path, "/b/multi_dnn").workers == 4
 
 
 def test_a_huge_file_is_not_read(tmp_path):

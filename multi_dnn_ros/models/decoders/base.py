@@ -50,7 +50,7 @@ class Decoder:
 
     preprocess: how the image became the network's input. labels: class names by index. keep: names of the classes to
     report, empty: all. score_threshold (0..1), iou_threshold (0..1) and max_detections may be set at any time; a call
-    that is under way may still use the old values. Raises ValueError when `keep` names what is not in `labels`.
+    that is under way may still use the old values. Raises ValueError as :meth:`check_labels` does.
     """
 
     #: Name in the configuration.
@@ -66,15 +66,20 @@ class Decoder:
         iou_threshold: float = 0.5,
         max_detections: int = 100,
     ) -> None:
-        unknown = [label for label in keep if label not in labels]
-        if unknown:
-            raise ValueError(f"keep = {list(keep)}: no class {unknown[0]!r}; allowed: {', '.join(labels)}")
+        self.check_labels(labels, keep)
         self.preprocess = preprocess
         self.labels = tuple(labels)
         self.kept = tuple(index for index, label in enumerate(labels) if label in keep)
         self.score_threshold = score_threshold
         self.iou_threshold = iou_threshold
         self.max_detections = max_detections
+
+    @classmethod
+    def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
+        """Raise ValueError when `keep` names what is not in `labels`, or is not what this decoder needs."""
+        unknown = [label for label in keep if label not in labels]
+        if unknown:
+            raise ValueError(f"keep = {list(keep)}: no class {unknown[0]!r}; allowed: {', '.join(labels)}")
 
     def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
         """Decode one frame. Raises OutputError for a wrong number, shape or class count and for NaN or infinity."""

@@ -35,9 +35,18 @@ class LaneDecoder(Decoder):
 
     def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **options)
-        if len(labels) > 2 and not self.kept:
-            raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
         self.lane_classes = self.kept or (len(labels) - 1,)
+
+    @classmethod
+    def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
+        """As of every decoder; with several classes `keep` must tell those of lanes from the background."""
+        super().check_labels(labels, keep)
+        if len(labels) > 2 and not keep:
+            raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
+        if len(labels) > 1 and set(labels) <= set(keep):
+            raise ValueError(
+                f"keep = {list(keep)}: names all {len(labels)} classes as lane; at least one must be background"
+            )
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
         self.expect_outputs(outputs, 1)
@@ -75,7 +84,7 @@ class LaneDecoder(Decoder):
         probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[pixels].astype(np.float64)))
         score = np.bincount(number_of_pixel, probability) / np.maximum(np.bincount(number_of_pixel), 1)
         lanes = tuple(
-            Lane(number, _points(runs, members, curve, scale[1]), curve, float(score[number]))
+            Lane(number, _points(runs, members, curve, scale[1], source_size), curve, float(score[number]))
             for number, (_, members, curve) in enumerate(found, start=1)
         )
         numbers = np.zeros((height, width), np.uint8)
@@ -88,8 +97,6 @@ class LaneDecoder(Decoder):
         if len(logits) == 1:
             return logits[0]
         others = [index for index in range(len(logits)) if index not in self.lane_classes]
-        if not others:
-            raise OutputError(f"keep names all {len(logits)} classes as lane; at least one must be background")
         lane, none = (torch.stack([logits[index] for index in of]) for of in (self.lane_classes, others))
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
@@ -147,13 +154,29 @@ def _in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> np
 
 
 def _points(
-    runs: Runs, members: npt.NDArray[np.int64], curve: npt.NDArray[np.float64], down: float
+    runs: Runs,
+    members: npt.NDArray[np.int64],
+    curve: npt.NDArray[np.float64],
+    down: float,
+    source_size: tuple[int, int],
 ) -> npt.NDArray[np.float32]:
-    """Points on the curve, bottom up, from the line's lowest row to its highest, in source pixels."""
+    """(K, 2) points u, v on the curve, bottom up, from the line's lowest row to its highest, in source pixels.
+
+    All lie in 0..W-1, 0..H-1. A curve may leave the image where its line does, or between two dashes: there it has no
+    points. down: source pixels per mask row. source_size: (H, W).
+    """
+    height, width = source_size
     rows = runs.row[members]
-    high, low = ((int(row) + 0.5) * down - 0.5 for row in (rows.min(), rows.max()))
-    at = np.linspace(low, high, min(_POINTS, int(rows.max() - rows.min()) + 1))
-    return np.stack([curve[0] + at * (curve[1] + at * curve[2]), at], axis=1).astype(np.float32)
+    # An image of fewer rows than the mask has no row for the middle of the mask's first and last one.
+    high, low = (min(max((int(row) + 0.5) * down - 0.5, 0.0), height - 1.0) for row in (rows.min(), rows.max()))
+    v = np.linspace(low, high, min(_POINTS, int(rows.max() - rows.min()) + 1))
+    u = curve[0] + v * (curve[1] + v * curve[2])
+    inside = (u >= 0.0) & (u <= width - 1)
+    if inside.any():
+        u, v = u[inside], v[inside]
+    else:  # a line along the image's edge, less than half its thickness inside
+        u = np.clip(u, 0.0, width - 1)
+    return np.stack([u, v], axis=1).astype(np.float32)
 
 
 def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tuple[float, float], height: int) -> float:

@@ -1,0 +1,112 @@
+"""Which nodes a ROS 2 parameter file speaks to. Needs PyYAML only: launch files use it, and the node before it starts.
+
+rcl applies the sections that match a node's name and says nothing when none does: the node then runs on its defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+PARAMETERS = "ros__parameters"
+MAX_BYTES = 1 << 20
+_ROS_ARGS, _END = "--ros-args", "--"
+
+
+class ParamsFileError(ValueError):
+    """A parameter file that gives a node no parameters; the message is one line and names file and node."""
+
+
+def require_parameters(path: str | Path, node: str) -> None:
+    """Raise ParamsFileError unless the file holds at least one parameter for the node. node: fully qualified name."""
+    found = read_sections(path, node)
+    mine = [name for name in found if applies_to(name, node)]
+    where = f"parameter file {path}: no parameters for node {node}"
+    if not found:
+        raise ParamsFileError(f"{where}; expected a section such as `{node}:` or `/**:` that holds {PARAMETERS}")
+    if not mine:
+        raise ParamsFileError(f"{where}; its sections are for {', '.join(found)}{_hint(found, node)}")
+    if not any(found[name] for name in mine):
+        raise ParamsFileError(f"{where}; its section {mine[0]} is empty")
+
+
+def applies_to(section: str, node: str) -> bool:
+    """Whether ROS applies a section to a node. section, node: names that begin with /.
+
+    As rclpy does: `/*` stands for one part of a name, `/**` for any number of them.
+    """
+    pattern = "".join(
+        re.escape(part) if not part.startswith("/*") else r"(/\w+)" + ("*" if part == "/**" else "")
+        for part in re.split(r"(/\*\*?)", section)
+    )
+    return re.fullmatch(pattern, node) is not None
+
+
+def full_name(*keys: str) -> str:
+    """The section's name by its keys, outermost first; a namespace may be a mapping of its own."""
+    name = keys[0]
+    for key in keys[1:]:
+        name += key if name.endswith("/") else f"/{key}"
+    return name if name.startswith("/") else f"/{name}"
+
+
+def files_in(arguments: Sequence[str]) -> list[str]:
+    """The files after `--params-file` in the ROS part of a command line."""
+    files, inside, previous = [], False, ""
+    for word in arguments:
+        if inside and previous == "--params-file":
+            files.append(word)
+        inside = word == _ROS_ARGS or (inside and word != _END)
+        previous = word
+    return files
+
+
+def read_text(path: Path) -> str:
+    """The file's text. OSError; ValueError when it is too large or no UTF-8 text."""
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise ValueError(f"{size} bytes; a parameter file has at most {MAX_BYTES}")
+    return path.read_text(encoding="utf-8")
+
+
+def read_sections(path: str | Path, node: str) -> dict[str, int]:
+    """The names of the file's sections, each with its number of entries.
+
+    node: whose file it is, for the ParamsFileError of one that is missing, empty or no YAML.
+    """
+    where = f"parameter file {path} of node {node}"
+    try:
+        root = yaml.compose(read_text(Path(path)), yaml.SafeLoader)
+    except OSError as error:
+        raise ParamsFileError(f"{where}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ParamsFileError(f"{where}: not a parameter file: {' '.join(str(error).split())}") from None
+    if root is None:
+        raise ParamsFileError(f"{where}: the file is empty")
+    found: dict[str, int] = {}
+    for name, entries in _walk(root, ()):
+        found[name] = found.get(name, 0) + entries
+    return found
+
+
+def _walk(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value == PARAMETERS and keys:
+            yield full_name(*keys), len(value.value) if isinstance(value, yaml.MappingNode) else 0
+        elif key.value != PARAMETERS:
+            yield from _walk(value, (*keys, str(key.value)))
+
+
+def _hint(found: Iterable[str], node: str) -> str:
+    """The usual mistake: a node in a namespace, and a section that does not say so."""
+    name = node.rpartition("/")[2]
+    if any(section.rpartition("/")[2] == name for section in found):
+        return f"; the name of a section is absolute: `{node}:`, or `/**/{name}:` for any namespace"
+    return ""

@@ -1,0 +1,130 @@
+"""A parameter file that says nothing to the node ends it at once: it must not run DNNs that nobody asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.params_sections import applies_to, files_in, full_name
+from multi_dnn_ros.processes import Child, on_loopback
+
+FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
+EXECUTABLE = "import sys; from multi_dnn_ros.executable import main; sys.exit(main())"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "robot.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, ["No such file"]),
+        ("", ["the file is empty"]),
+        ("# device: cuda\n", ["the file is empty"]),
+        ("/**: [\n", ["not a parameter file", "line 2"]),
+    ],
+)
+def test_a_file_that_is_missing_empty_or_no_yaml(
+    tmp_path: Path, text: str | None, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "robot.yaml"
+    if text is not None:
+        path.write_text(text)
+    for arguments in (["run", "--params-file", str(path)], ["run", "--ros-args", "--params-file", str(path)]):
+        assert main(arguments) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"multi-dnn run: error: parameter file {path} of node multi_dnn: ")
+        assert error.count("\n") == 1
+        assert [word for word in words if word not in error] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        (FOREIGN, [], ["no parameters for node /multi_dnn; its sections are for /lidar"]),
+        (f"{FOREIGN}multi_dnn:\n  ros__parameters: {{}}\n", [], ["node /multi_dnn; its section /multi_dnn is empty"]),
+        (
+            "multi_dnn:\n  ros__parameters: {workers: 1}\n",
+            ["-r", "__ns:=/robot"],
+            ["node /robot/multi_dnn; its sections are for /multi_dnn; the name of a section is absolute: `/robot/"],
+        ),
+        ("/*:\n  ros__parameters: {workers: 1}\n", ["-r", "__ns:=/robot"], ["for node /robot/multi_dnn", "for /*"]),
+        ("multi_dnn:\n  ros__parameters: {workers: 1}\n", ["-r", "__node:=dnns"], ["no parameters for node /dnns"]),
+    ],
+)
+def test_a_file_without_a_section_for_the_node(
+    tmp_path: Path, domain: int, text: str, arguments: list[str], words: list[str]
+) -> None:
+    """As a process: the node's executable, whatever starts it."""
+    path = written(tmp_path, text)
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTABLE, "--ros-args", "--params-file", str(path), *arguments],
+        env={**os.environ, **on_loopback(domain)}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith(f"multi_dnn_node: parameter file {path}: ")
+    assert [word for word in words if word not in error] == []
+    assert "Traceback" not in done.stderr
+
+
+def test_one_file_for_several_nodes(tmp_path: Path, domain: int) -> None:
+    """Sections of other nodes are no mistake; a name that is nobody's is a warning with the nearest one."""
+    own = "robot:\n  multi_dnn:\n    ros__parameters: {device: cpu, dnns: [object], zoom_level: 3, threshold: 0.3}\n"
+    path = written(tmp_path, FOREIGN + own)
+    command = ["run", "--params-file", str(path), "--ros-args", "-r", "__ns:=/robot"]
+    with Child("node", command, tmp_path / "node.log", on_loopback(domain)) as node:
+        deadline = time.monotonic() + 120.0
+        while "configured: DNNs object;" not in (log := node.log.read_text()):
+            assert node.exit_code() is None, node.last_lines(20)
+            assert time.monotonic() < deadline, node.last_lines(20)
+            time.sleep(0.05)
+    assert re.search(r"zoom_level: not a parameter of this node, ignored; the nearest name is \S+", log)
+    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.object.iou_threshold" in log
+
+
+@pytest.mark.parametrize(
+    ("section", "nodes", "others"),
+    [
+        ("/**", ["/a", "/a/b", "/a/b/c"], []),
+        ("/*", ["/a"], ["/a/b"]),
+        ("/a", ["/a"], ["/ab", "/b/a", "/a/a"]),
+        ("/**/a", ["/a", "/b/a", "/c/b/a"], ["/a/b", "/ba"]),
+        ("/*/a", ["/b/a"], ["/a", "/c/b/a"]),
+        ("/b/**", ["/b", "/b/a", "/b/c/a"], ["/a"]),
+        ("/b/*/a", ["/b/c/a"], ["/b/a"]),
+    ],
+)
+def test_wildcards_are_those_of_ros(section: str, nodes: list[str], others: list[str]) -> None:
+    assert [node for node in (*nodes, *others) if applies_to(section, node)] == nodes
+
+
+names = st.lists(st.sampled_from(["a", "b", "multi_dnn"]), min_size=1, max_size=4).map(
+    lambda parts: "/" + "/".join(parts)
+)
+patterns = st.lists(st.sampled_from(["a", "b", "multi_dnn", "*", "**"]), min_size=1, max_size=4)
+
+
+@given(patterns, names)
+def test_sections_apply_as_in_rclpy(parts: list[str], node: str) -> None:
+    """rclpy/src/rclpy/node.cpp of Jazzy makes this expression of a section's name."""
+    section = full_name(*parts)
+    assert applies_to(section, node) == bool(re.fullmatch(section.replace("/*", r"(/\w+)"), node))
+
+
+def test_files_are_found_among_the_ros_arguments_only() -> None:
+    line = ["x", "--params-file", "no", "--ros-args", "--params-file", "a", "-p", "b:=1", "--", "--params-file", "no"]
+    assert files_in([*line, "--ros-args", "--params-file", "b"]) == ["a", "b"]
+    assert files_in(["--ros-args", "--params-file"]) == []
