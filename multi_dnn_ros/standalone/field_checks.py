@@ -51,7 +51,9 @@ def check_of(type_name: str, field: str, kind: FieldType, message_class: Callabl
         return element
     if kind.base not in TYPECODES:
         return _list_check(expect, element, kind)
-    return _fixed_array_check(expect, element, kind) if kind.array is not None else _sequence_check(expect, element, kind)
+    return (
+        _fixed_array_check(expect, element, kind) if kind.array is not None else _sequence_check(expect, element, kind)
+    )
 
 
 def conversion_of(type_name: str, field: str, kind: FieldType) -> Check | None:
@@ -82,7 +84,9 @@ class _Expectation:
         self._field = field
 
     def error(self, expected: str, value: Any) -> AssertionError:
-        return AssertionError(f"The '{self._field}' field must be {expected}: {self._type_name}.{self._field} = {value!r:.80}")
+        return AssertionError(
+            f"The '{self._field}' field must be {expected}: {self._type_name}.{self._field} = {value!r:.80}"
+        )
 
 
 def _element_check(expect: _Expectation, kind: FieldType, message_class: Callable[[str], type]) -> Check:

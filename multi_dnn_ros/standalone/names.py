@@ -115,9 +115,7 @@ def _check_characters(name: str, error: _Error) -> None:
             if character.isdigit() and index == opened + 1:
                 raise error("substitution name must not start with a number", index)
         elif not re.fullmatch(r"[A-Za-z0-9_/~]", character):
-            raise error(
-                "topic name must not contain characters other than alphanumerics, '_', '~', '{', or '}'", index
-            )
+            raise error("topic name must not contain characters other than alphanumerics, '_', '~', '{', or '}'", index)
     if opened is not None:
         raise error("topic name must not have unmatched (unbalanced) curly braces '{}'", opened)
 

@@ -165,7 +165,9 @@ def _value(node: Any, where: str) -> Value:
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node, where)
     if not isinstance(node, yaml.SequenceNode) or not all(isinstance(item, yaml.ScalarNode) for item in node.value):
-        raise ParameterFileError(f"{where}: must be a bool, int, float, string or a list of them, not a nested {node.id}")
+        raise ParameterFileError(
+            f"{where}: must be a bool, int, float, string or a list of them, not a nested {node.id}"
+        )
     values = [_scalar(item, where) for item in node.value]
     kinds = sorted({type(value).__name__ for value in values})
     if len(kinds) > 1:

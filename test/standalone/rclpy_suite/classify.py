@@ -16,7 +16,9 @@ SKIPPED: Final = "skipped"
 OUTCOMES: Final = (PASSED, SKIPPED, UNCLAIMED, HANDLES, TIMING, DIFFERS)
 
 _RUNTIME: Final = "multi_dnn_ros.standalone"
-_SENTENCE: Final = re.compile(r"the standalone runtime of multi_dnn_ros has no (?P<name>.+?); install a real ROS 2", re.S)
+_SENTENCE: Final = re.compile(
+    r"the standalone runtime of multi_dnn_ros has no (?P<name>.+?); install a real ROS 2", re.S
+)
 _BINDING: Final = ("rclpy.impl.implementation_singleton", "rclpy._rclpy_pybind11")
 
 
@@ -47,6 +49,8 @@ def classify(error: BaseException) -> tuple[str, str]:
     for link in _chain(error):
         sentence = _SENTENCE.search(str(link))
         name = sentence["name"] if sentence else _private(link)
+        if name is None and type(link).__module__ == f"{_RUNTIME}.missing":
+            name = str(link)
         if name is not None:
             is_handle = name.startswith(_BINDING) or re.search(r"\.(_\w+__)?handle$", name)
             return (HANDLES if is_handle else UNCLAIMED), name

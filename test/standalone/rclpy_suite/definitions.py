@@ -52,13 +52,13 @@ def register() -> None:
     messages = {
         "BasicTypes": _BASIC,
         "Builtins": "builtin_interfaces/Duration duration_value\nbuiltin_interfaces/Time time_value",
-        "Constants": "\n".join(
-            f"{kind} {kind.upper()}_CONST={str(value).lower()}" for kind, value in _VALUES.items()
-        ),
+        "Constants": "\n".join(f"{kind} {kind.upper()}_CONST={str(value).lower()}" for kind, value in _VALUES.items()),
         "Defaults": _BASIC,
         "Empty": "uint8 structure_needs_at_least_one_member",
         "Nested": "test_msgs/BasicTypes basic_types_value",
-        "Strings": "\n".join([strings[0], *strings[2:7], strings[1], *strings[7:], 'string STRING_CONST="Hello world!"']),
+        "Strings": "\n".join(
+            [strings[0], *strings[2:7], strings[1], *strings[7:], 'string STRING_CONST="Hello world!"']
+        ),
         **{name: _several(brackets) for name, brackets in several.items()},
         "MultiNested": "\n".join(
             f"test_msgs/{name}{brackets} {prefix}_of_{field}"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import functools
 import json
 import os
 import re
@@ -19,6 +21,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,7 +87,7 @@ def outcomes_of(source: str, entries: Sequence[dict[str, Any]], ending: str) -> 
 
 
 def _run(folder: Path, file: str, tests: Sequence[str] = ()) -> tuple[list[dict[str, Any]], str]:
-    results = folder / "results.jsonl"
+    results = folder / f"{file}.jsonl"
     results.write_text("")
     targets = [f"test/{file}::{test}" for test in tests] or [f"test/{file}"]
     command = [sys.executable, "-m", "pytest", "-p", "session_plugin", "-p", "no:cacheprovider", "--color=no"]
@@ -101,7 +104,8 @@ def _run(folder: Path, file: str, tests: Sequence[str] = ()) -> tuple[list[dict[
                 command, cwd=folder, env=environment, timeout=_FILE_TIMEOUT_S, capture_output=True, text=True
             )
             ending = f"ended with exit code {process.returncode}"
-            (folder / f"{file}.log").write_text(process.stdout + process.stderr)
+            if not tests:
+                (folder / f"{file}.log").write_text(process.stdout + process.stderr)
         except subprocess.TimeoutExpired:
             ending = f"took longer than {_FILE_TIMEOUT_S} s"
     return [json.loads(line) for line in results.read_text().splitlines()], ending
@@ -162,15 +166,16 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="a checkout of github.com/ros2/rclpy, branch jazzy")
     parser.add_argument("--output", type=Path, help="write the outcome of every test as JSON")
     parser.add_argument("--only", nargs="*", help="run these files only, such as test_node.py")
+    parser.add_argument("--jobs", type=int, default=1, help="run so many files at once (default: 1)")
     parser.add_argument("--logs", type=Path, help="keep pytest's output of every file in this folder")
     arguments = parser.parse_args()
     by_file: dict[str, Outcomes] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in _copy(arguments.checkout, folder):
-            if arguments.only and file not in arguments.only:
-                continue
-            by_file[file] = run_file(folder, file)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        files = [file for file in _copy(arguments.checkout, folder) if not arguments.only or file in arguments.only]
+        pool = stack.enter_context(ThreadPoolExecutor(arguments.jobs))
+        for file, outcomes in zip(files, pool.map(functools.partial(run_file, folder), files), strict=True):
+            by_file[file] = outcomes
             done = Counter(outcome for outcome, _ in by_file[file].values())
             print(f"{file}: {', '.join(f'{number} {_HEADINGS[key]}' for key, number in done.items())}", flush=True)
             if arguments.logs and (folder / f"{file}.log").exists():
