@@ -270,8 +270,11 @@ class MultiDnnNode(LifecycleNode):
             self.get_logger().warning(f"capacity is not known: {error}")
             return None
         if found is not None:
-            tell = self.get_logger().info if found.fits else self.get_logger().warning
-            tell("; ".join((f"capacity: {found.text}", *found.advice)))
+            text = "; ".join((f"capacity: {found.text}", *found.advice))
+            if found.fits:  # a call for each severity: rclpy raises when one place logs with two
+                self.get_logger().info(text)
+            else:
+                self.get_logger().warning(text)
         return found
 
     def _capacity_status(self) -> list[DiagnosticStatus]:

@@ -38,8 +38,11 @@ _SWITCHES: Final = {
 class Arguments:
     """What the ROS arguments of a command line say."""
 
-    overrides: list[tuple[str, dict[str, Value]]] = field(default_factory=list)
-    """Parameter values in order: (node name pattern, {parameter: value}); later ones win."""
+    overrides: dict[str, dict[str, Value]] = field(default_factory=dict)
+    """Parameter values by node name pattern, in the order in which the patterns first came; later ones win.
+
+    As in rcl, a value under a pattern that came before counts as given there: `-p` alone means the pattern `/**`.
+    """
     remaps: list[RemapRule] = field(default_factory=list)
     default_level: LoggingSeverity | None = None
     levels: dict[str, LoggingSeverity] = field(default_factory=dict)
@@ -49,10 +52,14 @@ class Arguments:
     rest: list[str] = field(default_factory=list)
     """The arguments that are not ROS'."""
 
+    def override(self, pattern: str, values: dict[str, Value]) -> None:
+        """Add parameter values for the nodes that a pattern fits."""
+        self.overrides.setdefault(pattern, {}).update(values)
+
     def overrides_for(self, fully_qualified_name: str) -> dict[str, Value]:
         """Return the parameter values that are meant for a node."""
         values: dict[str, Value] = {}
-        for pattern, section in self.overrides:
+        for pattern, section in self.overrides.items():
             if _pattern(pattern).fullmatch(fully_qualified_name):
                 values.update(section)
         return values
@@ -123,9 +130,10 @@ def remove_ros_args(args: Sequence[str]) -> list[str]:
 
 def _apply(result: Arguments, kind: str, argument: str, value: str) -> None:
     if kind == "param":
-        result.overrides.append(_parameter(argument, value))
+        result.override(*_parameter(argument, value))
     elif kind == "file":
-        result.overrides.extend(load_parameter_file(value))
+        for pattern, values in load_parameter_file(value):
+            result.override(pattern, values)
     elif kind == "remap":
         result.remaps.append(RemapRule.parse(value))
     elif kind == "log-level":

@@ -20,8 +20,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from multi_dnn_ros.standalone import interfaces
+from multi_dnn_ros.standalone.field_checks import TYPECODES
 from multi_dnn_ros.standalone.interfaces import PRIMITIVE_BYTES, FieldType
-from multi_dnn_ros.standalone.messages import TYPECODES, Message, message_class
+from multi_dnn_ros.standalone.messages import Message, message_class
 
 HEADER_BYTES: Final = 4
 _HEADER: Final = b"\x00\x01\x00\x00"  # little endian; writers here always write it

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from multi_dnn_ros.standalone.clock_jumps import ClockChange, JumpHandle, Jumps, JumpThreshold, TimeJump
+from multi_dnn_ros.standalone.errors import NotInitializedException
 from multi_dnn_ros.standalone.messages import message_class
 from multi_dnn_ros.standalone.missing import Surface
 
@@ -34,7 +36,7 @@ class Duration(Surface):
     def __init__(self, *, seconds: float = 0, nanoseconds: int = 0) -> None:
         total = int(seconds * S_TO_NS) + int(nanoseconds)
         if not -_INT64_MAX - 1 <= total <= _INT64_MAX:
-            raise OverflowError(f"a duration must fit 64 bits of nanoseconds, not {total}")
+            raise OverflowError(f"Total nanoseconds value is too large to store in C duration: {total}")
         self._nanoseconds = total
 
     @property
@@ -49,11 +51,20 @@ class Duration(Surface):
 
     @classmethod
     def from_msg(cls, msg: Any) -> Duration:
-        """Return the duration of a builtin_interfaces/Duration."""
+        """Return the duration of a builtin_interfaces/Duration.
+
+        Raises:
+            TypeError: for anything else.
+        """
+        if not isinstance(msg, message_class("builtin_interfaces/msg/Duration")):
+            raise TypeError(f"Must pass a builtin_interfaces.msg.Duration object, not {msg!r:.80}")
         return cls(seconds=msg.sec, nanoseconds=msg.nanosec)
 
     def __repr__(self) -> str:
         return f"Duration(nanoseconds={self._nanoseconds})"
+
+    def __str__(self) -> str:
+        return "Infinite" if self._nanoseconds == _INT64_MAX else f"{self._nanoseconds} nanoseconds"
 
     def __eq__(self, other: object) -> bool:
         return self._nanoseconds == other.nanoseconds if isinstance(other, Duration) else NotImplemented
@@ -74,6 +85,9 @@ class Duration(Surface):
         return self._nanoseconds >= other.nanoseconds if isinstance(other, Duration) else NotImplemented
 
 
+Infinite: Final = Duration(nanoseconds=_INT64_MAX)
+
+
 class Time(Surface):
     """A point in time on one type of clock; two points compare and subtract only on the same type."""
 
@@ -81,12 +95,14 @@ class Time(Surface):
         self, *, seconds: float = 0, nanoseconds: int = 0, clock_type: ClockType = ClockType.SYSTEM_TIME
     ) -> None:
         if not isinstance(clock_type, ClockType):
-            raise TypeError(f"clock_type must be a ClockType, not {clock_type!r}")
-        if seconds < 0 or nanoseconds < 0:
-            raise ValueError(f"a time must not be negative: seconds={seconds}, nanoseconds={nanoseconds}")
+            raise TypeError(f"Clock type must be a ClockType enum, not {clock_type!r}")
+        if seconds < 0:
+            raise ValueError(f"Seconds value must not be negative: {seconds}")
+        if nanoseconds < 0:
+            raise ValueError(f"Nanoseconds value must not be negative: {nanoseconds}")
         total = int(seconds * S_TO_NS) + int(nanoseconds)
         if total > _INT64_MAX:
-            raise OverflowError(f"a time must fit 63 bits of nanoseconds, not {total}")
+            raise OverflowError(f"Total nanoseconds value is too large to store in C time point: {total}")
         self._nanoseconds = total
         self._clock_type = clock_type
 
@@ -111,7 +127,13 @@ class Time(Surface):
 
     @classmethod
     def from_msg(cls, msg: Any, clock_type: ClockType = ClockType.ROS_TIME) -> Time:
-        """Return the time of a builtin_interfaces/Time."""
+        """Return the time of a builtin_interfaces/Time.
+
+        Raises:
+            TypeError: for anything else.
+        """
+        if not isinstance(msg, message_class("builtin_interfaces/msg/Time")):
+            raise TypeError(f"Must pass a builtin_interfaces.msg.Time object, not {msg!r:.80}")
         return cls(seconds=msg.sec, nanoseconds=msg.nanosec, clock_type=clock_type)
 
     def __repr__(self) -> str:
@@ -162,12 +184,16 @@ class Clock(Surface):
     def __new__(cls, *, clock_type: ClockType = ClockType.SYSTEM_TIME) -> Clock:
         """Make the class that belongs to the type."""
         if not isinstance(clock_type, ClockType) or clock_type == ClockType.UNINITIALIZED:
-            raise TypeError(f"clock_type must be ROS_TIME, SYSTEM_TIME or STEADY_TIME, not {clock_type!r}")
+            raise TypeError(f"Clock type must be a ClockType enum, and not UNINITIALIZED: {clock_type!r}")
         return super().__new__(ROSClock if clock_type == ClockType.ROS_TIME else cls)
 
     def __init__(self, *, clock_type: ClockType = ClockType.SYSTEM_TIME) -> None:
         self._clock_type = clock_type
         self._changed = threading.Condition()
+        self.jumps = Jumps()
+
+    def __repr__(self) -> str:
+        return f"Clock(clock_type={self._clock_type.name})"
 
     @property
     def clock_type(self) -> ClockType:
@@ -192,12 +218,24 @@ class Clock(Surface):
         return self.sleep_until(self.now() + rel_time, context)
 
     def sleep_until(self, until: Time, context: Context | None = None) -> bool:
-        """Sleep until a time on this clock; return False when the context was shut down before."""
+        """Sleep until a time on this clock.
+
+        Returns:
+            False when the context was shut down, or simulated time turned on or off, before.
+
+        Raises:
+            NotInitializedException: when the context is not open.
+            ValueError: when the time is on a clock of another type.
+        """
         from multi_dnn_ros.standalone.context import get_default_context
 
         context = context or get_default_context()
+        if not context.ok():
+            raise NotInitializedException
         if until.clock_type != self._clock_type:
-            raise ValueError(f"until is on {until.clock_type.name}, this clock is on {self._clock_type.name}")
+            raise ValueError(
+                f"until's clock type does not match this clock's type: {until.clock_type.name}, {self._clock_type.name}"
+            )
 
         def wake() -> None:
             with self._changed:
@@ -206,14 +244,30 @@ class Clock(Surface):
         context.on_shutdown(wake)
         try:
             with self._changed:
-                while context.ok():
+                switches = self.switches
+                while context.ok() and self.switches == switches:
                     left = until.nanoseconds - self.now_ns()
                     if left <= 0:
                         return True
-                    self._changed.wait(None if self.is_simulated else left / S_TO_NS)
+                    self._changed.wait(None if self.is_simulated else min(left / S_TO_NS, threading.TIMEOUT_MAX))
                 return False
         finally:
             context.forget_on_shutdown(wake)
+
+    @property
+    def switches(self) -> int:
+        """How often simulated time was turned on or off."""
+        return 0
+
+    def create_jump_callback(
+        self,
+        threshold: JumpThreshold,
+        *,
+        pre_callback: Callable[[], Any] | None = None,
+        post_callback: Callable[[TimeJump], Any] | None = None,
+    ) -> JumpHandle:
+        """Call `pre_callback()` before and `post_callback(jump)` after jumps of this clock, while the handle lives."""
+        return JumpHandle(clock=self, threshold=threshold, pre_callback=pre_callback, post_callback=post_callback)
 
 
 class ROSClock(Clock):
@@ -227,7 +281,13 @@ class ROSClock(Clock):
         super().__init__(clock_type=ClockType.ROS_TIME)
         self._active = False
         self._override_ns = 0
-        self._jumps: list[weakref.WeakMethod[Callable[[int], None]]] = []
+        self._switches = 0
+        self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
+
+    @property
+    def switches(self) -> int:
+        """How often simulated time was turned on or off."""
+        return self._switches
 
     @property
     def ros_time_is_active(self) -> bool:
@@ -246,27 +306,40 @@ class ROSClock(Clock):
     def set_ros_time_override(self, time: Time) -> None:
         """Set simulated time; it counts while simulated time is on."""
         if not isinstance(time, Time) or time.clock_type != ClockType.ROS_TIME:
-            raise TypeError(f"the override must be a Time on ROS_TIME, not {time!r}")
-        self._move(self._active, time.nanoseconds)
+            raise TypeError(
+                f"Time must be specified as rclpy.time.Time on ROS_TIME. Received type: {type(time)}: {time!r}"
+            )
+        self._move(self._active, time.nanoseconds, ClockChange.ROS_TIME_NO_CHANGE)
 
-    def set_ros_time_is_active(self, active: bool) -> None:
+    def _set_ros_time_is_active(self, enabled: bool) -> None:
         """Turn simulated time on or off."""
-        self._move(active, self._override_ns)
+        if enabled != self._active:
+            change = ClockChange.ROS_TIME_ACTIVATED if enabled else ClockChange.ROS_TIME_DEACTIVATED
+            self._move(enabled, self._override_ns, change)
 
-    def _move(self, active: bool, override_ns: int) -> None:
+    def _move(self, active: bool, override_ns: int, change: ClockChange) -> None:
+        # As in rcl, a jump of a clock that is not simulated is none, and turning simulation on or off is one of zero.
+        jump_ns = override_ns - self._override_ns if self._active and active else 0
+        concerned = self.jumps.concerned(change, jump_ns) if self._active or active else []
+        for handle in concerned:
+            if handle.pre_callback is not None:
+                handle.pre_callback()
         with self._changed:
             before = self.now_ns()
             self._active, self._override_ns = active, override_ns
+            self._switches += change is not ClockChange.ROS_TIME_NO_CHANGE
             difference = self.now_ns() - before
             self._changed.notify_all()
-            self._jumps = [jump for jump in self._jumps if jump() is not None]
-            jumps = list(self._jumps)
-        for jump in jumps:
-            listener = jump()
+            self._listeners = [kept for kept in self._listeners if kept() is not None]
+            listeners = [kept() for kept in self._listeners]
+        for listener in listeners:
             if listener is not None:
                 listener(difference)
+        for handle in concerned:
+            if handle.post_callback is not None:
+                handle.post_callback(TimeJump(change, Duration(nanoseconds=jump_ns)))
 
     def add_jump_listener(self, listener: Callable[[int], None]) -> None:
         """Call a bound method with every difference, in nanoseconds, that setting the time makes; held weakly."""
         with self._changed:
-            self._jumps.append(weakref.WeakMethod(listener))
+            self._listeners.append(weakref.WeakMethod(listener))

@@ -46,13 +46,18 @@ class Context(Surface):
             domain_id: the ROS domain, from ROS_DOMAIN_ID or 0 when left out.
 
         Raises:
-            RuntimeError: when it was opened before.
+            RuntimeError: when it was opened before, and for a negative `domain_id`.
+            UnicodeEncodeError: for an argument that is not text, as undecodable bytes of a command line are.
             ValueError: for a domain or discovery range that is out of range; names it and what is allowed.
         """
         with self._lock:
             if self._initialized:
                 raise RuntimeError("Context.init() must only be called once")
-            self.arguments = parse(list(sys.argv if args is None else args))
+            if domain_id is not None and domain_id < 0:
+                raise RuntimeError(f"Domain id ({domain_id}) should not be lower than zero.")
+            argv = list(sys.argv if args is None else args)
+            "".join(argv).encode()
+            self.arguments = parse(argv)
             if initialize_logging:
                 arguments = self.arguments
                 logs.configure(arguments.default_level, arguments.levels, console=arguments.console)
@@ -112,7 +117,7 @@ class Context(Surface):
     def on_shutdown(self, callback: Callable[[], Any]) -> None:
         """Call `callback()` when the session ends, at once when it has ended."""
         if not callable(callback):
-            raise TypeError(f"callback should be callable, not {callback!r}")
+            raise TypeError(f"callback should be a callable, got {type(callback)}")
         with self._lock:
             if self._ok or not self._initialized:
                 self._callbacks.append(callback)
@@ -126,8 +131,18 @@ class Context(Surface):
                 self._callbacks.remove(callback)
 
     def get_domain_id(self) -> int:
-        """Return the ROS domain of the session."""
+        """Return the ROS domain of the session.
+
+        Raises:
+            RuntimeError: before :meth:`init`.
+        """
+        if not self._initialized:
+            raise RuntimeError("Context must be initialized before it can have a domain id")
         return self.participant.domain_id
+
+    def destroy(self) -> None:
+        """Free what is left of the session."""
+        self.try_shutdown()
 
     def __enter__(self) -> Context:
         self.init()

@@ -6,8 +6,10 @@ native (de)serialization of cyclonedds is far too slow for images.
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
+from collections.abc import Callable
 from typing import Any, Final
 
 import cyclonedds.idl.types as idl_types
@@ -172,15 +174,35 @@ def hash_user_data(type_name: str) -> bytes:
 
 class _Endpoint:
     entity: Any
+    condition: Any = None
+    _topic: Any
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.closed = False
+        self.before_close: Callable[[], None] = _nothing
 
-    @property
+    @functools.cached_property
     def gid(self) -> bytes:
         """The endpoint's 16 bytes on the network."""
         return bytes(self.entity.guid.bytes)
+
+    def close(self) -> None:
+        """Free the endpoint, after :attr:`before_close` was called; idempotent."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        self.before_close()
+        with self.lock:
+            if self.condition is not None:
+                delete(self.condition)
+            delete(self.entity)
+            delete(self._topic)
+
+
+def _nothing() -> None:
+    """Stand in where nobody is to be told that an endpoint is closed."""
 
 
 class Writer(_Endpoint):
@@ -226,14 +248,6 @@ class Writer(_Endpoint):
         """Return the user data of the readers that are connected."""
         return [_user_data(self.entity.get_matched_subscription_data(handle)) for handle in self.matched()]
 
-    def close(self) -> None:
-        """Free the writer."""
-        with self.lock:
-            if not self.closed:
-                self.closed = True
-                delete(self.entity)
-                delete(self._topic)
-
 
 class Reader(_Endpoint):
     """A DDS reader of CDR bytes, with the condition that an executor waits on."""
@@ -276,15 +290,6 @@ class Reader(_Endpoint):
     def user_data_of(self, handle: int) -> bytes:
         """Return the user data of one writer, empty when it is gone."""
         return _user_data(self.entity.get_matched_publication_data(handle))
-
-    def close(self) -> None:
-        """Free the reader."""
-        with self.lock:
-            if not self.closed:
-                self.closed = True
-                delete(self.condition)
-                delete(self.entity)
-                delete(self._topic)
 
 
 def _user_data(endpoint: Any) -> bytes:

@@ -7,7 +7,7 @@ What is written here is the field lists of the public interface packages, in the
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 MESSAGES: Final[dict[str, str]] = {
     "vision_msgs/msg/Point2D": "float64 x\nfloat64 y",
@@ -77,8 +77,10 @@ SERVICES: Final[dict[str, tuple[str, str]]] = {
     "std_srvs/srv/Trigger": ("", "bool success\nstring message"),
 }
 
+Default: TypeAlias = bool | int | float | str | bytes | tuple[bool | int | float | str | bytes, ...]
+
 # Only what differs from zero, False and "".
-DEFAULTS: Final[dict[tuple[str, str], bool | int | float | str]] = {
+DEFAULTS: Final[dict[tuple[str, str], Default]] = {
     ("geometry_msgs/msg/Quaternion", "w"): 1.0,
     ("sensor_msgs/msg/NavSatStatus", "status"): -2,
 }

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from multi_dnn_ros.standalone.callback_groups import CallbackGroup
 from multi_dnn_ros.standalone.clock import S_TO_NS, Clock, ROSClock
 from multi_dnn_ros.standalone.errors import InvalidHandle
-from multi_dnn_ros.standalone.missing import Surface, refuse
+from multi_dnn_ros.standalone.missing import Surface
 
 Work: TypeAlias = Callable[[], Any]
 
@@ -159,7 +159,6 @@ class GuardCondition(Waitable):
         self, callback: Callable[[], Any] | None, callback_group: CallbackGroup | None, context: Any = None
     ) -> None:
         super().__init__(callback_group)
-        refuse("GuardCondition", context=context)
         self.callback = callback
         self._triggered = threading.Event()
         self._destroyed = False

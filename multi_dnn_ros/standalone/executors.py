@@ -7,9 +7,12 @@ simulated time, signals and shutdown wake it through a guard condition. Nothing 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future as ThreadFuture
@@ -22,7 +25,7 @@ from cyclonedds.core import GuardCondition as DdsGuardCondition
 from multi_dnn_ros.standalone import dds
 from multi_dnn_ros.standalone.context import Context, get_default_context
 from multi_dnn_ros.standalone.entities import Waitable, Work
-from multi_dnn_ros.standalone.futures import Future
+from multi_dnn_ros.standalone.futures import Future, Task
 from multi_dnn_ros.standalone.missing import Surface
 
 if TYPE_CHECKING:
@@ -95,6 +98,32 @@ class _Wait:
                 self._attached = set()
 
 
+class _Claim:
+    """Work that an executor took, together with the right of its entity's callback group to run it."""
+
+    def __init__(self, executor: Executor, work: Work, entity: Waitable | None = None) -> None:
+        self._executor = executor
+        self._work = work
+        self._entity = entity
+
+    def run(self) -> None:
+        """Run the work and give the right back; that of a coroutine is given back when it has ended."""
+        result = None
+        try:
+            result = self._work()
+        finally:
+            if not inspect.iscoroutine(result):
+                self.release()
+        if inspect.iscoroutine(result):
+            self._executor.adopt(Task(result), self.release)
+
+    def release(self) -> None:
+        """Give the right back."""
+        if self._entity is not None and self._entity.callback_group is not None:
+            self._entity.callback_group.ending_execution(self._entity)
+            self._executor.wake()
+
+
 class Executor(Surface):
     """Base of the executors; `spin()` runs callbacks until the context is shut down."""
 
@@ -104,6 +133,9 @@ class Executor(Surface):
         self._nodes: list[Node] = []
         self._lock = threading.RLock()
         self._ready: deque[Waitable] = deque()
+        self._tasks: deque[Task] = deque()  # those that can go on at once
+        self._ends: dict[Task, Callable[[], None]] = {}
+        self._task_is_next = True
         self._is_shutdown = False
         self._context.add_waker(self)
 
@@ -119,6 +151,39 @@ class Executor(Surface):
     def close(self) -> None:
         """Free the wait set; called when the context ends."""
         self._wait.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def create_task(self, callback: Any, *args: Any, **kwargs: Any) -> Task:
+        """Run `callback(*args, **kwargs)`, or a coroutine, while spinning; return the future of its result."""
+        task = Task(callback, args, kwargs, executor=self)
+        self._go_on(task)
+        return task
+
+    def adopt(self, task: Task, end: Callable[[], None]) -> None:
+        """Run a task while spinning, and call `end()` when it has ended."""
+        self._ends[task] = end
+        self._go_on(task)
+
+    def _go_on(self, task: Task) -> None:
+        with self._lock:
+            self._tasks.append(task)
+        self.wake()
+
+    def _run_task(self, task: Task) -> None:
+        task()
+        if task.done():
+            self._ends.pop(task, _nothing)()
+            if task.exception() is not None:
+                raise task.exception()
+        elif task.awaits is None:
+            self._go_on(task)
+        else:
+            task.awaits.add_done_callback(lambda _: self._go_on(task))
 
     def add_node(self, node: Node) -> bool:
         """Run a node's callbacks too; return False when that was so already."""
@@ -181,6 +246,7 @@ class Executor(Surface):
 
     def spin_once_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
         """Run one callback, or none when the future is done or the timeout ends first."""
+        future.add_done_callback(lambda _: self.wake())
         self._spin_once(timeout_sec, future.done)
 
     def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
@@ -188,10 +254,8 @@ class Executor(Surface):
 
     # ------------------------------------------------------------------------------------------------------- waiting
 
-    def _next(
-        self, timeout_sec: float | None, stop: Callable[[], bool], has_room: Callable[[], bool]
-    ) -> tuple[Waitable, Work] | None:
-        """Return the next entity with its work, its group claimed; None after the timeout, or when `stop()`."""
+    def _next(self, timeout_sec: float | None, stop: Callable[[], bool], has_room: Callable[[], bool]) -> _Claim | None:
+        """Return the work that is next, its group claimed; None after the timeout, or when `stop()`."""
         deadline = _deadline(timeout_sec)
         while not stop():
             if not self._context.ok():
@@ -221,25 +285,30 @@ class Executor(Surface):
         if timeout_ns > 0:
             self._wait.wait(conditions, timeout_ns)
 
-    def _claim(self, waitables: list[Waitable]) -> tuple[Waitable, Work] | None:
-        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others.
+    def _claim(self, waitables: list[Waitable]) -> _Claim | None:
+        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others; tasks
+        # and entities take turns, so that a coroutine that never waits starves nobody.
         with self._lock:
-            found = self._claim_ready(waitables)
+            self._task_is_next = not self._task_is_next
+            found = self._claim_task() if self._task_is_next else None
+            found = found or self._claim_ready(waitables)
             if found is None:
                 self._ready.extend(entity for entity in waitables if entity.is_ready())
                 found = self._claim_ready(waitables)
-            return found
+            return found or self._claim_task()
 
-    def _claim_ready(self, waitables: list[Waitable]) -> tuple[Waitable, Work] | None:
+    def _claim_task(self) -> _Claim | None:
+        return _Claim(self, functools.partial(self._run_task, self._tasks.popleft())) if self._tasks else None
+
+    def _claim_ready(self, waitables: list[Waitable]) -> _Claim | None:
         while self._ready:
             entity = self._ready.popleft()
-            work = self._claim_one(entity) if entity in waitables else None
-            if work is not None:
-                return entity, work
+            claim = self._claim_one(entity) if entity in waitables else None
+            if claim is not None:
+                return claim
         return None
 
-    @staticmethod
-    def _claim_one(entity: Waitable) -> Work | None:
+    def _claim_one(self, entity: Waitable) -> _Claim | None:
         group = entity.callback_group
         if group is not None and not group.beginning_execution(entity):
             return None
@@ -249,7 +318,7 @@ class Executor(Surface):
         finally:
             if work is None and group is not None:
                 group.ending_execution(entity)
-        return work
+        return None if work is None else _Claim(self, work, entity)
 
 
 class SingleThreadedExecutor(Executor):
@@ -261,15 +330,9 @@ class SingleThreadedExecutor(Executor):
 
     def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
         with contextlib.suppress(ShutdownException):
-            found = self._next(timeout_sec, stop, _always)
-            if found is None:
-                return
-            entity, work = found
-            try:
-                work()
-            finally:
-                if entity.callback_group is not None:
-                    entity.callback_group.ending_execution(entity)
+            claim = self._next(timeout_sec, stop, _always)
+            if claim is not None:
+                claim.run()
 
 
 class MultiThreadedExecutor(Executor):
@@ -282,9 +345,14 @@ class MultiThreadedExecutor(Executor):
     def __init__(self, num_threads: int | None = None, *, context: Context | None = None) -> None:
         super().__init__(context=context)
         if num_threads is None:
-            num_threads = max(os.cpu_count() or 1, 2)
+            num_threads = len(os.sched_getaffinity(0))
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        if num_threads == 1:
+            warnings.warn(
+                "MultiThreadedExecutor is used with a single thread.\nUse the SingleThreadedExecutor instead.",
+                stacklevel=2,
+            )
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="rclpy executor")
         self._running: set[ThreadFuture[None]] = set()
@@ -295,20 +363,19 @@ class MultiThreadedExecutor(Executor):
         self._spin_once(timeout_sec, _never)
 
     def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
-        with contextlib.suppress(ShutdownException):
-            found = self._next(timeout_sec, lambda: bool(self._failures) or stop(), self._has_room)
-            if found is not None:
-                self._start(*found)
+        with contextlib.suppress(ShutdownException, ExternalShutdownException):
+            claim = self._next(timeout_sec, lambda: bool(self._failures) or stop(), self._has_room)
+            if claim is not None:
+                self._start(claim)
         if self._failures:
             raise self._failures.popleft()
 
-    def _start(self, entity: Waitable, work: Work) -> None:
+    def _start(self, claim: _Claim) -> None:
         with self._lock:
             try:
-                future = self._pool.submit(self._run, entity, work)
+                future = self._pool.submit(claim.run)
             except RuntimeError:
-                if entity.callback_group is not None:
-                    entity.callback_group.ending_execution(entity)
+                claim.release()
                 if self._is_shutdown or not self._context.ok():  # by another thread, since this one took the work
                     raise ShutdownException from None
                 raise
@@ -317,14 +384,6 @@ class MultiThreadedExecutor(Executor):
 
     def _has_room(self) -> bool:
         return len(self._running) < self._num_threads
-
-    @staticmethod
-    def _run(entity: Waitable, work: Work) -> None:
-        try:
-            work()
-        finally:
-            if entity.callback_group is not None:
-                entity.callback_group.ending_execution(entity)
 
     def _ended(self, future: ThreadFuture[None]) -> None:
         with self._lock:
@@ -350,6 +409,10 @@ class MultiThreadedExecutor(Executor):
         """Free the wait set and let the pool's threads end; called when the context ends."""
         super().close()
         self._pool.shutdown(wait=False)
+
+
+def _nothing() -> None:
+    """Stand in where nothing is to be done when a task has ended."""
 
 
 def _never() -> bool:

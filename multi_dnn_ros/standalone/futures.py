@@ -1,33 +1,49 @@
-"""The result of a service call that is still under way."""
+"""Results that come later, and the tasks that an executor runs."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
-from collections.abc import Callable
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from multi_dnn_ros.standalone.missing import Surface
 
 
 class Future(Surface):
-    """A result that comes later; done callbacks run in the thread that sets it."""
+    """A result that comes later; done callbacks run in the thread that sets it, or as tasks of an executor."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, executor: Any = None) -> None:
+        """Make a future.
+
+        Args:
+            executor: runs the done callbacks (`executor.create_task(callback, future)`); held weakly.
+        """
+        self._executor: Callable[[], Any] = _no_executor if executor is None else weakref.ref(executor)
         self._lock = threading.Lock()
-        self._done = threading.Event()
+        self._done = False
         self._cancelled = False
         self._result: Any = None
-        self._exception: BaseException | None = None
-        self._callbacks: list[Callable[[Future], Any]] = []
+        self._exception: Any = None
+        self._exception_fetched = False
+        self._callbacks: list[Callable[[Any], Any]] = []
 
-    def __await__(self) -> Any:
-        raise NotImplementedError(
-            "the standalone runtime has no coroutines; use add_done_callback or spin_until_future_complete"
-        )
+    def __del__(self) -> None:
+        if getattr(self, "_exception", None) is not None and not self._exception_fetched:
+            print(f"The following exception was never retrieved: {self._exception}", file=sys.stderr)
+
+    def __await__(self) -> Generator[Future, None, Any]:
+        """Wait in a coroutine; an executor goes on with the coroutine when this is done."""
+        while not self._done:
+            yield self
+        return self.result()
 
     def done(self) -> bool:
-        """Return whether there is a result, an exception or a cancellation."""
-        return self._done.is_set()
+        """Return whether there is a result or an exception."""
+        return self._done
 
     def cancelled(self) -> bool:
         """Return whether the future was cancelled."""
@@ -35,45 +51,111 @@ class Future(Surface):
 
     def result(self) -> Any:
         """Return the result, None while there is none; raise the exception if that is what came."""
-        if self._exception is not None:
-            raise self._exception
+        if self._exception:
+            raise self.exception()
         return self._result
 
-    def exception(self) -> BaseException | None:
+    def exception(self) -> Any:
         """Return the exception, if that is what came."""
+        self._exception_fetched = True
         return self._exception
 
     def set_result(self, result: Any) -> None:
         """Set the result and run the done callbacks."""
-        self._finish(result, None, cancelled=False)
+        with self._lock:
+            self._result, self._done, self._cancelled = result, True, False
+        self._run_callbacks()
 
-    def set_exception(self, exception: BaseException) -> None:
+    def set_exception(self, exception: Any) -> None:
         """Set an exception and run the done callbacks."""
-        self._finish(None, exception, cancelled=False)
+        with self._lock:
+            self._exception, self._exception_fetched, self._done, self._cancelled = exception, False, True, False
+        self._run_callbacks()
 
     def cancel(self) -> None:
-        """Cancel, unless already done, and run the done callbacks."""
-        self._finish(None, None, cancelled=True)
-
-    def _finish(self, result: Any, exception: BaseException | None, *, cancelled: bool) -> None:
+        """Cancel, unless already done, and run the done callbacks; as in rclpy this does not make it done."""
         with self._lock:
-            if self._done.is_set():
-                return
-            self._result, self._exception, self._cancelled = result, exception, cancelled
-            self._done.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+            if not self._done:
+                self._cancelled = True
+        self._run_callbacks()
 
-    def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
+    def _run_callbacks(self) -> None:
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        executor = self._executor()
+        for callback in callbacks:
+            if executor is not None:
+                executor.create_task(callback, self)
+                continue
+            try:
+                callback(self)
+            except Exception as error:
+                # One callback that fails must not keep the others from running.
+                warnings.warn(f"Unhandled exception in done callback: {error}", stacklevel=2)
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         """Call `callback(self)` when done, at once when already done."""
         with self._lock:
-            if not self._done.is_set():
+            if not self._done:
                 self._callbacks.append(callback)
                 return
-        callback(self)
+        executor = self._executor()
+        if executor is not None:
+            executor.create_task(callback, self)
+        else:
+            callback(self)
 
-    def remove_done_callback(self, callback: Callable[[Future], Any]) -> None:
-        """Take a done callback back."""
-        with self._lock:
-            self._callbacks = [kept for kept in self._callbacks if kept != callback]
+
+class Task(Future):
+    """A function or a coroutine that an executor runs; its result is the future's."""
+
+    def __init__(
+        self,
+        handler: Callable[..., Any] | Coroutine[Any, Any, Any],
+        args: Any = None,
+        kwargs: Any = None,
+        executor: Any = None,
+    ) -> None:
+        """Make a task; `handler` is called with `args` and `kwargs`, a coroutine is resumed at each call."""
+        super().__init__(executor=executor)
+        self._handler: Any = handler
+        self._args = args or ()
+        self._kwargs = kwargs or {}
+        if inspect.iscoroutinefunction(handler):
+            self._handler = handler(*self._args, **self._kwargs)
+        self._running = threading.Lock()
+        self.awaits: Future | None = None
+        """The future that the coroutine waits for, None when it can go on at once."""
+
+    def __call__(self) -> None:
+        """Run the function, or the coroutine up to where it waits next; without effect while that is under way."""
+        if not self._running.acquire(blocking=False):
+            return
+        try:
+            if self._done:
+                return
+            self.awaits = None
+            try:
+                if inspect.iscoroutine(self._handler):
+                    waits_for = self._handler.send(None)
+                    self.awaits = waits_for if isinstance(waits_for, Future) else None
+                    return
+                result = self._handler(*self._args, **self._kwargs)
+            except StopIteration as end:
+                result = end.value
+            except Exception as error:
+                self._handler = None
+                self.set_exception(error)
+                return
+            self._handler = None
+            self.set_result(result)
+        finally:
+            self._running.release()
+
+    def executing(self) -> bool:
+        """Return whether the task is under way in this moment."""
+        return self._running.locked()
+
+
+def _no_executor() -> None:
+    """Stand in for a weak reference where there is no executor."""

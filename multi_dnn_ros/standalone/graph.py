@@ -6,6 +6,7 @@ their endpoints, and the list of nodes that a tool shows is the sum of these.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
@@ -76,17 +77,16 @@ class Graph:
                 self._announce()
 
     def add_endpoints(self, entry: NodeEntry, *endpoints: Reader | Writer) -> None:
-        """Tell the network of a node's new endpoints."""
+        """Tell the network of a node's new endpoints, and, when one of them is closed, that it is gone."""
         with self._lock:
             for endpoint in endpoints:
                 (entry.readers if isinstance(endpoint, Reader) else entry.writers).append(endpoint.gid)
+                endpoint.before_close = functools.partial(self._remove_endpoint, entry, endpoint)
             self._announce()
 
-    def remove_endpoints(self, entry: NodeEntry, *endpoints: Reader | Writer) -> None:
-        """Tell the network that endpoints of a node are gone; called before they are freed."""
+    def _remove_endpoint(self, entry: NodeEntry, endpoint: Reader | Writer) -> None:
         with self._lock:
-            for endpoint in endpoints:
-                (entry.readers if isinstance(endpoint, Reader) else entry.writers).remove(endpoint.gid)
+            (entry.readers if isinstance(endpoint, Reader) else entry.writers).remove(endpoint.gid)
             self._announce()
 
     def _announce(self) -> None:
@@ -131,6 +131,14 @@ class Graph:
             self._remote = {gid: nodes for gid, nodes in self._remote.items() if gid in alive and gid != own}
             found = [(entry.name, entry.namespace) for entry in self._nodes]
             return found + [node for nodes in self._remote.values() for node in nodes]
+
+    def topic_names_and_types_of_dds(self) -> list[tuple[str, list[str]]]:
+        """Return every topic of DDS with its types, sorted, under the names that they have there."""
+        return _collect(
+            (endpoint.topic_name, endpoint.type_name)
+            for topic in (BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription)
+            for endpoint in self._read(topic)
+        )
 
     def _endpoints(self, topic: Any, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for endpoint in self._read(topic):

@@ -158,8 +158,8 @@ def constants(type_name: str) -> dict[str, bool | int | float | str | bytes]:
     return {name: bytes([value]) if kind == "byte" else value for name, kind, value in _definition(type_name)[0]}
 
 
-def default(type_name: str, field: str) -> bool | int | float | str | None:
-    """Return the default value that the .msg file states for a field, None where it states none."""
+def default(type_name: str, field: str) -> definitions.Default | None:
+    """Return the default value that the .msg file states for a field, a tuple for several, None where it states none."""
     return definitions.DEFAULTS.get((type_name, field))
 
 

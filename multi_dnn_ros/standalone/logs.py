@@ -8,26 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from enum import IntEnum
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from multi_dnn_ros.standalone.log_sites import CallSite, LoggingSeverity
 from multi_dnn_ros.standalone.missing import Surface
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.standalone.clock import Clock
-
-
-class LoggingSeverity(IntEnum):
-    """How grave a message is."""
-
-    UNSET = 0
-    DEBUG = 10
-    INFO = 20
-    WARN = 30
-    ERROR = 40
-    FATAL = 50
-
 
 # (stamp in nanoseconds, severity, logger name, text, file, function, line)
 Sink: TypeAlias = Callable[[int, LoggingSeverity, str, str, str, str, int], None]
@@ -42,6 +27,8 @@ _COLOURS: Final = {
 _MAX_CALL_SITES: Final = 10_000
 
 _lock = threading.RLock()
+_Place: TypeAlias = tuple[str, int, int]  # file, line, instruction
+
 _levels: dict[str, LoggingSeverity] = {}
 _sinks: dict[str, Sink] = {}
 _default_level = LoggingSeverity.INFO
@@ -53,12 +40,12 @@ class RcutilsLogger(Surface):
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self._sites: dict[tuple[str, int, str], list[int]] = {}
+        self._sites: dict[_Place, CallSite] = {}
 
     def get_child(self, name: str) -> RcutilsLogger:
         """Return the logger `<this name>.<name>`."""
         if not name:
-            raise ValueError("the name of a child logger must not be empty")
+            raise ValueError("Child logger name must not be empty.")
         return RcutilsLogger(f"{self.name}.{name}" if self.name else name)
 
     def set_level(self, level: LoggingSeverity | int) -> None:
@@ -73,66 +60,43 @@ class RcutilsLogger(Surface):
         """Return whether a message of this severity is let through."""
         return LoggingSeverity(severity) >= self.get_effective_level()
 
-    def log(
-        self,
-        message: str,
-        severity: LoggingSeverity | int,
-        name: str | None = None,
-        *,
-        throttle_duration_sec: float | None = None,
-        throttle_time_source_type: Clock | None = None,
-        skip_first: bool = False,
-        once: bool = False,
-    ) -> bool:
-        """Log a message; the conditions count per place in the source that calls.
+    def log(self, message: str, severity: LoggingSeverity | int, **options: Any) -> bool:
+        """Log a message; the options count per place in the source that calls, and must stay the same there.
 
         Args:
             message: the text.
             severity: how grave it is.
-            name: another logger's name than this one's.
-            throttle_duration_sec: at most one message from this place per so many seconds.
-            throttle_time_source_type: the clock that the throttle goes by; the steady clock when left out.
-            skip_first: leave out the first message from this place.
-            once: let only the first message from this place through.
+            options: `name`, another logger's name than this one's, and those of :class:`CallSite`.
 
         Returns:
             Whether the message was logged.
+
+        Raises:
+            TypeError: for an unknown option or one without what it needs, and for a message that is not a text.
+            ValueError: for an unknown severity, and when a place logs with another severity, name or options than
+                before.
         """
         severity = LoggingSeverity(severity)
-        name = self.name if name is None else name
-        if severity < get_logger_effective_level(name):
+        if severity < self.get_effective_level():
             return False
+        name: str = options.pop("name", self.name)
         frame = _caller()
-        site = (frame.f_code.co_filename, frame.f_lineno, name) if frame else ("", 0, name)
-        if (once or skip_first or throttle_duration_sec is not None) and not self._passes(
-            site, throttle_duration_sec, throttle_time_source_type, skip_first, once
-        ):
-            return False
-        _emit(severity, name, str(message), site[0], frame.f_code.co_name if frame else "", site[1])
-        return True
-
-    def _passes(
-        self, site: tuple[str, int, str], throttle_sec: float | None, clock: Clock | None, skip_first: bool, once: bool
-    ) -> bool:
-        now = time.monotonic_ns() if clock is None else clock.now_ns()
+        place = (frame.f_code.co_filename, frame.f_lineno, frame.f_lasti) if frame else ("", 0, 0)
+        wanted = CallSite(severity, name, options)
         with _lock:
-            calls_and_last = self._sites.get(site)
-            if calls_and_last is None:
+            site = self._sites.get(place)
+            if site is None:
                 if len(self._sites) >= _MAX_CALL_SITES:
                     self._sites.clear()  # generated code could make places without end
-                calls_and_last = self._sites[site] = [0, -1]
-            calls_and_last[0] += 1
-            calls, last = calls_and_last
-            if skip_first and calls == 1:
+                site = self._sites[place] = wanted
+            else:
+                site.check_same(wanted)
+            if not site.passes():
                 return False
-            if once and calls > 1 + skip_first:
-                return False
-            if throttle_sec is not None:
-                # A clock that went backwards starts a new period.
-                if last >= 0 and 0 <= now - last < throttle_sec * 1e9:
-                    return False
-                calls_and_last[1] = now
-            return True
+        if not isinstance(message, str):
+            raise TypeError(f"the message of a log must be a str, not {message!r:.80}")
+        _emit(severity, name, message, place[0], frame.f_code.co_name if frame else "", place[1])
+        return True
 
     def debug(self, message: str, **conditions: Any) -> bool:
         """Log at DEBUG; see :meth:`log` for the conditions."""
@@ -162,15 +126,46 @@ class RcutilsLogger(Surface):
 def get_logger(name: str) -> RcutilsLogger:
     """Return a logger by its dotted name."""
     if not name:
-        raise ValueError("the name of a logger must not be empty")
-    return RcutilsLogger(name)
+        raise ValueError("Logger name must not be empty.")
+    child: RcutilsLogger = _root_logger.get_child(name)
+    return child
 
 
-def set_logger_level(name: str, level: LoggingSeverity | int) -> None:
-    """Set a logger's least severity; UNSET gives it back to its parent."""
+def get_logging_severity_from_string(log_severity: str) -> LoggingSeverity:
+    """Return a severity by its name, in capitals or not.
+
+    Raises:
+        RuntimeError: for a name that does not exist.
+    """
+    try:
+        return LoggingSeverity[log_severity.upper()]
+    except KeyError:
+        known = ", ".join(severity.name for severity in LoggingSeverity)
+        raise RuntimeError(
+            f"Failed to get log severity from name {log_severity!r}; it must be one of {known}"
+        ) from None
+
+
+def clear_config() -> None:
+    """Give every logger the default severity, and the default severity its default, INFO."""
+    global _default_level
+    with _lock:
+        _levels.clear()
+        _default_level = LoggingSeverity.INFO
+
+
+def set_logger_level(name: str, level: LoggingSeverity | int, detailed_error: bool = False) -> None:
+    """Set a logger's least severity; UNSET gives it back to its parent, and the empty name is the default's.
+
+    Raises:
+        ValueError: for a severity that does not exist.
+    """
+    global _default_level
     level = LoggingSeverity(level)
     with _lock:
-        if level == LoggingSeverity.UNSET:
+        if not name:
+            _default_level = level
+        elif level == LoggingSeverity.UNSET:
             _levels.pop(name, None)
         else:
             _levels[name] = level
@@ -178,7 +173,7 @@ def set_logger_level(name: str, level: LoggingSeverity | int) -> None:
 
 def get_logger_level(name: str) -> LoggingSeverity:
     """Return a logger's own least severity, UNSET when it has none."""
-    return _levels.get(name, LoggingSeverity.UNSET)
+    return _default_level if not name else _levels.get(name, LoggingSeverity.UNSET)
 
 
 def get_logger_effective_level(name: str) -> LoggingSeverity:
@@ -212,6 +207,9 @@ def remove_sink(name: str) -> None:
     """Stop handing messages to a sink."""
     with _lock:
         _sinks.pop(name, None)
+
+
+_root_logger: Any = RcutilsLogger()
 
 
 def _caller() -> FrameType | None:

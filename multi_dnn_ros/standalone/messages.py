@@ -1,47 +1,40 @@
 """Message and service classes as rclpy has them, generated on first use from the interface registry.
 
-A message class takes keywords, fills in the .msg file's defaults, checks every assigned value as rosidl's generated
-Python does (AssertionError that names the field), and holds: unbounded and bounded sequences of numbers as
-`array.array`, fixed arrays of numbers as numpy arrays, `byte` as bytes of length 1, all else as plain Python values.
+A message class takes keywords, fills in the .msg file's defaults, checks every assigned value (AssertionError that names
+the field, see :mod:`field_checks`), and holds: unbounded and bounded sequences of numbers as `array.array`, fixed arrays
+of numbers as numpy arrays, `byte` as bytes of length 1, all else as plain Python values.
 """
 
 from __future__ import annotations
 
 import array
-import math
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from multi_dnn_ros.standalone import definitions, interfaces
+from multi_dnn_ros.standalone.field_checks import TYPECODES, Check, check_of, conversion_of
 from multi_dnn_ros.standalone.interfaces import FieldType
-
-Check: TypeAlias = Callable[[Any], Any]
-
-TYPECODES: Final[dict[str, str]] = {
-    "int8": "b",
-    "uint8": "B",
-    "char": "B",
-    "int16": "h",
-    "uint16": "H",
-    "int32": "i",
-    "uint32": "I",
-    "int64": "q",
-    "uint64": "Q",
-    "float32": "f",
-    "float64": "d",
-}
-_FLOAT32_MAX: Final = 3.4028234663852886e38
+from multi_dnn_ros.standalone.missing import missing, refuse
 
 _lock = threading.RLock()
 _classes: dict[str, type[Message]] = {}
 _services: dict[str, type[Service]] = {}
 
 
-class Message:
+class _Interface(type):
+    """Metaclass: a name of a generated class that is not here says so."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}", name=name, obj=cls)
+        raise AttributeError(missing(f"{cls.__module__}.{cls.__name__}.{name}"), name=name, obj=cls)
+
+
+class Message(metaclass=_Interface):
     """Base of every generated message class; one property per field over a slot of the same name with an underscore."""
 
     __slots__: tuple[str, ...] = ()
@@ -50,6 +43,7 @@ class Message:
     __field_names__: ClassVar[tuple[str, ...]] = ()
     __field_defaults__: ClassVar[tuple[tuple[str, str, Callable[[], Any]], ...]] = ()
     __field_types__: ClassVar[dict[str, str]] = {}
+    __field_conversions__: ClassVar[dict[str, Check]] = {}
 
     if TYPE_CHECKING:  # the fields of a generated class
 
@@ -58,14 +52,26 @@ class Message:
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, **fields: Any) -> None:
+        """Fill in defaults for the fields that are not given.
+
+        Raises:
+            AssertionError: for a name that is not a field, and for a value that a field cannot have.
+            UnsupportedError: for `check_fields=False`; the checks are always on.
+        """
+        if fields and fields.pop("check_fields", True) is False:
+            refuse(type(self).__name__, check_fields=False)
         for name, slot, make_default in self.__field_defaults__:
             if name in fields:
-                setattr(self, name, fields.pop(name))
+                value = fields.pop(name)
+                convert = self.__field_conversions__.get(name)
+                setattr(self, name, value if convert is None else convert(value))
             else:
                 setattr(self, slot, make_default())
         if fields:
             unknown, known = ", ".join(sorted(fields)), ", ".join(self.__field_names__)
-            raise TypeError(f"{self.__msgtype__} has no field {unknown}; its fields are {known}")
+            raise AssertionError(
+                f"Invalid arguments passed to constructor: {unknown}; the fields of {self.__msgtype__} are {known}"
+            )
 
     @classmethod
     def get_fields_and_field_types(cls) -> dict[str, str]:
@@ -74,7 +80,7 @@ class Message:
 
     def __repr__(self) -> str:
         package, kind, name = self.__msgtype__.split("/")
-        values = ", ".join(f"{field}={getattr(self, field)!r}" for field in self.__field_names__)
+        values = ", ".join(f"{field}={_shown(getattr(self, field))}" for field in self.__field_names__)
         return f"{package}.{kind}.{name}({values})"
 
     def __eq__(self, other: object) -> bool:
@@ -85,7 +91,7 @@ class Message:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Service:
+class Service(metaclass=_Interface):
     """Base of every generated service class; never instantiated, it only carries its two message classes."""
 
     __msgtype__: ClassVar[str]
@@ -93,7 +99,11 @@ class Service:
     Response: ClassVar[type[Message]]
 
     def __init__(self) -> None:
-        raise NotImplementedError("service classes are not instantiated; use .Request() and .Response()")
+        raise NotImplementedError("Service classes can not be instantiated; use .Request() and .Response()")
+
+
+def _shown(value: Any) -> str:
+    return repr(value.tolist()) if isinstance(value, array.array) else repr(value)
 
 
 def _equal(left: Any, right: Any) -> bool:
@@ -155,8 +165,15 @@ def _make_class(type_name: str) -> type[Message]:
         ),
         **interfaces.constants(type_name),
     }
+    conversions: dict[str, Check] = {}
     for field, field_type in fields:
-        namespace[field] = _property(f"_{field}", _check(type_name, field, field_type))
+        namespace[field] = _property(f"_{field}", check_of(type_name, field, field_type, message_class))
+        convert = conversion_of(type_name, field, field_type)
+        if convert is not None:
+            conversions[field] = convert
+        if interfaces.default(type_name, field) is not None:
+            namespace[f"{field.upper()}__DEFAULT"] = interfaces.default(type_name, field)
+    namespace["__field_conversions__"] = conversions
     return type(name, (Message,), namespace)
 
 
@@ -167,169 +184,18 @@ def _property(slot: str, check: Check) -> property:
     return property(attrgetter(slot), assign)
 
 
-def _default(field_type: FieldType, stated: bool | int | float | str | None) -> Callable[[], Any]:
+def _default(field_type: FieldType, stated: Any) -> Callable[[], Any]:
+    """Return what makes a field's value in a new message: what the .msg file states, else zeros."""
     base = field_type.base
-    element: Callable[[], Any]
+    code = TYPECODES.get(base)
+    if field_type.sequence is not None:
+        return (lambda: list(stated or ())) if code is None else lambda: array.array(code, stated or ())
     if field_type.is_message:
-        element = message_class(base)
-    else:
-        zero: Any = {"string": "", "bool": False, "byte": b"\x00", "float32": 0.0, "float64": 0.0}.get(base, 0)
+        cls = message_class(base)
+        return cls if field_type.array is None else lambda: [cls() for _ in range(field_type.array or 0)]
+    zero: Any = {"string": "", "bool": False, "byte": b"\x00", "float32": 0.0, "float64": 0.0}.get(base, 0)
+    if field_type.array is None:
         value = zero if stated is None else stated
-
-        def element() -> Any:
-            return value
-
-    if field_type.sequence is not None:
-        code = TYPECODES.get(base)
-        return list if code is None else lambda: array.array(code)
-    if field_type.array is not None:
-        length = field_type.array
-        if base in TYPECODES:
-            return lambda: np.zeros(length, TYPECODES[base])
-        return lambda: [element() for _ in range(length)]
-    return element
-
-
-def _check(type_name: str, field: str, field_type: FieldType) -> Check:
-    where = f"{type_name}.{field}"
-    element = _element_check(where, field_type)
-    if field_type.array is not None:
-        length = field_type.array
-        if field_type.base in TYPECODES:
-            return _fixed_array_check(where, np.dtype(TYPECODES[field_type.base]), length)
-        return _list_check(where, element, length, length)
-    if field_type.sequence is not None:
-        bound = field_type.sequence or None
-        if field_type.base in TYPECODES:
-            return _number_sequence_check(where, TYPECODES[field_type.base], bound)
-        return _list_check(where, element, 0, bound)
-    return element
-
-
-def _element_check(where: str, field_type: FieldType) -> Check:
-    base = field_type.base
-    expected: type
-    if field_type.is_message:
-        expected = message_class(base)
-    elif base == "byte":
-        return _byte_check(where)
-    elif base in ("float32", "float64"):
-        return _float_check(where, _FLOAT32_MAX if base == "float32" else math.inf)
-    elif base in ("string", "bool"):
-        expected = {"string": str, "bool": bool}[base]
-        if field_type.string_bound:
-            return _bounded_string_check(where, field_type.string_bound)
-    else:
-        bits = 8 * interfaces.PRIMITIVE_BYTES[base]
-        signed = base.startswith("int")
-        return _integer_check(where, -(1 << bits - 1) if signed else 0, (1 << bits - signed) - 1)
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, expected):
-            raise AssertionError(f"{where} must be of type {expected.__name__}, not {value!r:.80}")
-        return value
-
-    return check
-
-
-def _byte_check(where: str) -> Check:
-    def check(value: Any) -> bytes:
-        if not isinstance(value, (bytes, bytearray)) or len(value) != 1:
-            raise AssertionError(f"{where} must be bytes of length 1, not {value!r:.80}")
-        return bytes(value)
-
-    return check
-
-
-def _float_check(where: str, limit: float) -> Check:
-    def check(value: Any) -> float:
-        if not isinstance(value, float):
-            raise AssertionError(f"{where} must be of type float, not {value!r:.80}")
-        if not (-limit <= value <= limit or math.isinf(value) or math.isnan(value)):
-            raise AssertionError(f"{where} must be within float32's range, not {value!r}")
-        return value
-
-    return check
-
-
-def _bounded_string_check(where: str, bound: int) -> Check:
-    def check(value: Any) -> str:
-        if not isinstance(value, str) or len(value.encode()) > bound:
-            raise AssertionError(f"{where} must be a str of at most {bound} bytes, not {value!r:.80}")
-        return value
-
-    return check
-
-
-def _integer_check(where: str, low: int, high: int) -> Check:
-    def check(value: Any) -> int:
-        if not isinstance(value, int):
-            raise AssertionError(f"{where} must be of type int, not {value!r:.80}")
-        if not low <= value <= high:
-            raise AssertionError(f"{where} must be between {low} and {high}, not {value}")
-        return value
-
-    return check
-
-
-def _fixed_array_check(where: str, dtype: np.dtype[Any], length: int) -> Check:
-    def check(value: Any) -> np.ndarray[Any, Any]:
-        if isinstance(value, np.ndarray):
-            if value.dtype != dtype or value.shape != (length,):
-                raise AssertionError(
-                    f"{where} must be a numpy array of {dtype} of shape ({length},), not {value.dtype} {value.shape}"
-                )
-            return value
-        if isinstance(value, (str, bytes)) or not isinstance(value, Collection) or len(value) != length:
-            raise AssertionError(f"{where} must hold {length} values of {dtype}, not {value!r:.80}")
-        try:
-            return np.array(list(value), dtype)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise AssertionError(f"{where} must hold {length} values of {dtype}: {error}") from error
-
-    return check
-
-
-def _number_sequence_check(where: str, code: str, bound: int | None) -> Check:
-    def check(value: Any) -> array.array[Any]:
-        # An array of the right type is kept as it is: an image's data is not copied on assignment.
-        result = value if isinstance(value, array.array) and value.typecode == code else _to_array(where, code, value)
-        if bound is not None and len(result) > bound:
-            raise AssertionError(f"{where} must hold at most {bound} values, not {len(result)}")
-        return result
-
-    return check
-
-
-def _to_array(where: str, code: str, value: Any) -> array.array[Any]:
-    if isinstance(value, str):
-        raise AssertionError(f"{where} must be a sequence of numbers, not {value!r:.80}")
-    result: array.array[Any] = array.array(code)
-    if isinstance(value, np.ndarray):
-        if value.dtype == np.dtype(code):
-            # One copy when the data is contiguous; a strided view has to be gathered first.
-            result.frombytes(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-            return result
-        value = value.reshape(-1).tolist()
-    elif isinstance(value, (bytes, bytearray, memoryview)) and code == "B" and memoryview(value).itemsize == 1:
-        view = memoryview(value)
-        result.frombytes(view.cast("B") if view.c_contiguous and view.nbytes else view.tobytes())
-        return result
-    try:
-        result.extend(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise AssertionError(f"{where} must be a sequence of numbers of type {code!r}: {error}") from error
-    return result
-
-
-def _list_check(where: str, element: Check, least: int, most: int | None) -> Check:
-    def check(value: Any) -> list[Any]:
-        if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
-            raise AssertionError(f"{where} must be a list, not {value!r:.80}")
-        if len(value) < least or (most is not None and len(value) > most):
-            raise AssertionError(f"{where} must hold {least} to {most} values, not {len(value)}")
-        for item in value:
-            element(item)
-        return value if isinstance(value, list) else list(value)
-
-    return check
+        return lambda: value
+    values = [zero] * field_type.array if stated is None else list(stated)
+    return (lambda: list(values)) if code is None else lambda: np.array(values, code)

@@ -34,5 +34,6 @@ class Surface:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise AttributeError(missing(f"{type(self).__name__}.{name}"))
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=self)
+        raise AttributeError(missing(f"{type(self).__name__}.{name}"), name=name, obj=self)

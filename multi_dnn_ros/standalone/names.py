@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from multi_dnn_ros.standalone.errors import (
     InvalidNamespaceException,
@@ -17,9 +17,13 @@ from multi_dnn_ros.standalone.errors import (
     InvalidTopicNameException,
 )
 
-_MAX_LENGTH: Final = 255
-_TOKEN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_NODE_NAME: Final = 255
+_MAX_NAMESPACE: Final = 245
+_MAX_TOPIC_NAME: Final = 247
 _SUBSTITUTION: Final = re.compile(r"\{([^{}]*)\}")
+_DIGIT_AFTER_SLASH: Final = re.compile(r"/(?=[0-9])")
+
+_Error: TypeAlias = Callable[[str, int], Exception]  # from a message and the place of the character that is wrong
 
 
 def validate_node_name(name: str) -> None:
@@ -28,11 +32,19 @@ def validate_node_name(name: str) -> None:
     Raises:
         InvalidNodeNameException: names the name and the first character that is not allowed.
     """
+
+    def error(message: str, index: int) -> Exception:
+        return InvalidNodeNameException(name, f"node name {message}", index)
+
     if not name:
-        raise InvalidNodeNameException(name, "node name must not be empty")
-    if len(name) > _MAX_LENGTH:
-        raise InvalidNodeNameException(name, f"node name must not be longer than {_MAX_LENGTH} characters", _MAX_LENGTH)
-    _check_token(name, 0, lambda message, index: InvalidNodeNameException(name, f"node name {message}", index))
+        raise error("must not be empty", 0)
+    wrong = re.search(r"[^A-Za-z0-9_]", name)
+    if wrong:
+        raise error("must not contain characters other than alphanumerics or '_'", wrong.start())
+    if name[0].isdigit():
+        raise error("must not start with a number", 0)
+    if len(name) > _MAX_NODE_NAME:
+        raise error(f"length should not exceed '{_MAX_NODE_NAME}'", _MAX_NODE_NAME - 1)
 
 
 def validate_namespace(namespace: str) -> None:
@@ -45,10 +57,72 @@ def validate_namespace(namespace: str) -> None:
     def error(message: str, index: int) -> Exception:
         return InvalidNamespaceException(namespace, f"namespace {message}", index)
 
-    if not namespace.startswith("/"):
-        raise error("must be absolute, it must lead with a '/'", 0)
-    if namespace != "/":
-        _check_tokens(namespace, error)
+    if namespace == "/":
+        return
+    _check_absolute(namespace, error, ", unless only a '/'")
+    if len(namespace) > _MAX_NAMESPACE:
+        raise error(f"should not exceed '{_MAX_NAMESPACE}'", _MAX_NAMESPACE - 1)
+
+
+def validate_full_topic_name(name: str, *, is_service: bool = False) -> None:
+    """Check an absolute name of a topic or a service, after expansion.
+
+    Raises:
+        InvalidTopicNameException, InvalidServiceNameException: names the name and the first character not allowed.
+    """
+    error = _topic_error(name, is_service)
+    _check_absolute(name, lambda message, index: error(f"topic name {message}", index))
+    if len(name) > _MAX_TOPIC_NAME:
+        raise error(f"topic length should not exceed '{_MAX_TOPIC_NAME}'", _MAX_TOPIC_NAME - 1)
+
+
+def validate_topic_name(name: str, *, is_service: bool = False) -> None:
+    """Check a name of a topic or a service as a program gives it: relative, private (`~`) or with substitutions.
+
+    Raises:
+        InvalidTopicNameException, InvalidServiceNameException: names the name and the first character not allowed.
+    """
+    error = _topic_error(name, is_service)
+    if not name:
+        raise error("topic name must not be empty string", 0)
+    if name[0].isascii() and name[0].isdigit():
+        raise error("topic name token must not start with a number", 0)
+    if name.endswith("/"):
+        raise error("topic name must not end with a forward slash", len(name) - 1)
+    _check_characters(name, error)
+    number = _DIGIT_AFTER_SLASH.search(name)
+    if name.startswith("~") and len(name) > 2 and name[1] != "/":
+        raise error("topic name must not have a tilde '~' that is not followed by a forward slash '/'", 1)
+    if number:
+        raise error("topic name token must not start with a number", number.end())
+
+
+def _check_characters(name: str, error: _Error) -> None:
+    """Check characters and braces in the order in which they stand."""
+    opened: int | None = None
+    for index, character in enumerate(name):
+        if character == "{" and opened is None:
+            opened = index
+        elif character == "}":
+            if opened is None:
+                raise error("topic name must not have unmatched (unbalanced) curly braces '{}'", index)
+            opened = None
+        elif character == "~" and index:
+            raise error("topic name must not have tilde '~' unless it is the first character", index)
+        elif opened is not None:
+            if not re.fullmatch(r"[A-Za-z0-9_]", character):
+                raise error("substitution name must not contain characters other than alphanumerics or '_'", index)
+            if character.isdigit() and index == opened + 1:
+                raise error("substitution name must not start with a number", index)
+        elif not re.fullmatch(r"[A-Za-z0-9_/~]", character):
+            raise error("topic name must not contain characters other than alphanumerics, '_', '~', '{', or '}'", index)
+    if opened is not None:
+        raise error("topic name must not have unmatched (unbalanced) curly braces '{}'", opened)
+
+
+def _topic_error(name: str, is_service: bool) -> _Error:
+    kind = InvalidServiceNameException if is_service else InvalidTopicNameException
+    return lambda message, index: kind(name, message, index)
 
 
 def expand(name: str, node_name: str, namespace: str, *, service: bool = False) -> str:
@@ -56,31 +130,22 @@ def expand(name: str, node_name: str, namespace: str, *, service: bool = False) 
 
     Raises:
         InvalidTopicNameException, InvalidServiceNameException: names the name and the first character not allowed.
+        ValueError: for a substitution other than {node}, {ns} and {namespace}; names it.
     """
-    kind = InvalidServiceNameException if service else InvalidTopicNameException
-    what = "service name" if service else "topic name"
-
-    def error(message: str, index: int) -> Exception:
-        return kind(name, f"{what} {message}", index)
-
-    if not name:
-        raise error("must not be empty string", 0)
+    validate_topic_name(name, is_service=service)
     base = namespace.rstrip("/")
 
     def substitute(match: re.Match[str]) -> str:
         known = {"node": node_name, "ns": namespace, "namespace": namespace}
         if match.group(1) not in known:
-            raise error(f"has an unknown substitution {match.group(0)}", match.start())
+            raise ValueError(f"topic name {name!r} is invalid: unknown substitution: {match.group(0)}")
         return known[match.group(1)]
 
-    expanded = _SUBSTITUTION.sub(substitute, name)
-    if expanded.startswith("~"):
-        if len(expanded) > 1 and expanded[1] != "/":
-            raise error("must not have a '~' that is not followed by a '/'", 1)
-        expanded = f"{base}/{node_name}{expanded[1:]}"
-    elif not expanded.startswith("/"):
+    expanded = f"{base}/{node_name}{name[1:]}" if name.startswith("~") else name
+    expanded = _SUBSTITUTION.sub(substitute, expanded)
+    if not expanded.startswith("/"):
         expanded = f"{base}/{expanded}"
-    _check_tokens(expanded, error)
+    validate_full_topic_name(expanded, is_service=service)
     return expanded
 
 
@@ -89,23 +154,20 @@ def qualified(namespace: str, node_name: str) -> str:
     return f"{namespace.rstrip('/')}/{node_name}"
 
 
-def _check_tokens(name: str, error: Callable[[str, int], Exception]) -> None:
-    index = 1
-    for token in name[1:].split("/"):
-        if not token:
-            message = "must not end with '/'" if index >= len(name) else "must not contain repeated '/'"
-            raise error(message, index - 1)
-        _check_token(token, index, error)
-        index += len(token) + 1
-
-
-def _check_token(token: str, offset: int, error: Callable[[str, int], Exception]) -> None:
-    match = _TOKEN.match(token)
-    if match is None and token[0].isascii() and token[0].isdigit():
-        raise error("must not have a token that starts with a number", offset)
-    end = match.end() if match else 0
-    if end != len(token):
-        raise error("must not contain characters other than alphanumerics and '_'", offset + end)
+def _check_absolute(name: str, error: _Error, root: str = "") -> None:
+    if not name:
+        raise error("must not be empty", 0)
+    if not name.startswith("/"):
+        raise error("must be absolute, it must lead with a '/'", 0)
+    if name.endswith("/"):
+        raise error(f"must not end with a '/'{root}", len(name) - 1)
+    wrong = re.search(r"[^A-Za-z0-9_/]", name)
+    if wrong:
+        raise error("must not contain characters other than alphanumerics, '_', or '/'", wrong.start())
+    for match in re.finditer(r"/(?=[/0-9])", name):
+        if name[match.end()] == "/":
+            raise error("must not contain repeated '/'", match.end())
+        raise error("must not have a token that starts with a number", match.end())
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from multi_dnn_ros.standalone.clock import Clock, ROSClock
 from multi_dnn_ros.standalone.context import Context, get_default_context
 from multi_dnn_ros.standalone.dds import Participant, Reader, Writer
 from multi_dnn_ros.standalone.entities import GuardCondition, Timer, Waitable, period_ns
-from multi_dnn_ros.standalone.errors import InvalidHandle, NotInitializedException
+from multi_dnn_ros.standalone.errors import InvalidHandle, NameValidationException, NotInitializedException, RCLError
 from multi_dnn_ros.standalone.graph import NodeEntry
 from multi_dnn_ros.standalone.messages import Message, message_class
 from multi_dnn_ros.standalone.messages import Service as ServiceType
@@ -30,10 +30,12 @@ from multi_dnn_ros.standalone.qos import (
     qos_profile_rosout_default,
     qos_profile_services_default,
 )
+from multi_dnn_ros.standalone.qos_events import IncompatibleQos
 from multi_dnn_ros.standalone.rosout import Rosout
 from multi_dnn_ros.standalone.services import Client, Service
 from multi_dnn_ros.standalone.time_source import TimeSource
 from multi_dnn_ros.standalone.topics import Publisher, Subscription, check_callback, check_message_type
+from multi_dnn_ros.standalone.type_description import declare_type_description
 
 
 class Node(NodeGraph, NodeParameters):
@@ -76,6 +78,7 @@ class Node(NodeGraph, NodeParameters):
         self._entities_lock = threading.RLock()
         self._endpoints: list[Any] = []  # publishers, subscriptions, services, clients
         self._others: list[Waitable] = []  # timers and guard conditions
+        self._events: dict[Any, IncompatibleQos] = {}  # by publisher or subscription
         self._waitables: tuple[Waitable, ...] = ()
         self._executor: Callable[[], Any] = _no_executor
         self._destroyed = False
@@ -97,13 +100,16 @@ class Node(NodeGraph, NodeParameters):
                 self, self._clock, events, self.get_fully_qualified_name(), allow_undeclared=allow_undeclared_parameters
             )
             for arguments in (shared, local):
-                self._parameter_overrides.update(arguments.overrides_for(self.get_fully_qualified_name()))
-            self._parameter_overrides.update({entry.name: entry.value for entry in parameter_overrides or ()})
+                for name, value in arguments.overrides_for(self.get_fully_qualified_name()).items():
+                    self._parameter_overrides[name] = Parameter(name, value=value)
+            self._parameter_overrides.update({entry.name: entry for entry in parameter_overrides or ()})
             if automatically_declare_parameters_from_overrides:
-                self.declare_parameters("", list(self._parameter_overrides.items()), ignore_override=True)
+                overrides = [(entry.name, entry.value) for entry in self._parameter_overrides.values()]
+                self.declare_parameters("", overrides, ignore_override=True)
             self._time_source = TimeSource(self, self._clock)
             if start_parameter_services:
                 ParameterServices(self)
+            declare_type_description(self)
         except BaseException:
             self.destroy_node()
             raise
@@ -123,12 +129,30 @@ class Node(NodeGraph, NodeParameters):
         return names.qualified(self._namespace, self._name)
 
     def resolve_topic_name(self, topic: str, *, only_expand: bool = False) -> str:
-        """Return the absolute name that a topic name stands for, remapped unless `only_expand`."""
-        return names.remap([] if only_expand else self._remaps, topic, self._name, self._namespace)
+        """Return the absolute name that a topic name stands for, remapped unless `only_expand`.
+
+        Raises:
+            RCLError: when the name breaks the rules; says how.
+        """
+        return self._resolve(topic, only_expand=only_expand, service=False)
 
     def resolve_service_name(self, service: str, *, only_expand: bool = False) -> str:
-        """Return the absolute name that a service name stands for, remapped unless `only_expand`."""
-        return names.remap([] if only_expand else self._remaps, service, self._name, self._namespace, service=True)
+        """Return the absolute name that a service name stands for, remapped unless `only_expand`.
+
+        Raises:
+            RCLError: when the name breaks the rules; says how.
+        """
+        return self._resolve(service, only_expand=only_expand, service=True)
+
+    def _resolve(self, name: str, *, only_expand: bool, service: bool) -> str:
+        try:
+            return self._remapped(name, service=service, rules=() if only_expand else self._remaps)
+        except (NameValidationException, ValueError) as error:
+            raise RCLError(f"failed to resolve name: {error}") from error
+
+    def _remapped(self, name: str, *, service: bool = False, rules: Sequence[names.RemapRule] | None = None) -> str:
+        rules = self._remaps if rules is None else rules
+        return names.remap(rules, name, self._name, self._namespace, service=service)
 
     def get_logger(self) -> logs.RcutilsLogger:
         """Return the node's logger."""
@@ -167,19 +191,29 @@ class Node(NodeGraph, NodeParameters):
             TypeError, InvalidTopicNameException, UnsupportedError: name what is wrong.
         """
         refuse("create_publisher", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
-        return self._create_publisher(msg_type, topic, qos_profile, publisher_class)
+        return self._create_publisher(msg_type, topic, qos_profile, callback_group, publisher_class)
 
     def _create_publisher(
         self,
         msg_type: type[Message],
         topic: str,
         qos_profile: QoSProfile | int,
+        callback_group: CallbackGroup | None = None,
         publisher_class: type[Publisher] = Publisher,
     ) -> Publisher:
-        absolute, qos = self.resolve_topic_name(topic), profile_of(qos_profile)
-        publisher = publisher_class(self._participant, check_message_type(msg_type), absolute, qos)
+        qos, absolute = profile_of(qos_profile), self._remapped(topic)
+        publisher = publisher_class(self._participant, check_message_type(msg_type), topic, qos, absolute)
         self._add(publisher, publisher.writer)
+        self._warn_of_qos(publisher, publisher.writer, callback_group)
         return publisher
+
+    def _warn_of_qos(self, entity: Any, endpoint: Reader | Writer, callback_group: CallbackGroup | None) -> None:
+        """Log when something is discovered whose QoS do not fit, while this node is spun."""
+        group, warn = callback_group or self._default_callback_group, logs.get_logger(self._logger.name).warn
+        event = IncompatibleQos(endpoint, group, entity.topic, warn)
+        with self._entities_lock:
+            self._events[entity] = event
+        self._add(event)
 
     def create_subscription(
         self,
@@ -199,11 +233,13 @@ class Node(NodeGraph, NodeParameters):
             TypeError, InvalidTopicNameException, UnsupportedError: name what is wrong.
         """
         refuse("create_subscription", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
-        absolute, qos = self.resolve_topic_name(topic), profile_of(qos_profile)
+        qos, absolute = profile_of(qos_profile), self._remapped(topic)
         group = callback_group or self._default_callback_group
-        participant = self._participant
-        subscription = Subscription(participant, check_message_type(msg_type), absolute, callback, group, qos, raw)
+        subscription = Subscription(
+            self._participant, check_message_type(msg_type), topic, callback, group, qos, raw, absolute
+        )
         self._add(subscription, subscription.reader)
+        self._warn_of_qos(subscription, subscription.reader, group)
         return subscription
 
     def create_service(
@@ -216,8 +252,8 @@ class Node(NodeGraph, NodeParameters):
         callback_group: CallbackGroup | None = None,
     ) -> Service:
         """Make a service; `callback(request, response)` returns the response."""
-        absolute, group = self.resolve_service_name(srv_name), callback_group or self._default_callback_group
-        service = Service(self._participant, srv_type, absolute, callback, group, qos_profile)
+        absolute, group = self._remapped(srv_name, service=True), callback_group or self._default_callback_group
+        service = Service(self._participant, srv_type, srv_name, callback, group, qos_profile, absolute)
         self._add(service, service.reader, service.writer)
         return service
 
@@ -230,15 +266,15 @@ class Node(NodeGraph, NodeParameters):
         callback_group: CallbackGroup | None = None,
     ) -> Client:
         """Make a client of a service."""
-        absolute, group = self.resolve_service_name(srv_name), callback_group or self._default_callback_group
-        client = Client(self._participant, srv_type, absolute, group, qos_profile, self._context)
+        absolute, group = self._remapped(srv_name, service=True), callback_group or self._default_callback_group
+        client = Client(self._participant, srv_type, srv_name, group, qos_profile, absolute, self._context)
         self._add(client, client.reader, client.writer)
         return client
 
     def create_timer(
         self,
         timer_period_sec: float,
-        callback: Callable[[], Any],
+        callback: Callable[[], Any] | None,
         callback_group: CallbackGroup | None = None,
         clock: Clock | None = None,
         autostart: bool = True,
@@ -270,7 +306,9 @@ class Node(NodeGraph, NodeParameters):
             if self._destroyed:
                 entity.destroy()  # nobody else would
                 raise InvalidHandle(f"node {self.get_fully_qualified_name()} was destroyed")
-            if endpoints:
+            if isinstance(entity, IncompatibleQos):
+                pass  # not an entity of its own; goes with its publisher or subscription
+            elif endpoints:
                 self._context.graph.add_endpoints(self._entry, *endpoints)
                 self._endpoints.append(entity)
             else:
@@ -286,10 +324,8 @@ class Node(NodeGraph, NodeParameters):
             if entity not in known:
                 return False
             known.remove(entity)
-            self._waitables = tuple(kept for kept in self._waitables if kept is not entity)
-            if known is self._endpoints:
-                endpoints = [getattr(entity, name) for name in ("reader", "writer") if name in vars(entity)]
-                self._context.graph.remove_endpoints(self._entry, *endpoints)
+            event = self._events.pop(entity, None)
+            self._waitables = tuple(kept for kept in self._waitables if kept is not entity and kept is not event)
         entity.destroy()
         self._wake_executor()
         return True
@@ -365,6 +401,11 @@ class Node(NodeGraph, NodeParameters):
     def timers(self) -> Iterator[Timer]:
         """The node's timers."""
         return self._of(Timer)
+
+    @property
+    def guards(self) -> Iterator[GuardCondition]:
+        """The node's guard conditions."""
+        return self._of(GuardCondition)
 
     # ------------------------------------------------------------------------------------------------------ executor
 

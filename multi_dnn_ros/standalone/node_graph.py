@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multi_dnn_ros.standalone import names
 from multi_dnn_ros.standalone.missing import Surface
 
 if TYPE_CHECKING:
@@ -15,21 +16,29 @@ class NodeGraph(Surface):
 
     _context: Context
 
-    def resolve_topic_name(self, topic: str, *, only_expand: bool = False) -> str:
-        """Return the absolute name that a topic name stands for; the node does it."""
+    def get_name(self) -> str:
+        """Return the node's own name; the node does it."""
+        raise NotImplementedError
+
+    def get_namespace(self) -> str:
+        """Return the node's namespace; the node does it."""
         raise NotImplementedError
 
     def count_publishers(self, topic_name: str) -> int:
-        """Return how many publishers a topic has on the network."""
-        return self._context.graph.count_publishers(self.resolve_topic_name(topic_name))
+        """Return how many publishers a topic has on the network; the name is expanded and not remapped."""
+        return self._context.graph.count_publishers(self._absolute(topic_name))
 
     def count_subscribers(self, topic_name: str) -> int:
-        """Return how many subscriptions a topic has on the network."""
-        return self._context.graph.count_subscribers(self.resolve_topic_name(topic_name))
+        """Return how many subscriptions a topic has on the network; the name is expanded and not remapped."""
+        return self._context.graph.count_subscribers(self._absolute(topic_name))
 
-    def get_topic_names_and_types(self) -> list[tuple[str, list[str]]]:
-        """Return every topic on the network with its types."""
-        return self._context.graph.topic_names_and_types()
+    def _absolute(self, topic_name: str) -> str:
+        return names.expand(topic_name, self.get_name(), self.get_namespace())
+
+    def get_topic_names_and_types(self, no_demangle: bool = False) -> list[tuple[str, list[str]]]:
+        """Return every topic on the network with its types; with `no_demangle` as DDS names both."""
+        graph = self._context.graph
+        return graph.topic_names_and_types_of_dds() if no_demangle else graph.topic_names_and_types()
 
     def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
         """Return every service on the network with its types."""
@@ -42,3 +51,7 @@ class NodeGraph(Surface):
     def get_node_names(self) -> list[str]:
         """Return the name of every node on the network."""
         return [name for name, _ in self.get_node_names_and_namespaces()]
+
+    def get_fully_qualified_node_names(self) -> list[str]:
+        """Return namespace and name of every node on the network, joined."""
+        return [names.qualified(namespace, name) for name, namespace in self.get_node_names_and_namespaces()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -31,14 +32,14 @@ class NodeParameters(Surface):
         self._parameter_lock = threading.RLock()
         self._parameters: dict[str, Parameter] = {}
         self._descriptors: dict[str, Any] = {}
-        self._parameter_overrides: dict[str, Any] = {}
+        self._parameter_overrides: dict[str, Parameter] = {}
         self._allow_undeclared_parameters = allow_undeclared
         self._parameter_clock = clock
         self._parameter_events = events
         self._parameter_node_name = node_name
-        self._before_set: list[Change] = []
-        self._on_set: list[Change] = []
-        self._after_set: list[Change] = []
+        self._pre_set_parameters_callbacks: list[Change] = []
+        self._on_set_parameters_callbacks: list[Change] = []
+        self._post_set_parameters_callbacks: list[Change] = []
 
     # ----------------------------------------------------------------------------------------------------- declaring
 
@@ -55,16 +56,19 @@ class NodeParameters(Surface):
 
         Raises:
             ParameterAlreadyDeclaredException, InvalidParameterException, InvalidParameterTypeException,
-            InvalidParameterValueException, ValueError: each names the parameter.
+            InvalidParameterValueException, TypeError, ValueError: each names the parameter.
         """
-        return self.declare_parameters("", [(name, value, descriptor or _descriptor())], ignore_override)[0]
+        entry = (name,) if value is None and descriptor is None else (name, value, descriptor or _descriptor())
+        return self.declare_parameters("", [entry], ignore_override)[0]
 
     def declare_parameters(
         self, namespace: str, parameters: Sequence[tuple[Any, ...]], ignore_override: bool = False
     ) -> list[Parameter]:
         """Declare several parameters, each a tuple (name, value, descriptor); see :meth:`declare_parameter`."""
         with self._parameter_lock:
-            prepared = [self._prepare(namespace, entry, ignore_override) for entry in parameters]
+            prepared = [
+                self._prepare(namespace, index, entry, ignore_override) for index, entry in enumerate(parameters)
+            ]
             declared = [parameter.name for parameter, _ in prepared if parameter.name in self._parameters]
             if declared:
                 raise errors.ParameterAlreadyDeclaredException(declared)
@@ -76,37 +80,48 @@ class NodeParameters(Surface):
                     raise errors.InvalidParameterValueException(parameter.name, parameter.value, result.reason)
             return [self._parameters[parameter.name] for parameter, _ in prepared]
 
-    def _prepare(self, namespace: str, entry: tuple[Any, ...], ignore_override: bool) -> tuple[Parameter, Any]:
+    def _prepare(
+        self, namespace: str, index: int, entry: tuple[Any, ...], ignore_override: bool
+    ) -> tuple[Parameter, Any]:
+        place = f"at index {index} in parameters list"
         if not 1 <= len(entry) <= 3:
-            raise TypeError(f"a parameter is declared with (name, value, descriptor), not {entry!r:.80}")
+            raise TypeError(f"Invalid parameter tuple length {place}: {entry}; expecting length between 1 and 3")
         name: Any = entry[0]
         value: Any = entry[1] if len(entry) > 1 else None
-        descriptor: Any = entry[2] if len(entry) > 2 and entry[2] is not None else _descriptor()
-        if not isinstance(name, str) or not name:
-            raise errors.InvalidParameterException(name)
+        descriptor: Any = entry[2] if len(entry) > 2 else _descriptor()
+        if not isinstance(name, str):
+            raise TypeError(f"First element {name} {place} is not a str.")
         name = f"{namespace}.{name}" if namespace else name
+        if not name:
+            raise errors.InvalidParameterException(name)
         if not isinstance(descriptor, message_class("rcl_interfaces/msg/ParameterDescriptor")):
-            raise TypeError(
-                f"parameter {name}: the third element must be a ParameterDescriptor, not {descriptor!r:.80}"
+            raise TypeError(f"Third element {descriptor} {place} is not a ParameterDescriptor.")
+        if len(entry) == 1:
+            warnings.warn(
+                f"when declaring parameter named '{name}', declaring a parameter only providing its name is "
+                "deprecated; give a default value, a type, or a descriptor with dynamic_typing=True",
+                stacklevel=4,
             )
+            descriptor.dynamic_typing = True
         if isinstance(value, ParameterTypes):
             if value is ParameterTypes.NOT_SET:
-                raise ValueError(f"parameter {name} cannot be declared with the type NOT_SET")
+                raise ValueError(f"Cannot declare parameter {{{name}}} as statically typed of type NOT_SET")
             if descriptor.dynamic_typing:
-                raise ValueError(f"parameter {name} has a type, so its descriptor must not state dynamic_typing")
+                raise ValueError(
+                    f"When declaring parameter {{{name}}} passing a descriptor with `dynamic_typing=True` is not "
+                    "allowed when the parameter type is provided"
+                )
             descriptor.type, value = value.value, None
         elif not descriptor.dynamic_typing:
-            descriptor.type = ParameterTypes.from_parameter_value(value).value
+            is_message = isinstance(value, message_class("rcl_interfaces/msg/ParameterValue"))
+            descriptor.type = value.type if is_message else ParameterTypes.from_parameter_value(value).value
             if descriptor.type == ParameterTypes.NOT_SET.value:
                 raise ValueError(
-                    f"parameter {name} is declared without value and type; give one, or set dynamic_typing"
+                    "Cannot declare a statically typed parameter with default value of type PARAMETER_NOT_SET: "
+                    f"{name}; give a value or a type, or set dynamic_typing"
                 )
         if not ignore_override and name in self._parameter_overrides:
-            value = self._parameter_overrides[name]
-        array_type = not descriptor.dynamic_typing and descriptor.type >= ParameterTypes.BYTE_ARRAY.value
-        if array_type and isinstance(value, (list, tuple)) and not value:
-            # An empty list of a file has no type of its own, so it takes the declared one.
-            return Parameter(name, ParameterTypes(descriptor.type), []), descriptor
+            value = self._parameter_overrides[name].value
         return Parameter(name, value=value), descriptor
 
     def undeclare_parameter(self, name: str) -> None:
@@ -146,12 +161,14 @@ class NodeParameters(Surface):
 
     def get_parameters(self, names: Sequence[str]) -> list[Parameter]:
         """Return several parameters."""
+        _check_names(names)
         return [self.get_parameter(name) for name in names]
 
     def get_parameter_or(self, name: str, alternative_value: Parameter | None = None) -> Parameter:
-        """Return a parameter, or the alternative when it is not declared."""
+        """Return a parameter, or the alternative when it is not declared or has no value."""
         alternative = Parameter(name) if alternative_value is None else alternative_value
-        return self._parameters.get(name, alternative)
+        found = self._parameters.get(name, alternative)
+        return alternative if found.type_ is ParameterTypes.NOT_SET else found
 
     def get_parameters_by_prefix(self, prefix: str) -> dict[str, Parameter]:
         """Return the parameters below a prefix, by the rest of their names."""
@@ -160,12 +177,21 @@ class NodeParameters(Surface):
             found = self._parameters.items()
             return {name[len(prefix) :]: parameter for name, parameter in found if name.startswith(prefix)}
 
-    def get_parameter_type(self, name: str) -> ParameterTypes:
-        """Return a parameter's type."""
-        return self._parameters[name].type_ if name in self._parameters else self.get_parameter(name).type_
+    def get_parameter_type(self, name: str) -> Any:
+        """Return the number of a parameter's type; NOT_SET itself for one that is not declared, where that is allowed.
 
-    def get_parameter_types(self, names: Sequence[str]) -> list[ParameterTypes]:
+        Raises:
+            ParameterNotDeclaredException: names it.
+        """
+        if name in self._parameters:
+            return self._parameters[name].type_.value
+        if self._allow_undeclared_parameters:
+            return ParameterTypes.NOT_SET
+        raise errors.ParameterNotDeclaredException(name)
+
+    def get_parameter_types(self, names: Sequence[str]) -> list[Any]:
         """Return several parameters' types."""
+        _check_names(names)
         return [self.get_parameter_type(name) for name in names]
 
     def describe_parameter(self, name: str) -> Any:
@@ -182,7 +208,19 @@ class NodeParameters(Surface):
         return [self.describe_parameter(name) for name in names]
 
     def list_parameters(self, prefixes: Sequence[str], depth: int) -> Any:
-        """Return a rcl_interfaces/ListParametersResult: the names below the prefixes, at most `depth` deep (0: all)."""
+        """Return a rcl_interfaces/ListParametersResult: the names below the prefixes, at most `depth` deep (0: all).
+
+        Raises:
+            TypeError, ValueError: for prefixes that are not a list of strings, and a depth that is not a natural number.
+        """
+        if not isinstance(prefixes, list):
+            raise TypeError("The prefixes argument must be a list")
+        if not all(isinstance(prefix, str) for prefix in prefixes):
+            raise TypeError("All prefixes must be instances of type str")
+        if not isinstance(depth, int):
+            raise TypeError("The depth must be instance of type int")
+        if depth < 0:
+            raise ValueError("The depth must be greater than or equal to zero")
         result: Any = message_class("rcl_interfaces/msg/ListParametersResult")()
         with self._parameter_lock:
             for name in self._parameters:
@@ -208,17 +246,21 @@ class NodeParameters(Surface):
         """
         wanted = list(parameter_list)
         with self._parameter_lock:
-            self._check_declared(wanted)
-            if self._before_set:
-                wanted = [parameter for callback in self._before_set for parameter in callback(wanted)]
+            if self._pre_set_parameters_callbacks:
+                wanted = [
+                    parameter for callback in self._pre_set_parameters_callbacks for parameter in callback(wanted)
+                ]
                 if not wanted:
-                    return _result("parameter list cannot be empty, this might be due to pre_set_parameters_callback")
-                self._check_declared(wanted)
+                    return _result(
+                        "parameter list cannot be empty, this might be due to pre_set_parameters_callback modifying the "
+                        "original parameters list."
+                    )
+            self._check_declared(wanted)
             return self._set(wanted, None)
 
     def _check_declared(self, wanted: Sequence[Parameter]) -> None:
         if not all(isinstance(parameter, Parameter) for parameter in wanted):
-            raise TypeError(f"parameters must be instances of Parameter, not {wanted!r:.80}")
+            raise TypeError(f"parameter must be instance of type {Parameter!r}, not {wanted!r:.80}")
         unknown = [parameter.name for parameter in wanted if parameter.name not in self._parameters]
         if unknown and not self._allow_undeclared_parameters:
             raise errors.ParameterNotDeclaredException(unknown)
@@ -235,14 +277,14 @@ class NodeParameters(Surface):
                 reason = parameters.refusal(parameter, descriptor, declared=declared, check_read_only=not declaring)
                 if reason:
                     return _result(reason)
-        for callback in self._on_set:
+        for callback in self._on_set_parameters_callbacks:
             result: Any = callback(wanted)
             if not isinstance(result, message_class("rcl_interfaces/msg/SetParametersResult")):
                 raise TypeError(f"an on_set_parameters callback must return a SetParametersResult, not {result!r:.80}")
             if not result.successful:
                 return result
         self._parameter_events.publish(self._store(wanted, descriptors))
-        for callback in self._after_set:
+        for callback in self._post_set_parameters_callbacks:
             callback(wanted)
         return _result()
 
@@ -270,27 +312,32 @@ class NodeParameters(Surface):
 
     def add_pre_set_parameters_callback(self, callback: Change) -> None:
         """Let `callback(parameters)` return the parameters to set instead."""
-        self._before_set.insert(0, callback)
+        self._pre_set_parameters_callbacks.insert(0, callback)
 
     def add_on_set_parameters_callback(self, callback: Change) -> None:
         """Let `callback(parameters)` allow or refuse a change; it returns a SetParametersResult."""
-        self._on_set.insert(0, callback)
+        self._on_set_parameters_callbacks.insert(0, callback)
 
     def add_post_set_parameters_callback(self, callback: Change) -> None:
         """Call `callback(parameters)` after a change."""
-        self._after_set.insert(0, callback)
+        self._post_set_parameters_callbacks.insert(0, callback)
 
     def remove_pre_set_parameters_callback(self, callback: Change) -> None:
         """Take a callback back."""
-        self._before_set.remove(callback)
+        self._pre_set_parameters_callbacks.remove(callback)
 
     def remove_on_set_parameters_callback(self, callback: Change) -> None:
         """Take a callback back."""
-        self._on_set.remove(callback)
+        self._on_set_parameters_callbacks.remove(callback)
 
     def remove_post_set_parameters_callback(self, callback: Change) -> None:
         """Take a callback back."""
-        self._after_set.remove(callback)
+        self._post_set_parameters_callbacks.remove(callback)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("All names must be instances of type str")
 
 
 def _listed(name: str, prefixes: Sequence[str], depth: int) -> bool:

@@ -45,7 +45,7 @@ class ParameterServices:
 
     def _types(self, request: Any, response: Any) -> Any:
         with contextlib.suppress(errors.ParameterNotDeclaredException):
-            response.types = [kind.value for kind in self._node.get_parameter_types(request.names)]
+            response.types = [getattr(kind, "value", kind) for kind in self._node.get_parameter_types(request.names)]
         return response
 
     def _list(self, request: Any, response: Any) -> Any:

@@ -7,14 +7,13 @@ import math
 from enum import Enum
 from typing import Any, Final
 
-import numpy as np
-
 from multi_dnn_ros.standalone.messages import message_class
 from multi_dnn_ros.standalone.missing import Surface
 
 SEPARATOR: Final = "."
 _ELEMENTS: Final[dict[int, type]] = {5: bytes, 6: bool, 7: int, 8: float, 9: str}
 _SCALARS: Final[dict[type, int]] = {bool: 1, int: 2, float: 3, str: 4}
+_RELATIVE_TOLERANCE: Final = 1e-6
 _FIELDS: Final = (
     *("", "bool_value", "integer_value", "double_value", "string_value", "byte_array_value", "bool_array_value"),
     *("integer_array_value", "double_array_value", "string_array_value"),
@@ -44,16 +43,15 @@ class ParameterTypes(Enum):
         """
         if value is None:
             return cls.NOT_SET
-        if type(value) in _SCALARS:
-            return cls(_SCALARS[type(value)])
+        for kind, number in _SCALARS.items():
+            if isinstance(value, kind):
+                return cls(number)
         if isinstance(value, (list, tuple, array.array)):
             for number, element in _ELEMENTS.items():
-                if all(type(item) is element for item in value):
+                if all(isinstance(item, element) for item in value):
                     return cls(number)
-        raise TypeError(
-            "a parameter must be a bool, int, float or string, or a list of bytes, bools, ints, floats or strings, "
-            f"not {value!r:.80}"
-        )
+            raise TypeError(f"The given value is not a list of one of the allowed types '{value}'.")
+        raise TypeError(f"The given value is not one of the allowed types '{value}'.")
 
     def check(self, value: Any) -> bool:
         """Return whether a value is of this type."""
@@ -61,8 +59,10 @@ class ParameterTypes(Enum):
             return self is ParameterTypes.NOT_SET
         if self.value in _ELEMENTS:
             element = _ELEMENTS[self.value]
-            return isinstance(value, (list, tuple, array.array)) and all(type(item) is element for item in value)
-        return _SCALARS.get(type(value)) == self.value
+            kinds = (list, tuple, array.array) if element in (int, float) else (list, tuple)
+            fits = isinstance(value, kinds) and all(isinstance(item, element) for item in value)
+            return fits and (element is not bytes or all(len(item) == 1 for item in value))
+        return any(number == self.value and isinstance(value, kind) for kind, number in _SCALARS.items())
 
 
 class Parameter(Surface):
@@ -74,9 +74,9 @@ class Parameter(Surface):
         if type_ is None:
             type_ = ParameterTypes.from_parameter_value(value)
         if not isinstance(type_, ParameterTypes):
-            raise TypeError(f"type must be an instance of Parameter.Type, not {type_!r}")
+            raise TypeError(f"type must be an instance of '{ParameterTypes!r}', not {type_!r}")
         if not type_.check(value):
-            raise ValueError(f"type {type_.name} and value {value!r:.80} of parameter {name!r} do not agree")
+            raise ValueError(f"Type '{type_}' and value '{value!r:.80}' of parameter {name!r} do not agree")
         self._name = name
         self._type = type_
         self._value = value
@@ -118,18 +118,20 @@ class Parameter(Surface):
         Raises:
             ValueError: when the message states a type that does not exist.
         """
-        return cls(param_msg.name, ParameterTypes(param_msg.value.type), parameter_value_to_python(param_msg.value))
+        kind = ParameterTypes(param_msg.value.type)
+        value = None if kind is ParameterTypes.NOT_SET else getattr(param_msg.value, _FIELDS[kind.value])
+        return cls(param_msg.name, kind, value)
 
 
 def parameter_value_to_python(parameter_value: Any) -> Any:
     """Return the Python value of a rcl_interfaces/ParameterValue.
 
     Raises:
-        ValueError: when the message states a type that does not exist.
+        RuntimeError: when the message states a type that does not exist.
     """
     number = parameter_value.type
     if not 0 <= number < len(_FIELDS):
-        raise ValueError(f"parameter type must be between 0 and {len(_FIELDS) - 1}, not {number}")
+        raise RuntimeError(f"unexpected parameter type {number}")
     if number == 0:
         return None
     value = getattr(parameter_value, _FIELDS[number])
@@ -156,20 +158,26 @@ def refusal(parameter: Parameter, descriptor: Any, *, declared: bool, check_read
 
 
 def _outside(parameter: Parameter, limits: Any) -> str:
-    value, low, high, step = parameter.value, limits.from_value, limits.to_value, limits.step
+    value, step = parameter.value, limits.step
+    low, high = sorted((limits.from_value, limits.to_value))
     if isinstance(value, int):
-        inside = low <= value <= high
-        on_step = not step or value == high or (value - low) % step == 0
+        on_end, distance = value in (low, high), (value - low) % step if step else 0
+        outside, off_step = "out of range. ", "not a valid step"
     else:
-        # The ends may be missed by a rounding error, as in rclpy.
-        inside = not math.isnan(value) and (low <= value <= high or bool(np.isclose([low, high], value).any()))
-        steps = (value - low) / step if step and math.isfinite(value) else 0.0
-        on_step = bool(np.isclose(value, high)) or math.isclose(steps, round(steps), abs_tol=1e-6)
-    if not inside:
-        return f"Parameter {parameter.name} out of range. Min: {low}, Max: {high}, value: {value}"
-    if not on_step:
+        # The ends and the steps may be missed by a rounding error.
+        on_end = any(math.isclose(value, end, rel_tol=_RELATIVE_TOLERANCE) for end in (low, high))
+        outside, off_step = "out of range ", "not close enough to a valid step"
+        distance = 0
+        if step and low < value < high:
+            nearest = low + round((value - low) / step) * step
+            distance = not math.isclose(nearest, value, rel_tol=_RELATIVE_TOLERANCE)
+    if on_end:
+        return ""
+    if not low < value < high:
+        return f"Parameter {parameter.name} {outside}Min: {low}, Max: {high}, value: {value}"
+    if distance:
         return (
-            f"The parameter value for {parameter.name} is not a valid step. "
+            f"The parameter value for {parameter.name} is {off_step}. "
             f"Min: {low}, max: {high}, value: {value}, step: {step}"
         )
     return ""

@@ -6,13 +6,14 @@ service that keeps as many samples as its history.
 
 from __future__ import annotations
 
+import warnings
 from enum import Enum, IntEnum
 from typing import Any, Final
 
 from cyclonedds.core import Policy, Qos
 
 from multi_dnn_ros.standalone.clock import Duration
-from multi_dnn_ros.standalone.missing import UnsupportedError, missing
+from multi_dnn_ros.standalone.missing import Surface, UnsupportedError, missing
 
 # How long a writer may block when a reader does not keep up. Every writer here keeps the last N samples only, so it
 # does not block on its history; this bounds the wait on the transmit window. rmw waits for ever, holding the GIL here.
@@ -90,8 +91,11 @@ QoSDurabilityPolicy = DurabilityPolicy
 QoSLivelinessPolicy = LivelinessPolicy
 
 
-class QoSProfile:
-    """A set of policies. KEEP_ALL is refused: a stopped reader would then freeze every thread of the process."""
+class QoSProfile(Surface):
+    """A set of policies, each checked when it is set.
+
+    A publisher or subscription with KEEP_ALL is refused: a stopped reader would freeze every thread of the process.
+    """
 
     __slots__ = (
         "avoid_ros_namespace_conventions",
@@ -105,41 +109,46 @@ class QoSProfile:
         "reliability",
     )
 
-    def __init__(
-        self,
-        *,
-        history: HistoryPolicy | None = None,
-        depth: int | None = None,
-        reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE,
-        durability: DurabilityPolicy = DurabilityPolicy.VOLATILE,
-        lifespan: Duration | None = None,
-        deadline: Duration | None = None,
-        liveliness: LivelinessPolicy = LivelinessPolicy.SYSTEM_DEFAULT,
-        liveliness_lease_duration: Duration | None = None,
-        avoid_ros_namespace_conventions: bool = False,
-    ) -> None:
-        if history is None:
-            if depth is None:
+    def __init__(self, **policies: Any) -> None:
+        """Set policies by name; those that are left out are those of a reliable, volatile endpoint of depth 10.
+
+        Raises:
+            InvalidQoSProfileException: when neither history nor depth is given, or KEEP_LAST without a depth.
+            AssertionError: for a name that is not a policy, and for a value of a wrong type.
+        """
+        unknown = ", ".join(sorted(policies.keys() - set(self.__slots__)))
+        if unknown:
+            raise AssertionError(f"Invalid arguments passed to constructor: {unknown}")
+        if "history" not in policies:
+            if "depth" not in policies:
                 raise InvalidQoSProfileException("History and/or depth settings are required.")
-            history = HistoryPolicy.KEEP_LAST
-        elif history == HistoryPolicy.KEEP_LAST and depth is None:
+            policies["history"] = HistoryPolicy.KEEP_LAST
+        if policies["history"] == HistoryPolicy.KEEP_LAST and "depth" not in policies:
             raise InvalidQoSProfileException("History set to KEEP_LAST without a depth setting.")
-        self.history = HistoryPolicy(history)
-        self.depth = depth or 0
-        self.reliability = ReliabilityPolicy(reliability)
-        self.durability = DurabilityPolicy(durability)
-        self.lifespan = lifespan or Duration()
-        self.deadline = deadline or Duration()
-        self.liveliness = LivelinessPolicy(liveliness)
-        self.liveliness_lease_duration = liveliness_lease_duration or Duration()
-        self.avoid_ros_namespace_conventions = avoid_ros_namespace_conventions
-        if self.history == HistoryPolicy.KEEP_ALL:
-            raise UnsupportedError(
-                "the standalone runtime keeps the last N samples only (history KEEP_LAST): with KEEP_ALL one reader "
-                "that stops taking blocks its writers, and with them every Python thread; give a depth"
+        self.history = policies["history"]
+        self.depth = policies.get("depth", _DEFAULT_DEPTH)
+        self.reliability = policies.get("reliability", ReliabilityPolicy.RELIABLE)
+        self.durability = policies.get("durability", DurabilityPolicy.VOLATILE)
+        self.lifespan = policies.get("lifespan", Duration())
+        self.deadline = policies.get("deadline", Duration())
+        self.liveliness = policies.get("liveliness", LivelinessPolicy.SYSTEM_DEFAULT)
+        self.liveliness_lease_duration = policies.get("liveliness_lease_duration", Duration())
+        self.avoid_ros_namespace_conventions = policies.get("avoid_ros_namespace_conventions", False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = _POLICIES.get(name)
+        if kind is None:
+            raise AttributeError(f"'QoSProfile' object has no attribute {name!r}", name=name, obj=self)
+        is_policy = issubclass(kind, _QoSPolicyEnum)
+        if not isinstance(value, int if is_policy else kind):
+            raise AssertionError(f"{name} must be a {kind.__name__}, not {value!r}")
+        if name == "depth" and value == 0 and self.history == HistoryPolicy.KEEP_LAST:
+            warnings.warn(
+                "A zero depth with KEEP_LAST doesn't make sense; no data could be stored. "
+                "This will be interpreted as SYSTEM_DEFAULT",
+                stacklevel=2,
             )
-        if not 0 <= self.depth <= 2**31 - 1:
-            raise ValueError(f"QoS depth must be between 0 and {2**31 - 1}, not {self.depth}")
+        super().__setattr__(name, kind(value) if is_policy else value)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, QoSProfile):
@@ -156,14 +165,27 @@ class QoSProfile:
         return f"QoSProfile({values})"
 
 
+_POLICIES: Final[dict[str, type[Any]]] = {
+    "history": HistoryPolicy,
+    "depth": int,
+    "reliability": ReliabilityPolicy,
+    "durability": DurabilityPolicy,
+    "lifespan": Duration,
+    "deadline": Duration,
+    "liveliness": LivelinessPolicy,
+    "liveliness_lease_duration": Duration,
+    "avoid_ros_namespace_conventions": bool,
+}
+
+
 def profile_of(qos: QoSProfile | int) -> QoSProfile:
     """Return the profile that an argument of `create_publisher` stands for: itself, or the default with that depth."""
     if isinstance(qos, QoSProfile):
         return qos
-    if isinstance(qos, bool) or not isinstance(qos, int):
-        raise TypeError(f"qos_profile must be a QoSProfile or an integer depth, not {qos!r}")
+    if not isinstance(qos, int):
+        raise TypeError(f"Expected QoSProfile or int, but received {type(qos)!r}")
     if qos < 0:
-        raise ValueError(f"QoS history depth must be at least 0, not {qos}")
+        raise ValueError("history depth must be greater than or equal to zero")
     return QoSProfile(depth=qos)
 
 
@@ -209,8 +231,16 @@ def to_dds(profile: QoSProfile, user_data: bytes) -> Qos:
     """Return the DDS policies of a profile, as rmw_cyclonedds chooses them.
 
     Raises:
-        UnsupportedError: for a policy that asks for the best available, or is unknown.
+        UnsupportedError: for a policy that asks for the best available, or is unknown, and for KEEP_ALL.
+        ValueError: for a depth that is out of range.
     """
+    if profile.history == HistoryPolicy.KEEP_ALL:
+        raise UnsupportedError(
+            f"{missing('endpoints with history KEEP_ALL')}: one reader that stops taking would block its writers, and "
+            "with them every Python thread; use KEEP_LAST with a depth"
+        )
+    if not 0 <= profile.depth <= 2**31 - 1:
+        raise ValueError(f"QoS depth must be between 0 and {2**31 - 1}, not {profile.depth}")
     for policy in (profile.reliability, profile.durability, profile.liveliness, profile.history):
         if policy.name in ("UNKNOWN", "BEST_AVAILABLE"):
             raise UnsupportedError(missing(f"{type(policy).__name__}.{policy.name}"))

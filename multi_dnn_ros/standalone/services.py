@@ -6,6 +6,7 @@ client's writer and the number of the call, so that a client finds its own respo
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import struct
 import threading
@@ -34,10 +35,10 @@ def check_service_type(srv_type: Any) -> type[ServiceType]:
     """Return the class when it is one of the runtime's service classes.
 
     Raises:
-        TypeError: names what was given instead.
+        AttributeError: names what was given instead; rclpy misses an attribute of generated classes.
     """
     if not (isinstance(srv_type, type) and issubclass(srv_type, ServiceType)):
-        raise TypeError(f"a service class such as std_srvs.srv.SetBool is expected, not {srv_type!r}")
+        raise AttributeError(f"a service class such as std_srvs.srv.SetBool is expected, not {srv_type!r}")
     return srv_type
 
 
@@ -73,15 +74,18 @@ class _ServiceEndpoints(Waitable):
         srv_name: str,
         callback_group: CallbackGroup,
         qos: QoSProfile,
+        absolute: str,
+        *,
         serves: bool,
     ) -> None:
         super().__init__(callback_group)
         self.srv_type = srv_type
         self.srv_name = srv_name
+        self.service_name = absolute
         self.qos_profile = qos
         identity = _identity("serviceid" if serves else "clientid")
         request, response = srv_type.Request.__msgtype__, srv_type.Response.__msgtype__
-        requests, replies = f"rq{srv_name}Request", f"rr{srv_name}Reply"
+        requests, replies = f"rq{absolute}Request", f"rr{absolute}Reply"
         outgoing, incoming = (
             ((replies, response), (requests, request))
             if serves
@@ -110,7 +114,7 @@ class _ServiceEndpoints(Waitable):
         data = cdr.serialize(message, struct.pack("<Qq", guid, sequence), Payload)
         with self.writer.lock:
             if self.writer.closed:
-                raise InvalidHandle(f"the service or client of {self.srv_name} was destroyed")
+                raise InvalidHandle(f"the service or client of {self.service_name} was destroyed")
             self.writer.write(data)
 
     def destroy(self) -> None:
@@ -130,15 +134,14 @@ class Service(_ServiceEndpoints):
         callback: Callable[[Any, Any], Any],
         callback_group: CallbackGroup,
         qos: QoSProfile,
+        absolute: str,
     ) -> None:
+        """Serve; `srv_name` is the name as the program gave it, `absolute` what it stands for."""
         check_callback(callback)
-        super().__init__(participant, check_service_type(srv_type), srv_name, callback_group, qos, serves=True)
+        super().__init__(
+            participant, check_service_type(srv_type), srv_name, callback_group, qos, absolute, serves=True
+        )
         self.callback = callback
-
-    @property
-    def service_name(self) -> str:
-        """The absolute name of the service."""
-        return self.srv_name
 
     def take(self) -> Work | None:
         """Take the oldest request; one that cannot be read is dropped, with an error in the log."""
@@ -150,14 +153,23 @@ class Service(_ServiceEndpoints):
             guid, sequence = _header(data)
             request = cdr.deserialize(data, self.srv_type.Request, SERVICE_HEADER_BYTES)
         except cdr.CdrError as error:
-            _log.error(f"request to {self.srv_name} dropped: {error}", throttle_duration_sec=1.0)
+            _log.error(f"request to {self.service_name} dropped: {error}", throttle_duration_sec=1.0)
             return None
         return lambda: self._answer(request, guid, sequence, info.publication_handle)
 
-    def _answer(self, request: Message, guid: int, sequence: int, caller: int) -> None:
+    def _answer(self, request: Message, guid: int, sequence: int, caller: int) -> Any:
         response = self.callback(request, self.srv_type.Response())
+        if not inspect.iscoroutine(response):
+            return self._reply(response, guid, sequence, caller)
+
+        async def answer_later() -> None:
+            self._reply(await response, guid, sequence, caller)
+
+        return answer_later()
+
+    def _reply(self, response: Any, guid: int, sequence: int, caller: int) -> None:
         if not isinstance(response, self.srv_type.Response):
-            raise TypeError(f"service {self.srv_name}: the callback must return the response, not {response!r:.80}")
+            raise TypeError(f"service {self.service_name}: the callback must return the response, not {response!r:.80}")
         self._await_caller(caller)
         self._send(response, guid, sequence)
 
@@ -187,25 +199,24 @@ class Client(_ServiceEndpoints):
         srv_name: str,
         callback_group: CallbackGroup,
         qos: QoSProfile,
+        absolute: str,
         context: Any,
     ) -> None:
-        super().__init__(participant, check_service_type(srv_type), srv_name, callback_group, qos, serves=False)
+        """Make a client; `srv_name` is the name as the program gave it, `absolute` what it stands for."""
+        super().__init__(
+            participant, check_service_type(srv_type), srv_name, callback_group, qos, absolute, serves=False
+        )
         self._context = context
         self._guid = self.writer.instance_handle
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, Future] = {}
 
-    @property
-    def service_name(self) -> str:
-        """The absolute name of the service."""
-        return self.srv_name
-
     def service_is_ready(self) -> bool:
         """Return whether a server is there whose request reader and response writer are both connected."""
         with self.writer.lock:
             if self.writer.closed:
-                raise InvalidHandle(f"the client of {self.srv_name} was destroyed")
+                raise InvalidHandle(f"the client of {self.service_name} was destroyed")
             readers = [_entry(user_data, b"serviceid") for user_data in self.writer.matched_user_data()]
             writers = [_entry(user_data, b"serviceid") for user_data in self.reader.matched_user_data()]
         servers = {reader for reader in readers if reader is not None}
@@ -226,7 +237,9 @@ class Client(_ServiceEndpoints):
     def call_async(self, request: Message) -> Future:
         """Send a request; the future gets the response when an executor takes it."""
         if not isinstance(request, self.srv_type.Request):
-            raise TypeError(f"service {self.srv_name} takes {self.srv_type.Request.__msgtype__}, not {type(request)}")
+            raise TypeError(
+                f"service {self.service_name} takes {self.srv_type.Request.__msgtype__}, not {type(request)}"
+            )
         future = Future()
         with self._lock:
             sequence = next(self._numbers)
@@ -242,15 +255,14 @@ class Client(_ServiceEndpoints):
     def call(self, request: Message, timeout_sec: float | None = None) -> Any:
         """Send a request and wait for the response, which an executor in another thread has to take.
 
-        Raises:
-            TimeoutError: when `timeout_sec` passed first.
+        Returns:
+            The response, None when `timeout_sec` passed first.
         """
         arrived = threading.Event()
         future = self.call_async(request)
         future.add_done_callback(lambda _: arrived.set())
         if not arrived.wait(timeout_sec):
             self.remove_pending_request(future)
-            raise TimeoutError(f"no response from service {self.srv_name} within {timeout_sec} s")
         return future.result()
 
     def remove_pending_request(self, future: Future) -> None:
@@ -274,7 +286,7 @@ class Client(_ServiceEndpoints):
                 return None
             response = cdr.deserialize(data, self.srv_type.Response, SERVICE_HEADER_BYTES)
         except cdr.CdrError as error:
-            _log.error(f"response of {self.srv_name} dropped: {error}", throttle_duration_sec=1.0)
+            _log.error(f"response of {self.service_name} dropped: {error}", throttle_duration_sec=1.0)
             return None
         return lambda: future.set_result(response)
 

@@ -33,18 +33,21 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
         callback_groups="CallbackGroup MutuallyExclusiveCallbackGroup ReentrantCallbackGroup"
     ),
     "rclpy.client": _names(services="Client"),
-    "rclpy.clock": _names(clock="Clock ClockType ROSClock"),
+    "rclpy.clock": _names(
+        clock="Clock ClockType ROSClock", clock_jumps="ClockChange JumpHandle JumpThreshold TimeJump"
+    ),
     "rclpy.clock_type": _names(clock="ClockType"),
     "rclpy.constants": _names(clock="S_TO_NS"),
     "rclpy.context": _names(context="Context"),
-    "rclpy.duration": _names(clock="Duration"),
+    "rclpy.duration": _names(clock="Duration Infinite"),
     "rclpy.exceptions": _names(
         errors=(
             "InvalidHandle InvalidNamespaceException InvalidNodeNameException InvalidParameterException "
             "InvalidParameterTypeException InvalidParameterValueException InvalidServiceNameException "
             "InvalidTopicNameException NameValidationException NotInitializedException "
             "ParameterAlreadyDeclaredException ParameterException ParameterImmutableException "
-            "ParameterNotDeclaredException ParameterUninitializedException ROSInterruptException"
+            "ParameterNotDeclaredException ParameterUninitializedException ROSInterruptException "
+            "NoTypeSupportImportedException"
         )
     ),
     "rclpy.executors": _names(
@@ -65,7 +68,10 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
     )
     | {"Publisher": "lifecycle:LifecyclePublisher"},
     "rclpy.logging": _names(
-        logs="LoggingSeverity get_logger get_logger_effective_level get_logger_level set_logger_level"
+        logs=(
+            "LoggingSeverity clear_config get_logger get_logger_effective_level get_logger_level "
+            "get_logging_severity_from_string set_logger_level _root_logger"
+        )
     ),
     "rclpy.node": _names(node="Node"),
     "rclpy.parameter": _names(parameters="Parameter parameter_value_to_python")
@@ -80,8 +86,9 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
         )
     ),
     "rclpy.subscription": _names(topics="Subscription"),
-    "rclpy.task": _names(futures="Future"),
+    "rclpy.task": _names(futures="Future Task"),
     "rclpy.time": _names(clock="Time"),
+    "rclpy.type_description_service": _names(type_description="START_TYPE_DESCRIPTION_SERVICE_PARAM"),
     "rclpy.timer": _names(entities="Timer"),
     "rclpy.utilities": _names(
         runtime="get_rmw_implementation_identifier ok remove_ros_args shutdown try_shutdown",

@@ -24,29 +24,36 @@ class TimeSource:
         self._subscription: Any = None
         if not node.has_parameter(_PARAMETER):
             node.declare_parameter(_PARAMETER, False)
-        parameter = node.get_parameter(_PARAMETER)
-        if parameter.type_ is not ParameterTypes.BOOL:
-            raise TypeError(f"parameter {_PARAMETER} must be a bool, not {parameter.value!r}")
-        node.add_on_set_parameters_callback(self._check)
-        node.add_post_set_parameters_callback(self._apply)
-        self._apply([parameter])
+        parameter = node.get_parameter_or(_PARAMETER)
+        if parameter.type_ is ParameterTypes.BOOL:
+            self._switch(parameter.value)
+        elif parameter.type_ is not ParameterTypes.NOT_SET:
+            node.get_logger().error(
+                f"Invalid type for parameter '{_PARAMETER}' {parameter.type_!r} should be bool, value {parameter.value!r}"
+            )
+        node.add_on_set_parameters_callback(self._on_set)
 
-    def _check(self, wanted: list[Parameter]) -> Any:
-        wrong = [entry for entry in wanted if entry.name == _PARAMETER and entry.type_ is not ParameterTypes.BOOL]
-        reason = f"{_PARAMETER} must be a bool, not {wrong[0].value!r}" if wrong else ""
-        return message_class("rcl_interfaces/msg/SetParametersResult")(successful=not reason, reason=reason)
-
-    def _apply(self, changed: list[Parameter]) -> None:
-        for parameter in changed:
+    def _on_set(self, wanted: list[Parameter]) -> Any:
+        reason = ""
+        for parameter in wanted:
             if parameter.name != _PARAMETER:
                 continue
-            self._clock.set_ros_time_is_active(parameter.value)
-            if parameter.value and self._subscription is None:
-                clock = message_class("rosgraph_msgs/msg/Clock")
-                self._subscription = self._node.create_subscription(clock, "/clock", self._follow, qos_profile_clock)
-            elif not parameter.value and self._subscription is not None:
-                self._node.destroy_subscription(self._subscription)
-                self._subscription = None
+            if parameter.type_ is ParameterTypes.BOOL:
+                # Callbacks of the node's program came first, so that none refuses what is done here.
+                self._switch(parameter.value)
+            else:
+                reason = f"{_PARAMETER} parameter set to something besides a bool"
+                self._node.get_logger().error(reason)
+        return message_class("rcl_interfaces/msg/SetParametersResult")(successful=not reason, reason=reason)
+
+    def _switch(self, active: bool) -> None:
+        self._clock._set_ros_time_is_active(active)
+        if active and self._subscription is None:
+            clock = message_class("rosgraph_msgs/msg/Clock")
+            self._subscription = self._node.create_subscription(clock, "/clock", self._follow, qos_profile_clock)
+        elif not active and self._subscription is not None:
+            self._node.destroy_subscription(self._subscription)
+            self._subscription = None
 
     def _follow(self, message: Any) -> None:
         self._clock.set_ros_time_override(Time.from_msg(message.clock))

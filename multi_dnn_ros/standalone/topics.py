@@ -23,25 +23,21 @@ def check_message_type(msg_type: _TypeT) -> _TypeT:
     """Return the class when it is one of the runtime's message classes.
 
     Raises:
-        TypeError: names what was given instead.
+        AttributeError: names what was given instead; rclpy misses an attribute of generated classes.
     """
     if not (isinstance(msg_type, type) and issubclass(msg_type, Message) and "/msg/" in msg_type.__msgtype__):
-        raise TypeError(f"a message class such as std_msgs.msg.String is expected, not {msg_type!r}")
+        raise AttributeError(f"a message class such as std_msgs.msg.String is expected, not {msg_type!r}")
     return msg_type
 
 
 def check_callback(callback: Any) -> None:
-    """Check that a callback is a plain callable.
+    """Check that a callback is callable, or None, which another may replace later.
 
     Raises:
-        TypeError, NotImplementedError: for what is not callable, and for a coroutine function.
+        TypeError: for what is neither.
     """
-    if not callable(callback):
+    if callback is not None and not callable(callback):
         raise TypeError(f"the callback must be callable, not {callback!r}")
-    if inspect.iscoroutinefunction(callback):
-        raise NotImplementedError(
-            f"the standalone runtime has no coroutine callbacks ({callback.__qualname__}); use a plain function"
-        )
 
 
 def _dds_topic(name: str, qos: QoSProfile) -> str:
@@ -52,18 +48,15 @@ class Publisher(Surface):
     """Sends messages of one type on one topic."""
 
     def __init__(
-        self, participant: Participant, msg_type: type[Message], topic: str, qos: QoSProfile, callback_group: Any = None
+        self, participant: Participant, msg_type: type[Message], topic: str, qos: QoSProfile, absolute: str
     ) -> None:
+        """Make a publisher; `topic` is the name as the program gave it, `absolute` what it stands for."""
         self.msg_type = msg_type
         self.topic = topic
+        self.topic_name = absolute
         self.qos_profile = qos
         dds_qos = to_dds(qos, hash_user_data(msg_type.__msgtype__))
-        self.writer = Writer(participant, _dds_topic(topic, qos), msg_type.__msgtype__, dds_qos)
-
-    @property
-    def topic_name(self) -> str:
-        """The absolute name of the topic."""
-        return self.topic
+        self.writer = Writer(participant, _dds_topic(absolute, qos), msg_type.__msgtype__, dds_qos)
 
     def publish(self, msg: Message | bytes) -> None:
         """Send a message, or the CDR bytes of one.
@@ -78,20 +71,22 @@ class Publisher(Surface):
         elif isinstance(msg, (bytes, bytearray, memoryview)):
             data = Payload(msg)
         else:
-            raise TypeError(f"topic {self.topic} carries {self.msg_type.__msgtype__}, not {type(msg).__qualname__}")
+            raise TypeError(
+                f"topic {self.topic_name} carries {self.msg_type.__msgtype__}, not {type(msg).__qualname__}"
+            )
         self._send(data)
 
     def _send(self, data: bytearray) -> None:
         with self.writer.lock:
             if self.writer.closed:
-                raise InvalidHandle(f"the publisher on {self.topic} was destroyed")
+                raise InvalidHandle(f"the publisher on {self.topic_name} was destroyed")
             self.writer.write(data)
 
     def get_subscription_count(self) -> int:
         """Return how many subscriptions are connected, in this process or another."""
         with self.writer.lock:
             if self.writer.closed:
-                raise InvalidHandle(f"the publisher on {self.topic} was destroyed")
+                raise InvalidHandle(f"the publisher on {self.topic_name} was destroyed")
             return len(self.writer.matched())
 
     def wait_for_all_acked(self, timeout: Duration | None = None) -> bool:
@@ -116,23 +111,29 @@ class Subscription(Waitable):
         callback_group: CallbackGroup,
         qos: QoSProfile,
         raw: bool,
+        absolute: str,
     ) -> None:
-        check_callback(callback)
+        """Make a subscription; `topic` is the name as the program gave it, `absolute` what it stands for."""
         super().__init__(callback_group)
         self.msg_type = msg_type
         self.topic = topic
+        self.topic_name = absolute
         self.callback = callback
         self.qos_profile = qos
         self.raw = raw
-        self._with_info = _takes_two_arguments(callback)
         self._logger = logs.get_logger("multi_dnn_ros.standalone")
         dds_qos = to_dds(qos, hash_user_data(msg_type.__msgtype__))
-        self.reader = Reader(participant, _dds_topic(topic, qos), msg_type.__msgtype__, dds_qos)
+        self.reader = Reader(participant, _dds_topic(absolute, qos), msg_type.__msgtype__, dds_qos)
 
     @property
-    def topic_name(self) -> str:
-        """The absolute name of the topic."""
-        return self.topic
+    def callback(self) -> Callable[..., Any]:
+        """What is called with each message."""
+        return self._callback
+
+    @callback.setter
+    def callback(self, callback: Callable[..., Any]) -> None:
+        self._with_info = _takes_two_arguments(callback)
+        self._callback = callback
 
     @property
     def condition(self) -> Any:
@@ -154,7 +155,7 @@ class Subscription(Waitable):
             try:
                 message = cdr.deserialize(data, self.msg_type)
             except cdr.CdrError as error:
-                self._logger.error(f"message on {self.topic} dropped: {error}", throttle_duration_sec=1.0)
+                self._logger.error(f"message on {self.topic_name} dropped: {error}", throttle_duration_sec=1.0)
                 return None
         if not self._with_info:
             return lambda: self.callback(message)
@@ -163,7 +164,10 @@ class Subscription(Waitable):
 
     def get_publisher_count(self) -> int:
         """Return how many publishers are connected, in this process or another."""
-        return len(self.reader.matched())
+        with self.reader.lock:
+            if self.reader.closed:
+                raise InvalidHandle(f"the subscription to {self.topic_name} was destroyed")
+            return len(self.reader.matched())
 
     def destroy(self) -> None:
         """Free the DDS reader."""
@@ -171,18 +175,14 @@ class Subscription(Waitable):
 
 
 def _takes_two_arguments(callback: Callable[..., Any]) -> bool:
-    try:
-        signature = inspect.signature(callback)
-    except (TypeError, ValueError):
-        return False
-    try:
-        signature.bind(object())
-    except TypeError:
-        pass
-    else:
-        return False
-    try:
-        signature.bind(object(), object())
-    except TypeError:
-        raise RuntimeError(f"{callback!r} must take the message, or the message and its info") from None
-    return True
+    for arguments in ((object(),), (object(), object())):
+        try:
+            inspect.signature(callback).bind(*arguments)
+        except ValueError:  # a function in C that does not tell
+            return False
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise RuntimeError(
+        f"Subscription: the callback must be callable with the message, or with the message and its info, not {callback!r}"
+    )

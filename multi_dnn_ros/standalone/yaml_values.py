@@ -1,11 +1,13 @@
 """Parameter values and parameter files in YAML, read as rcl's parser reads them.
 
-PyYAML alone follows YAML 1.1, where `1e5` is a string, `1:30` a number and a date a date; rcl follows the C library.
-The loader here has rcl's rules for plain scalars and nothing else, so a value means the same under both.
+PyYAML alone follows YAML 1.1, where `1e5` is a string, `1:30` a number and a date a date; rcl takes a plain scalar for
+a bool, an int or a float where C's strtoll and strtod take the whole of it, and for a string otherwise (`null`, too).
+In one point this is stricter than rcl: of a parameter that stands twice in a section, rcl silently takes the last.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +15,23 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
-Value: TypeAlias = Any  # bool | int | float | str | list of one of them | None
+from multi_dnn_ros.standalone.errors import NameValidationException
+from multi_dnn_ros.standalone.names import validate_namespace, validate_node_name
+
+Value: TypeAlias = Any  # bool | int | float | str | list of one of them | None for an empty list
 
 _MAX_FILE_BYTES: Final = 10_000_000
+_MAX_DEPTH: Final = 100
+_PARAMETERS: Final = "ros__parameters"
 _INT64: Final = range(-(2**63), 2**63)
+_STRING_TAG: Final = "tag:yaml.org,2002:str"
+_TRUE: Final = frozenset(["Y", "y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"])
+_FALSE: Final = frozenset(["N", "n", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"])
+_INTEGER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
+_FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_HEX_FLOAT: Final = re.compile(r"[-+]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][-+]?[0-9]+)?")
+_SPECIAL: Final = re.compile(r"(?P<sign>[-+]?)(?:(?P<dotted>\.(?:inf|Inf|INF))|(?i:inf|infinity|(?P<nan>nan)))")
+_DOTTED_NAN: Final = frozenset((".nan", ".NaN", ".NAN"))
 
 
 class ParameterFileError(ValueError):
@@ -24,99 +39,68 @@ class ParameterFileError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain scalars by rcl's rules; aliases (a small file stays small) and a key given twice are refused."""
+    """Composes nodes only; aliases are refused, so that a small file stays small, and nesting is bounded."""
+
+    depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, f"line {self.line + 1}: aliases are not supported")
-        return super().compose_node(parent, index)
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"line {self.line + 1}: nested deeper than {_MAX_DEPTH}")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            # rcl takes the last one in silence; of two cameras of one name the first would be lost.
-            if key.value in names:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                names.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
-
-
-def _construct_int(loader: Any, node: Any) -> int:
-    text = loader.construct_scalar(node)
-    sign, digits = (-1, text[1:]) if text[0] == "-" else (1, text.lstrip("+"))
-    base = 16 if digits[:2] in ("0x", "0X") else 8 if len(digits) > 1 and digits[0] == "0" else 10
-    value = sign * int(digits, base)
-    if value not in _INT64:
-        raise yaml.constructor.ConstructorError(None, None, f"{text} does not fit 64 bits", node.start_mark)
-    return value
-
-
-def _construct_float(loader: Any, node: Any) -> float:
-    text = loader.construct_scalar(node).lower()
-    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("bool", r"(?:y|Y|yes|Yes|YES|on|On|ON|true|True|TRUE|n|N|no|No|NO|off|Off|OFF|false|False|FALSE)", "yYnNtTfFoO"),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*|0[0-7]+|0[xX][0-9a-fA-F]+)", "-+0123456789"),
-    (
-        "float",
-        r"(?:[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))",
-        "-+.0123456789",
-    ),
-    ("null", r"(?:~|null|Null|NULL|)", ["~", "n", "N", ""]),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^{_pattern}$"), list(_first))
-_Loader.yaml_constructors = {
-    **yaml.SafeLoader.yaml_constructors,
-    "tag:yaml.org,2002:int": _construct_int,
-    "tag:yaml.org,2002:float": _construct_float,
-    "tag:yaml.org,2002:bool": lambda loader, node: (
-        loader.construct_scalar(node)[0] in "yYtT" or loader.construct_scalar(node).lower() == "on"
-    ),
-}
+    def compose_scalar_node(self, anchor: Any) -> Any:
+        said = self.peek_event().tag
+        node = super().compose_scalar_node(anchor)
+        node.tag = said  # None unless the text itself has a tag
+        return node
 
 
 def parse_value(text: str) -> Value:
-    """Return the value that the text of `-p name:=text` stands for.
+    """Return the value that the text of `-p name:=text` stands for; an empty list has none and is None.
 
     Raises:
         ParameterFileError: when the text is not YAML, or not a scalar or a list of scalars of one type.
     """
-    return _checked(_load(text, "parameter value"), repr(text))
+    node = _compose(text, "parameter value")
+    if node is None:
+        raise ParameterFileError("no value")
+    return _value(node, repr(text))
 
 
 def load_parameter_file(path: str) -> list[tuple[str, dict[str, Value]]]:
     """Return the sections of a parameter file, in order: (node name pattern, {parameter: value}).
 
-    Nested mappings under `ros__parameters` become names joined with dots.
+    Nested mappings above `ros__parameters` become node names joined with slashes, those under it parameter names joined
+    with dots. A node's name may stand in several places.
 
     Raises:
         ParameterFileError: names the file, and the node and parameter where it can.
     """
+    where = f"parameter file {path!r}"
     try:
         with Path(path).open("rb") as stream:
             data = stream.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ParameterFileError(f"cannot read parameter file {path!r}: {error.strerror}") from error
+        raise ParameterFileError(f"cannot read {where}: {error.strerror}") from error
     if len(data) > _MAX_FILE_BYTES:
-        raise ParameterFileError(f"parameter file {path!r} is larger than {_MAX_FILE_BYTES} bytes")
-    document = _load(data, f"parameter file {path!r}")
-    if not isinstance(document, dict) or not document:
-        raise ParameterFileError(
-            f"parameter file {path!r} must map node names to ros__parameters, it holds {type(document).__name__}"
-        )
-    return list(_sections(path, "", document))
+        raise ParameterFileError(f"{where} is larger than {_MAX_FILE_BYTES} bytes")
+    document = _compose(data, where)
+    if not isinstance(document, yaml.MappingNode) or not document.value:
+        held = "nothing" if document is None else f"a {document.id}"
+        raise ParameterFileError(f"{where} must map node names to {_PARAMETERS}, it holds {held}")
+    return list(_sections(where, "", document))
 
 
-def _load(data: str | bytes, where: str) -> Any:
+def _compose(data: str | bytes, where: str) -> Any:
     loader = None
     try:
         loader = _Loader(data)
-        return loader.get_single_data()
+        return loader.get_single_node()
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError, TypeError) as error:
         raise ParameterFileError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     finally:
@@ -124,37 +108,111 @@ def _load(data: str | bytes, where: str) -> Any:
             loader.dispose()
 
 
-def _sections(path: str, prefix: str, mapping: dict[Any, Any]) -> Iterator[tuple[str, dict[str, Value]]]:
-    for key, value in mapping.items():
-        if not isinstance(value, dict):
-            raise ParameterFileError(
-                f"parameter file {path!r}: {prefix + str(key)!r} must hold ros__parameters, it holds {value!r:.60}"
-            )
-        if key == "ros__parameters":
-            if not prefix:
-                raise ParameterFileError(f"parameter file {path!r}: ros__parameters must stand under a node name")
-            yield prefix.removesuffix("/"), dict(_flatten(path, prefix, "", value))
+def _key(where: str, node: Any) -> str:
+    if not isinstance(node, yaml.ScalarNode) or not node.value:
+        raise ParameterFileError(f"{where}: line {node.start_mark.line + 1} has a key that is not a name")
+    return str(node.value)
+
+
+def _sections(where: str, prefix: str, mapping: Any) -> Iterator[tuple[str, dict[str, Value]]]:
+    for key_node, node in mapping.value:
+        key = _key(where, key_node)
+        name = f"{prefix}{'' if prefix.endswith('/') or not prefix else '/'}{key}"
+        if not isinstance(node, yaml.MappingNode):
+            held = repr(node.value)[:60] if isinstance(node, yaml.ScalarNode) else f"a {node.id}"
+            raise ParameterFileError(f"{where}: {name!r} must hold {_PARAMETERS}, it holds {held}")
+        if key != _PARAMETERS:
+            yield from _sections(where, name, node)
+        elif not prefix:
+            raise ParameterFileError(f"{where}: {_PARAMETERS} must stand under a node name")
         else:
-            yield from _sections(path, f"{prefix}{str(key).strip('/') if prefix else key}/", value)
+            _check_pattern(where, prefix)
+            parameters: dict[str, Value] = {}
+            _flatten(where, f"{where}, node {prefix!r}", "", node, parameters)
+            yield prefix, parameters
 
 
-def _flatten(path: str, node: str, prefix: str, mapping: dict[Any, Any]) -> Iterator[tuple[str, Value]]:
-    for key, value in mapping.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _flatten(path, node, f"{name}.", value)
+def _check_pattern(where: str, pattern: str) -> None:
+    """Check a node's name with its namespaces, each of which may be `*` or `**`."""
+    namespace, _, name = f"{'' if pattern.startswith('/') else '/'}{pattern}".rpartition("/")
+    tokens = [token for token in namespace.split("/")[1:] if token not in ("*", "**")]
+    try:
+        if "" in tokens:
+            raise ParameterFileError(f"{where}: {pattern!r} contains repeated forward slash")
+        for token in tokens:
+            validate_namespace(f"/{token}")
+        if name not in ("*", "**"):
+            validate_node_name(name)
+    except NameValidationException as error:
+        raise ParameterFileError(f"{where}: {pattern!r} is not a node's name: {error}") from error
+
+
+def _flatten(file: str, where: str, prefix: str, mapping: Any, parameters: dict[str, Value]) -> None:
+    keys: set[str] = set()
+    for key_node, node in mapping.value:
+        key = _key(where, key_node)
+        if key in keys:
+            mark = " ".join(str(key_node.start_mark).split())
+            raise ParameterFileError(f"{file} is not valid YAML: {key!r} stands twice {mark}")
+        keys.add(key)
+        if isinstance(node, yaml.MappingNode):
+            _flatten(file, where, f"{prefix}{key}.", node, parameters)
         else:
-            yield name, _checked(value, f"parameter file {path!r}, node {node.removesuffix('/')!r}, parameter {name!r}")
+            parameters[f"{prefix}{key}"] = _value(node, f"{where}, parameter {prefix + key!r}")
 
 
-def _checked(value: Value, where: str) -> Value:
-    if isinstance(value, list):
-        kinds = {type(item) for item in value}
-        if len(kinds) > 1 or not kinds <= {bool, int, float, str}:
-            names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            raise ParameterFileError(
-                f"{where}: a list must hold bools, ints, floats or strings of one type, not {names}"
-            )
-    elif value is not None and not isinstance(value, (bool, int, float, str)):
-        raise ParameterFileError(f"{where}: must be a bool, int, float, string or a list of them, not {value!r:.60}")
-    return value
+def _value(node: Any, where: str) -> Value:
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, where)
+    if not isinstance(node, yaml.SequenceNode) or not all(isinstance(item, yaml.ScalarNode) for item in node.value):
+        raise ParameterFileError(
+            f"{where}: must be a bool, int, float, string or a list of them, not a nested {node.id}"
+        )
+    values = [_scalar(item, where) for item in node.value]
+    kinds = sorted({type(value).__name__ for value in values})
+    if len(kinds) > 1:
+        raise ParameterFileError(
+            f"{where}: a list must hold bools, ints, floats or strings of one type, not {', '.join(kinds)}"
+        )
+    return values or None
+
+
+def _scalar(node: Any, where: str) -> bool | int | float | str:
+    text: str = node.value
+    if node.tag == _STRING_TAG or node.style in ("'", '"'):
+        return text
+    if not text:
+        raise ParameterFileError(f"{where}: no value at line {node.start_mark.line + 1}")
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _INTEGER.fullmatch(text):
+        integer = _integer(text)
+        if integer in _INT64:
+            return integer
+    number = _float(text)
+    return text if number is None else number
+
+
+def _integer(text: str) -> int:
+    digits = text.lstrip("+-")
+    base = 16 if digits[:2] in ("0x", "0X") else 8 if digits[0] == "0" else 10
+    return int(digits, base) * (-1 if text[0] == "-" else 1)
+
+
+def _float(text: str) -> float | None:
+    """Return what C's strtod makes of the whole text, None where it does not take it or the number is out of range."""
+    special = _SPECIAL.fullmatch(text)
+    if text in _DOTTED_NAN or (special and special["nan"]):
+        return math.nan
+    if special:
+        return -math.inf if special["sign"] == "-" else math.inf
+    try:
+        if _FLOAT.fullmatch(text):
+            number = float(text)
+        elif _HEX_FLOAT.fullmatch(text):
+            number = float.fromhex(text)
+        else:
+            return None
+    except OverflowError:
+        return None
+    return None if math.isinf(number) else number

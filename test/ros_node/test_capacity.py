@@ -53,6 +53,18 @@ def test_rates_that_do_not_fit_are_a_warning_that_says_what_would_help(bench: Be
     assert not any(status.name.endswith(": capacity") for status in bench.reports[-1].status)
 
 
+def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench) -> None:
+    # rclpy ties a severity to the place that logs, and raises when the same place logs with another one.
+    bench.node({"dnns": ["object", "lane"], "camera.front.rate_hz": 200.0}, build=slow)
+    for rate_hz, level in ((200.0, WARN), (0.5, OK), (200.0, WARN)):
+        assert bench.set("camera.front.rate_hz", rate_hz) == (True, "")
+        assert bench.change("configure")
+        reports = len(bench.reports)
+        bench.until(lambda before=reports: len(bench.reports) > before + 2, "reports")
+        assert bench.status("capacity").level == level
+        assert bench.change("cleanup")
+
+
 def test_what_was_not_predicted_is_told() -> None:
     verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", doubts=tuple(f"doubt {number}" for number in range(9)))
     values = capacity_values(verdict)

@@ -44,6 +44,7 @@ def test_a_whole_command_line(tmp_path: Path) -> None:
         (["-p", "rate:=[1, a]"], ParameterFileError, "-p rate: .*one type, not int, str"),
         (["-p", "rate:={"], ParameterFileError, "not valid YAML"),
         (["-p"], ValueError, "-p needs a value"),
+        (["-p", "rate:="], ParameterFileError, "-p rate: no value"),
         (["-r", "a"], ValueError, "from:=to, not 'a'"),
         (["-r", "__ns:=robot"], errors.InvalidNamespaceException, "absolute"),
         (["-r", "a:=b c"], errors.InvalidTopicNameException, "b c"),
@@ -68,8 +69,14 @@ def test_what_cannot_be_used_is_named(argv: list[str], error: type[Exception], t
         ("node: {ros__parameters: {a: [1, b]}}", "node 'node', parameter 'a'"),
         ("node: {ros__parameters: {a: [[1]]}}", "parameter 'a'"),
         ("node: {ros__parameters: {a: &x {b: 1}, c: *x}}", "aliases"),
-        ("node: {ros__parameters: {a: !!python/object:os.system {}}}", "not valid YAML"),
-        ("node: {ros__parameters: {a: 99999999999999999999}}", "64 bits"),
+        ("node: {ros__parameters: {a: }}", "no value at line 1"),
+        ("node: {ros__parameters: {a: [[1], [2]]}}", "parameter 'a'.*nested sequence"),
+        ("node: {ros__parameters: {a: [1, 2.0]}}", "one type, not float, int"),
+        ("node: {ros__parameters: {[a]: 1}}", "a key that is not a name"),
+        ("node: {ros__parameters: {a: 1, a: 2}}", "'a' stands twice"),
+        ("no-de: {ros__parameters: {a: 1}}", "'no-de' is not a node's name.*alphanumerics"),
+        ("a//b: {ros__parameters: {a: 1}}", "repeated forward slash"),
+        (f"node: {{ros__parameters: {'{a: ' * 200}1{'}' * 200}}}", "nested deeper than 100"),
     ],
 )
 def test_a_bad_parameter_file_is_named(tmp_path: Path, content: str, text: str) -> None:
@@ -94,14 +101,35 @@ def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, c
         *(("true", True), ("off", False), ("y", True), ("No", False), ("on", True)),
         *(("5", 5), ("-0x1F", -31), ("010", 8), ("+3", 3)),
         *(("1e5", 1e5), ("1.", 1.0), (".5", 0.5), ("-.inf", -math.inf), ("1e-3", 0.001)),
-        *(("1:30", "1:30"), ("2026-11-21", "2026-11-21"), ("'5'", "5"), ("hello", "hello"), ("", None)),
-        *(("[1, 2]", [1, 2]), ("[a, b]", ["a", "b"]), ("[]", [])),
+        *(("1:30", "1:30"), ("2026-11-21", "2026-11-21"), ("'5'", "5"), ("hello", "hello"), ("!!str 5", "5")),
+        *(("null", "null"), ("~", "~"), ("08", 8.0), ("0x1p3", 8.0), ("inf", math.inf), ("1e999", "1e999")),
+        *(("99999999999999999999", 1e20), ("1_000", "1_000"), ("_", "_"), ("+", "+")),
+        *(("[1, 2]", [1, 2]), ("[a, null]", ["a", "null"]), ("[]", None)),
     ],
 )
 def test_values_are_read_as_rcl_reads_them(text: str, value: object) -> None:
     parsed = parse_value(text)
     assert parsed == value
     assert type(parsed) is type(value)
+
+
+def test_sections_of_a_file_are_those_of_rcl(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "/:\n  cam: {ros__parameters: {root: 1}}\n"
+        "/**: {ros__parameters: {everywhere: 1, who: all}}\n"
+        "robot:\n  cam: {ros__parameters: {own: 1, who: cam}}\n"
+        "robot:\n  '*': {ros__parameters: {any_of_robot: 1}}\n"
+        "/**/arm/*/cam: {ros__parameters: {deep: 1}}\n"
+        "/**: {ros__parameters: {again: 1}}\n"
+    )
+    arguments = parse(["--ros-args", "--params-file", str(file), "-p", "who:=line", "-p", "line:=1"])
+    everywhere = {"everywhere": 1, "again": 1, "line": 1}
+    assert arguments.overrides_for("/cam") == {"root": 1, **everywhere, "who": "line"}
+    # A pattern's place is where it came first: `-p` alone means /**, which stands above robot/cam here.
+    assert arguments.overrides_for("/robot/cam") == {**everywhere, "own": 1, "any_of_robot": 1, "who": "cam"}
+    assert arguments.overrides_for("/x/arm/left/cam") == {**everywhere, "deep": 1, "who": "line"}
+    assert arguments.overrides_for("/arm/cam") == {**everywhere, "who": "line"}
 
 
 @given(st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(max_size=8)))
@@ -120,15 +148,44 @@ def test_what_yaml_writes_is_read_back(value: bool | int | float | str) -> None:
         ("~", "/ns/me"),
         ("/abs/x", "/abs/x"),
         ("{node}_x", "/ns/me_x"),
+        ("{ns}/x", "/ns/x"),
+        ("~/{node}", "/ns/me/me"),
     ],
 )
 def test_names_expand(name: str, absolute: str) -> None:
     assert names.expand(name, "me", "/ns") == absolute
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a//b", "a/", "1a", "a/2b", "~x", "{what}", "ä"])
-def test_bad_names_are_refused(name: str) -> None:
-    with pytest.raises(errors.InvalidTopicNameException):
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("", "must not be empty", 0),
+        ("a b", "must not contain characters other than", 1),
+        ("a//b", "must not contain repeated '/'", 3),
+        ("a/", "must not end with a forward slash", 1),
+        ("1a", "must not start with a number", 0),
+        ("a/2b", "must not start with a number", 2),
+        ("~xy", "tilde '~' that is not followed by a forward slash", 1),
+        ("a/~", "must not have tilde '~' unless it is the first", 2),
+        ("{a/b}", "substitution name must not contain characters", 2),
+        ("{1a}", "substitution name must not start with a number", 1),
+        ("{{ns}}", "substitution name must not contain characters", 1),
+        ("a{ns", "unmatched", 1),
+        ("a}", "unmatched", 1),
+        ("ä", "must not contain characters other than", 0),
+        ("a" * 300, "length should not exceed", 246),
+    ],
+)
+def test_bad_names_are_refused_with_the_place(name: str, text: str, place: int) -> None:
+    for service, error in ((False, errors.InvalidTopicNameException), (True, errors.InvalidServiceNameException)):
+        with pytest.raises(error, match=text) as caught:
+            names.expand(name, "me", "/", service=service)
+        assert str(caught.value).splitlines()[-1] == f"   {' ' * place}^"
+
+
+@pytest.mark.parametrize("name", ["{what}", "~/{robot}/x"])
+def test_unknown_substitutions_are_named(name: str) -> None:
+    with pytest.raises(ValueError, match=r"unknown substitution: \{(what|robot)\}"):
         names.expand(name, "me", "/")
 
 
@@ -136,7 +193,7 @@ def test_bad_names_are_refused(name: str) -> None:
 def test_any_name_expands_to_a_valid_one_or_is_refused(name: str) -> None:
     try:
         absolute = names.expand(name, "me", "/ns")
-    except errors.InvalidTopicNameException:
+    except (errors.InvalidTopicNameException, ValueError):
         return
     assert names.expand(absolute, "me", "/ns") == absolute
 

@@ -218,7 +218,9 @@ def test_a_wrong_value_is_refused_on_assignment(name: str, value: Any) -> None:
 def test_unknown_keyword_and_attribute_are_refused() -> None:
     from sensor_msgs.msg import Image
 
-    with pytest.raises(TypeError, match="sensor_msgs/msg/Image has no field heigth"):
+    with pytest.raises(
+        AssertionError, match="Invalid arguments passed to constructor: heigth; .*sensor_msgs/msg/Image"
+    ):
         Image(heigth=3)
     with pytest.raises(AttributeError):
         Image().heigth = 3

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,7 +279,7 @@ def test_a_late_timer_keeps_its_phase(ros: Any) -> None:
     from rclpy.timer import Timer
 
     clock = ROSClock()
-    clock.set_ros_time_is_active(True)
+    clock._set_ros_time_is_active(True)
 
     def at(nanoseconds: int) -> None:
         clock.set_ros_time_override(Time(nanoseconds=nanoseconds, clock_type=ClockType.ROS_TIME))
@@ -328,7 +329,10 @@ def test_parameters_declare_check_and_tell(ros: Any, spin_until: Callable[..., N
     with pytest.raises(exceptions.ParameterNotDeclaredException):
         node.get_parameter("nothing")
     with pytest.raises(ValueError, match="typeless"):
-        node.declare_parameter("typeless")
+        node.declare_parameter("typeless", None, ParameterDescriptor())
+    with pytest.warns(UserWarning, match="'typeless'"):
+        assert node.declare_parameter("typeless").type_ is Parameter.Type.NOT_SET
+    node.undeclare_parameter("typeless")
 
     def outcome(name: str, value: Any) -> tuple[bool, str]:
         (result,) = node.set_parameters([Parameter(name, value=value)])
@@ -359,15 +363,25 @@ def test_parameters_declare_check_and_tell(ros: Any, spin_until: Callable[..., N
     assert outcome("any", "even") == (True, "")
     assert told == ["any", "count"]
     assert node.get_parameter("count").value == 0
-    assert node.list_parameters([], 0).names == ["use_sim_time", "rate", "count", "fixed", "any", "list"]
+    own = ["rate", "count", "fixed", "any", "list"]
+    assert node.list_parameters([], 0).names == ["use_sim_time", "start_type_description_service", *own]
     spin_until(node, lambda: any(event.changed_parameters and event.node == "/p" for event in events))
 
 
-def test_an_empty_list_of_a_file_takes_the_declared_type(ros: Any) -> None:
-    from rclpy.parameter import Parameter
+def test_an_empty_list_of_a_file_is_a_parameter_without_value(tmp_path: Path) -> None:
+    import rclpy
+    from rcl_interfaces.msg import ParameterDescriptor
+    from rclpy import exceptions
 
-    node = ros.create_node("empty", parameter_overrides=[Parameter("dnns", Parameter.Type.BYTE_ARRAY, [])])
-    assert node.declare_parameter("dnns", ["lane"]).type_ is Parameter.Type.STRING_ARRAY
+    file = tmp_path / "p.yaml"
+    file.write_text("n: {ros__parameters: {dnns: [], cameras: []}}")
+    with rclpy.init(args=["--ros-args", "--params-file", str(file)]):
+        node = rclpy.create_node("n")
+        node.declare_parameter("dnns", ["lane"])
+        with pytest.raises(exceptions.ParameterUninitializedException, match="'dnns' is not initialized"):
+            node.get_parameter("dnns")
+        declared = node.declare_parameter("cameras", ["front"], ParameterDescriptor(dynamic_typing=True))
+        assert declared.value is None
 
 
 def test_a_node_takes_its_command_line(capfd: pytest.CaptureFixture[str]) -> None:
@@ -411,7 +425,7 @@ def test_log_format_and_conditions(capfd: pytest.CaptureFixture[str]) -> None:
 
     logger = get_logger("a.b")
     clock = ROSClock()
-    clock.set_ros_time_is_active(True)
+    clock._set_ros_time_is_active(True)
     for second in range(5):
         clock.set_ros_time_override(Time(seconds=second + 1, clock_type=ClockType.ROS_TIME))
         logger.info(f"throttled {second}", throttle_duration_sec=2.0, throttle_time_source_type=clock)
@@ -422,12 +436,12 @@ def test_log_format_and_conditions(capfd: pytest.CaptureFixture[str]) -> None:
     assert not logger.debug("no")
     lines = capfd.readouterr().err.splitlines()
     assert [line.rsplit(": ", 1)[1] for line in lines if "skipped" not in line] == [
-        *("throttled 0", "once 0", "throttled 2", "throttled 4")
+        *("once 0", "throttled 1", "throttled 3")
     ]
     assert [line.rsplit(" ", 1)[1] for line in lines if "skipped" in line] == ["1", "2", "3", "4"]
     import re
 
-    assert re.fullmatch(r"\[INFO\] \[\d{10}\.\d{9}\] \[a\.b\]: throttled 0", lines[0])
+    assert re.fullmatch(r"\[ERROR\] \[\d{10}\.\d{9}\] \[a\.b\]: once 0", lines[0])
 
 
 def test_rosout_carries_the_log(ros: Any, spin_until: Callable[..., None]) -> None:

@@ -87,7 +87,8 @@ def test_parameter_and_lifecycle_services_cross_processes(ros: Any, start_proces
         node.destroy_client(client)
         return future.result()
 
-    assert call(ListParameters, "list_parameters").result.names == ["use_sim_time", "rate"]
+    listed = call(ListParameters, "list_parameters").result.names
+    assert listed == ["use_sim_time", "start_type_description_service", "rate"]
     changes = [Parameter("rate", value=5.0), Parameter("rate", value="fast"), Parameter("nothing", value=1)]
     wanted = [entry.to_parameter_msg() for entry in changes]
     results = call(SetParameters, "set_parameters", parameters=wanted).results

@@ -24,25 +24,28 @@ def test_a_missing_method_says_so(ros: Any, call: Callable[[Any], Any], text: st
 
 def test_unsupported_arguments_are_refused(ros: Any) -> None:
     from rclpy.node import Node
+    from rclpy.parameter import Parameter
     from rclpy.qos import HistoryPolicy, QoSProfile, ReliabilityPolicy
     from std_msgs.msg import String
 
     node = ros.create_node("n")
-
-    async def coroutine(message: Any) -> None:
-        """Never runs."""
-
-    with pytest.raises(UnsupportedError, match="KEEP_LAST"):
-        QoSProfile(history=HistoryPolicy.KEEP_ALL)
+    with pytest.raises(UnsupportedError, match="no endpoints with history KEEP_ALL.*use KEEP_LAST"):
+        node.create_publisher(String, "t", QoSProfile(history=HistoryPolicy.KEEP_ALL))
     with pytest.raises(UnsupportedError, match="BEST_AVAILABLE"):
         node.create_publisher(String, "t", QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_AVAILABLE))
     with pytest.raises(UnsupportedError, match="event_callbacks"):
         node.create_subscription(String, "t", print, 1, event_callbacks=object())
     with pytest.raises(UnsupportedError, match="enable_logger_service"):
         Node("n", enable_logger_service=True)
-    with pytest.raises(NotImplementedError, match="no coroutine callbacks"):
-        node.create_subscription(String, "t", coroutine, 1)
-    with pytest.raises(TypeError, match="message class"):
+    with pytest.raises(UnsupportedError, match="get_type_description"):
+        Node("n", parameter_overrides=[Parameter("start_type_description_service", value=True)])
+    with pytest.raises(UnsupportedError, match="check_fields=False"):
+        String(check_fields=False)
+    with pytest.raises(AttributeError, match="standalone runtime .* no std_msgs.msg.String.SLOT_TYPES"):
+        String.SLOT_TYPES  # noqa: B018
+    with pytest.raises(AttributeError, match="standalone runtime .* no QoSProfile.get_c_qos_profile"):
+        QoSProfile(depth=1).get_c_qos_profile()
+    with pytest.raises(AttributeError, match="message class"):
         node.create_publisher(str, "t", 1)
     with pytest.raises(TypeError, match="carries std_msgs/msg/String"):
         node.create_publisher(String, "t", 1).publish(3)

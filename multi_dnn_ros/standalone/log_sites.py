@@ -1,0 +1,91 @@
+"""The places in the source that log: what each asked for when it logged first, and which of its messages pass."""
+
+from __future__ import annotations
+
+import time
+from enum import IntEnum
+from typing import Any, Final
+
+
+class LoggingSeverity(IntEnum):
+    """How grave a message is."""
+
+    UNSET = 0
+    DEBUG = 10
+    INFO = 20
+    WARN = 30
+    ERROR = 40
+    FATAL = 50
+
+
+_OPTIONS: Final = ("throttle_duration_sec", "throttle_time_source_type", "skip_first", "once")
+
+
+class CallSite:
+    """A place that logs, with its options.
+
+    `throttle_duration_sec` lets one message through per so many seconds of the clock `throttle_time_source_type`, the
+    system's when it is left out; `skip_first` leaves out the first message, `once` lets only the first one through.
+    They are asked in this order, and one that stops a message keeps the next ones from being asked.
+    """
+
+    def __init__(self, severity: LoggingSeverity, name: str, options: dict[str, Any]) -> None:
+        """Note what a place asks for.
+
+        Raises:
+            TypeError: for an unknown option, and for a throttle's clock without a duration.
+            ValueError: for a throttle's clock that is none.
+        """
+        self.severity = severity
+        self.name = name
+        for option in options:
+            if option not in _OPTIONS:
+                raise TypeError(f'parameter "{option}" is not one of the recognized logging options "{list(_OPTIONS)}"')
+        self.throttle_sec = options.get("throttle_duration_sec")
+        self.clock = options.get("throttle_time_source_type")
+        self.skip_first = bool(options.get("skip_first"))
+        self.once = bool(options.get("once"))
+        self.throttles = bool(self.throttle_sec or self.clock)
+        if self.throttles and "throttle_duration_sec" not in options:
+            raise TypeError(
+                'required parameter "throttle_duration_sec" not specified but is required for the the logging filter '
+                '"throttle"'
+            )
+        if self.throttles and "throttle_time_source_type" in options and not hasattr(self.clock, "now_ns"):
+            raise ValueError(f'Received throttle_time_source_type of "{self.clock}" is not a clock instance')
+        self._last_ns = 0
+        self._skipped = False
+        self._logged = False
+
+    def check_same(self, other: CallSite) -> None:
+        """Check that a place asks for what it asked for when it logged first.
+
+        Raises:
+            ValueError: says what changed.
+        """
+        if other.severity != self.severity:
+            raise ValueError(
+                f"Logger severity cannot be changed between calls: {self.severity.name}, then {other.severity.name} "
+                "from the same place; use a call for each severity"
+            )
+        if other.name != self.name:
+            raise ValueError(f"Logger name cannot be changed between calls: {self.name!r}, then {other.name!r}")
+        if (other.throttles, other.skip_first, other.once) != (self.throttles, self.skip_first, self.once):
+            raise ValueError("Requested logging filters cannot be changed between calls.")
+        if self.throttles and (other.throttle_sec, other.clock) != (self.throttle_sec, self.clock):
+            raise ValueError("Logging filter parameters cannot be changed between calls.")
+
+    def passes(self) -> bool:
+        """Return whether the message that this place logs now is let through."""
+        if self.throttles:
+            now_ns = time.time_ns() if self.clock is None else self.clock.now_ns()
+            if now_ns < self._last_ns + (self.throttle_sec or 0) * 1e9:
+                return False
+            self._last_ns = now_ns
+        if self.skip_first and not self._skipped:
+            self._skipped = True
+            return False
+        if self.once:
+            first, self._logged = not self._logged, True
+            return first
+        return True
