@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.missing import Surface, refuse
 
 if TYPE_CHECKING:
     from multi_dnn_ros.standalone.context import Context
@@ -26,6 +26,11 @@ class NodeGraph(Surface):
     def count_subscribers(self, topic_name: str) -> int:
         """Return how many subscriptions a topic has on the network."""
         return self._context.graph.count_subscribers(self.resolve_topic_name(topic_name))
+
+    def get_publishers_info_by_topic(self, topic_name: str, no_mangle: bool = False) -> list[Any]:
+        """Return a TopicEndpointInfo for each publisher of a topic, whatever its type. The name is not remapped."""
+        refuse("get_publishers_info_by_topic", no_mangle=no_mangle or None)
+        return self._context.graph.publishers_info(self.resolve_topic_name(topic_name, only_expand=True))
 
     def get_topic_names_and_types(self) -> list[tuple[str, list[str]]]:
         """Return every topic on the network with its types."""

@@ -83,6 +83,7 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
     "rclpy.task": _names(futures="Future"),
     "rclpy.time": _names(clock="Time"),
     "rclpy.timer": _names(entities="Timer"),
+    "rclpy.topic_endpoint_info": _names(endpoints="TopicEndpointInfo TopicEndpointTypeEnum"),
     "rclpy.utilities": _names(
         runtime="get_rmw_implementation_identifier ok remove_ros_args shutdown try_shutdown",
         context="get_default_context",
