@@ -15,6 +15,7 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
+from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.turns import short_turns
 
@@ -35,6 +36,7 @@ def run(args: list[str] | None = None) -> int:
 
 def _run(args: list[str] | None, stop: _StopSignal) -> int:
     try:
+        middleware = configure()
         # rclpy's own handlers would shut the context down at once, and what is under way could not be published.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except KeyboardInterrupt:
@@ -48,6 +50,7 @@ def _run(args: list[str] | None, stop: _StopSignal) -> int:
     try:
         node = MultiDnnNode()
         stop.node = node
+        node.get_logger().info(middleware.text)
         forward = _RosLog(node.get_logger())
         logging.getLogger("multi_dnn_ros").addHandler(forward)
         executor.add_node(node)
