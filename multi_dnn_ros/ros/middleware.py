@@ -53,6 +53,12 @@ def rmem_max_bytes() -> int | None:
         return None
 
 
+def found() -> Middleware:
+    """What rclpy runs on, where :func:`configure` was not called: settings are not ours."""
+    name = "" if is_standalone() else str(get_rmw_implementation_identifier())
+    return Middleware(name, f"middleware: {name or 'the standalone runtime'}")
+
+
 def configure(environment: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Middleware:
     """Set the variables of the middleware in use, unless the user has set one. To be called before ``rclpy.init``.
 
@@ -80,9 +86,7 @@ def _configure_cyclone(name: str, environment: MutableMapping[str, str]) -> Midd
 def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Path) -> Middleware:
     for variable in _FAST_OWN:
         if environment.get(variable):
-            return Middleware(
-                name, f"middleware: {name}, with your own {variable}={environment[variable][:200]}"
-            )
+            return Middleware(name, f"middleware: {name}, with your own {variable}={environment[variable][:200]}")
     for own in _FAST_FILES:
         if (folder / own).is_file():
             return Middleware(name, f"middleware: {name}, with your own {folder / own}")

@@ -48,7 +48,7 @@ def _run(args: list[str] | None, stop: _StopSignal) -> int:
     forward: logging.Handler | None = None
     executor = SingleThreadedExecutor()
     try:
-        node = MultiDnnNode()
+        node = MultiDnnNode(middleware=middleware)
         stop.node = node
         node.get_logger().info(middleware.text)
         forward = _RosLog(node.get_logger())

@@ -37,9 +37,7 @@ class Camera:
             if self.random.random() >= loss:
                 self.received += 1
                 stamp = round(self.now + self.stamp_offset + late)
-                self.account.arrived(
-                    round(self.now + late) + LATENCY, stamp, self.sent if numbered else None
-                )
+                self.account.arrived(round(self.now + late) + LATENCY, stamp, self.sent if numbered else None)
             else:
                 self.account.dropped(round(self.now) + LATENCY, drops_per_image)
             self.wait(self.period / SECOND)

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.ros.socket_drops import SocketDrops, parse_drops, parse_inodes, receive_buffer_bytes
 
-HEADER = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops"
+HEADER = (
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid timeout inode ref pointer drops"
+)
 
 
 @given(st.dictionaries(st.integers(1, 2**32), st.integers(0, 2**31)))
