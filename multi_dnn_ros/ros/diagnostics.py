@@ -16,7 +16,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.ros.losses import LossAccount, Losses
+from multi_dnn_ros.ros.losses import NO_LOSSES, LossAccount, Losses
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 Stream = tuple[str, str]
@@ -46,24 +46,35 @@ class CameraRecord:
     qos: str = ""
     error: str = ""
     loss_cause: str = ""
-    losses: Losses = Losses(0, None, 0.0, "nothing tells yet", 0)
+    losses: Losses = NO_LOSSES
     image_bytes: int = 0
     received: int = 0
     last_ns: int | None = None
     shape: str = ""
     arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=512))
+    ages: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=512))  # arrival, age
 
     def __post_init__(self, rate_hz: float) -> None:
         self.account = LossAccount(rate_hz)
 
-    def arrived(self, now_ns: int, shape: str, image_bytes: int, stamp_ns: int, sequence: int | None = None) -> None:
-        """Count a message. shape: size and encoding as the message claims them. sequence: the publisher's number."""
+    def arrived(
+        self, now_ns: int, shape: str, image_bytes: int, stamp_ns: int, sequence: int | None, age_ns: int
+    ) -> None:
+        """Count a message. shape: size and encoding as the message claims them. sequence: the publisher's number.
+
+        age_ns: the node's clock less the stamp; may be negative when clocks disagree.
+        """
         self.received += 1
         self.image_bytes = image_bytes
         self.account.arrived(now_ns, stamp_ns, sequence)
         self.last_ns = now_ns
         self.shape = shape
         self.arrivals.append(now_ns)
+        self.ages.append((now_ns, age_ns))
+
+    def age(self, now_ns: int) -> Percentiles:
+        """How old the images of the last 10 s were on arrival, by their stamps."""
+        return Percentiles.of(age for at, age in self.ages if now_ns - at <= _WINDOW_NS)
 
     def silent_s(self, now_ns: int) -> float:
         """Seconds since the last image, or since subscribing when there was none."""
@@ -152,6 +163,7 @@ class DiagnosticsReport:
                 "silent (s)": f"{camera.silent_s(now_ns):.3f}",
                 "image": camera.shape or "none yet",
                 "QoS": camera.qos,
+                **_percentile_values("header stamp to arrival", camera.age(now_ns)),
                 **_loss_values(camera.losses),
             }
             statuses.append(self.status(f"camera {name}", level, text, values))
@@ -234,7 +246,12 @@ def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, obje
     }
     values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
     for stage, percentiles in {**stream.stages, "header stamp to publish": age}.items():
-        for name in ("p50", "p95", "p99", "max"):
-            value = getattr(percentiles, name) if percentiles.count else math.nan
-            values[f"{stage} {name} (ms)"] = f"{value:.3f}"
+        values.update(_percentile_values(stage, percentiles))
     return values
+
+
+def _percentile_values(stage: str, percentiles: Percentiles) -> dict[str, object]:
+    return {
+        f"{stage} {name} (ms)": f"{getattr(percentiles, name) if percentiles.count else math.nan:.3f}"
+        for name in ("p50", "p95", "p99", "max")
+    }

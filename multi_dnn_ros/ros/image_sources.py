@@ -111,12 +111,13 @@ def nearest_name(topic: str, names: Sequence[str]) -> str:
 
 
 def published_topics(node: Node, types: Iterable[str]) -> dict[str, str]:
-    """Topics of these types that somebody publishes: name -> type."""
+    """Topics of these types that somebody else than the node publishes: name -> type."""
+    own = node.get_fully_qualified_name()
     return {
         name: kind
         for name, kinds in node.get_topic_names_and_types()
         for kind in kinds
-        if kind in types and any(publisher.type == kind for publisher in publishers_of(node, name))
+        if kind in types and any(at.type == kind and at.node != own for at in publishers_of(node, name))
     }
 
 

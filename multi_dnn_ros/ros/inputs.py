@@ -146,8 +146,11 @@ class CameraInput:
         self._hand_over(message, decode_compressed)
 
     def _arrived(self, message: Image | CompressedImage, sequence: int | None, shape: str) -> None:
-        record, size = self.record, len(message.data)
-        record.arrived(self._clock(), shape, size, _stamp_ns(message), sequence if len(self._gids) == 1 else None)
+        record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
+        # Numbers of several publishers say nothing about each other.
+        number = sequence if len(self._gids) == 1 else None
+        age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
+        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns)
         if record.received == 1:
             self._check.first_image(self._camera, shape, size)
 

@@ -61,6 +61,10 @@ class Losses:
         return None if self.lost is None else self.received + self.lost
 
 
+#: Before anything is known.
+NO_LOSSES = Losses(0, None, 0.0, "nothing tells yet", 0)
+
+
 class LossAccount:
     """Of one camera. rate_hz: what the user says that it sends; 0: not known. Single-threaded."""
 
