@@ -80,7 +80,8 @@ class LossAccount:
         self._last: tuple[int, int] | None = None  # arrival, stamp
         self._last_arrival_ns: int | None = None
         self._gaps: deque[tuple[int, int]] = deque(maxlen=_GAPS)  # arrival, gap
-        self._pending: deque[int] = deque(maxlen=4096)  # gaps that were not compared with a period yet
+        # Gaps that were not compared with a period yet, and whether something said that data was lost in them.
+        self._pending: deque[tuple[int, bool]] = deque(maxlen=4096)
         self._missing_periods = 0
         self._period_ns: float | None = None
         self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
@@ -129,13 +130,13 @@ class LossAccount:
     def _add_gap(self, now_ns: int, gap_ns: int, passed_ns: int) -> None:
         if gap_ns <= 0:
             return
-        period_ns = self._expected_ns or self._period_ns or 0.0
-        if gap_ns > max(_PAUSE_NS, _PAUSE_PERIODS * period_ns) and (
-            gap_ns > _JUMP * passed_ns or not self._sign_since(now_ns - passed_ns)
-        ):
+        if gap_ns > _PAUSE_NS and gap_ns > _JUMP * passed_ns:
             return
-        self._gaps.append((now_ns, gap_ns))
-        self._pending.append(gap_ns)
+        signed = self._sign_since(now_ns - passed_ns)
+        self._pending.append((gap_ns, signed))
+        known_ns = self._expected_ns or self._period_ns
+        if signed or known_ns is None or not _is_pause(gap_ns, known_ns):
+            self._gaps.append((now_ns, gap_ns))
 
     def _sign_since(self, since_ns: int) -> bool:
         return self._sign_ns is not None and self._sign_ns >= since_ns
@@ -161,7 +162,8 @@ class LossAccount:
     def _compare(self, period_ns: float) -> int:
         """Periods without an image so far, those since the last image not included."""
         if self._pending:
-            counts = multiples(np.asarray(self._pending, np.float64), period_ns)
+            gaps = [gap for gap, signed in self._pending if signed or not _is_pause(gap, period_ns)]
+            counts = multiples(np.asarray(gaps, np.float64), period_ns)
             # 0 for an image behind a late one: it takes back the period that the late one seemed to miss.
             self._missing_periods += int((counts - 1).sum())
             self._pending.clear()
@@ -199,3 +201,7 @@ class LossAccount:
             received_before, lost_before = 0, 0  # young: all that there was
         arrived, missing = self._received - received_before, max(0, lost - lost_before)
         return missing / (arrived + missing) if arrived + missing >= _LEAST else 0.0
+
+
+def _is_pause(gap_ns: int, period_ns: float) -> bool:
+    return gap_ns > max(_PAUSE_NS, _PAUSE_PERIODS * period_ns)

@@ -78,7 +78,7 @@ def test_no_image_is_lost_or_taken_twice_while_the_qos_changes(bench: Bench) -> 
         while not condition():
             sent += 1
             steady.publish(image(stamp=sent))
-            bench.until(lambda: len(results) >= sent, f"image {sent}")
+            bench.until(lambda due=sent: len(results) >= due, f"image {sent}")
 
     send_until(lambda: sent >= 3)
     for _ in range(2):
