@@ -94,7 +94,7 @@ class ReceiveCheck:
             return f"the camera sends less than camera.{camera}.rate_hz says, or the network loses images"
         if not reliable:
             return "the network, or the camera's shared-memory segment (Fast DDS), loses images; docs/cameras.md"
-        return "the camera left them out, its queue overflowed, or the subscription's did (camera.<camera>.depth)"
+        return f"the camera left them out, its queue overflowed, or the subscription's did (camera.{camera}.depth)"
 
     def _needs_sockets(self) -> bool:
         """Whether images surely come in by UDP: by settings of ours. A user's own may use shared memory or TCP."""

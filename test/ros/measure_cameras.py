@@ -4,7 +4,7 @@
     python3 test/ros/measure_cameras.py --seconds 600 --rmem-max 212992 10485760
 
 Each case starts the node by `ros2 launch` at our defaults and a camera that is not configured (plain_camera.py), or
-whose Fast DDS has config/fastdds_shared_memory.xml. --rmem-max (root) sets net.core.rmem_max and puts it back afterwards;
+whose Fast DDS has config/fastdds_shared_memory.xml. --rmem-max (root) sets net.core.rmem_max and puts it back after;
 without it the present value counts. Results go into results/cameras_ros2.json, beside those of other limits.
 """
 
