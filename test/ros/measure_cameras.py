@@ -72,16 +72,17 @@ def main() -> None:
     parser.add_argument("--rmem-max", type=int, nargs="*", default=[], help="limits to set, one after the other (root)")
     parser.add_argument("--only", default="", help="run the cases whose description matches this regular expression")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "cameras_ros2.json")
+    parser.add_argument("--direct", action="store_true", help="start the node by `multi-dnn run`, without launch")
     parser.add_argument("--observe", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.observe:
-        print(json.dumps(observe(Case(**json.loads(args.observe)), args.seconds)))
+        print(json.dumps(observe(Case(**json.loads(args.observe)), args.seconds, args.direct)))
         return
     for limit in args.rmem_max or [int(LIMIT.read_text())]:
         with kernel_limit(limit):
             for case in cases():
                 if re.search(args.only, describe(case)):
-                    row = run(case, args.seconds, limit)
+                    row = {"rmem_max": limit, **run(case, args.seconds, args.direct)}
                     print(shown(row), flush=True)
                     save(args.output, row)
 
@@ -113,19 +114,19 @@ def kernel_limit(limit: int) -> Iterator[None]:
         LIMIT.write_text(before)
 
 
-def run(case: Case, seconds: float, limit: int) -> dict[str, Any]:
+def run(case: Case, seconds: float, direct: bool = False) -> dict[str, Any]:
     """One case, in a process that has the case's middleware."""
     environment = {name: value for name, value in os.environ.items() if name not in CONFIGURED}
     environment["RMW_IMPLEMENTATION"] = case.middleware
     done = subprocess.run(
-        [sys.executable, __file__, "--seconds", str(seconds), "--observe", json.dumps(asdict(case))],
+        [sys.executable, __file__, "--seconds", str(seconds), "--observe", json.dumps(asdict(case)), *["--direct"] * direct],
         env=environment, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {"rmem_max": limit, "case": asdict(case), "seconds": seconds, **row}
+    return {"case": asdict(case), "seconds": seconds, **row}
 
 
-def observe(case: Case, seconds: float) -> dict[str, Any]:
+def observe(case: Case, seconds: float, direct: bool) -> dict[str, Any]:
     """Start node and camera, and read the node's diagnostics of the camera until all is done."""
     import rclpy
     from diagnostic_msgs.msg import DiagnosticArray
@@ -151,11 +152,13 @@ def observe(case: Case, seconds: float) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         log = Path(folder) / "node.log"
         launch = ["ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py"]
+        if direct:
+            launch = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run"]
         camera_log = Path(folder) / "camera.log"
         if case.jpeg:
             settings = Path(folder) / "jpeg.yaml"
             settings.write_text("/**:\n  ros__parameters:\n    camera.front.transport: compressed\n")
-            launch.append(f"params_file:={settings}")
+            launch += ["--params-file", str(settings)] if direct else [f"params_file:={settings}"]
         load = os.getloadavg()[:2]
         running = [start(launch, log)]
         try:
