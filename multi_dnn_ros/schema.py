@@ -18,6 +18,9 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 #: once the node is configured.
 RUNTIME: JsonDict = {"runtime": True}
 
+#: Queue depth of a camera's subscription where the parameter is 0 (measured, docs/cameras.md).
+AUTOMATIC_DEPTH = 5
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, str_strip_whitespace=True)
@@ -39,8 +42,8 @@ class CameraConfig(_Section):
         0,
         ge=0,
         le=100,
-        description="Queue depth of the subscription; every step may add age to the frames. 0: 5, the smallest that "
-        "lost nothing (docs/cameras.md).",
+        description="Queue depth of the subscription; every step may add age to the frames. "
+        f"0: {AUTOMATIC_DEPTH}, the smallest that lost nothing (docs/cameras.md).",
     )
     max_pixels: int = Field(
         33_177_600, ge=1, le=268_435_456, description="Frames that claim more pixels than this are refused."

@@ -40,13 +40,18 @@ def publishers_of(node: Node, topic: str) -> list[Publisher]:
     """The publishers of an absolute topic name that discovery has found so far."""
     return [
         Publisher(
-            f"{info.node_namespace.rstrip('/')}/{info.node_name}",
+            _node_name(info.node_namespace, info.node_name),
             info.topic_type,
             info.qos_profile,
             bytes(info.endpoint_gid),
         )
         for info in node.get_publishers_info_by_topic(topic)
     ]
+
+
+def _node_name(namespace: str, name: str) -> str:
+    # rmw_dds_common's words for an endpoint whose node has not said its name yet, or is no ROS node.
+    return "an unknown node" if "NODE_NAME_UNKNOWN" in name else f"{namespace.rstrip('/')}/{name}"
 
 
 def judge(publishers: Sequence[Publisher], type_name: str, requested: QoSProfile) -> Source:

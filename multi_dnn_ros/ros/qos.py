@@ -13,23 +13,23 @@ from rclpy.qos import (
     qos_profile_system_default,
 )
 
+from multi_dnn_ros.schema import AUTOMATIC_DEPTH
+
 #: Results: reliable, which readers of either kind can take.
 RESULTS = QoSProfile(depth=10)
 #: Whole images: a reader that cannot keep up shall see the newest.
 PICTURES = QoSProfile(depth=1)
 #: Kept for readers that come later.
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-#: The smallest queue of a camera's subscription that lost nothing at 30 Hz while the DNNs ran (docs/cameras.md).
-DEPTH = 5
 
 
 def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -> QoSProfile:
-    """The profile of the parameters ``camera.<camera>.qos`` and ``.depth`` (0: :data:`DEPTH`).
+    """The profile of the parameters ``camera.<camera>.qos`` and ``.depth`` (0: AUTOMATIC_DEPTH).
 
     auto: reliable if all publishers offer it, else best effort, which every publisher fits. offers: the publishers'
     QoS. sensor_data: best effort. default, reliable: reliable. system_default: what the middleware is configured for.
     """
-    depth = depth or DEPTH
+    depth = depth or AUTOMATIC_DEPTH
     if name == "auto":
         reliable = [offer.reliability == ReliabilityPolicy.RELIABLE for offer in offers]
         best = ReliabilityPolicy.RELIABLE if reliable and all(reliable) else ReliabilityPolicy.BEST_EFFORT

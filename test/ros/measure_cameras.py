@@ -72,11 +72,15 @@ def main() -> None:
     parser.add_argument("--rmem-max", type=int, nargs="*", default=[], help="limits to set, one after the other (root)")
     parser.add_argument("--only", default="", help="run the cases whose description matches this regular expression")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "cameras_ros2.json")
+    parser.add_argument("--table", action="store_true", help="print the results as the table of docs/cameras.md")
     parser.add_argument("--direct", action="store_true", help="start the node by `multi-dnn run`, without launch")
     parser.add_argument("--observe", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.observe:
         print(json.dumps(observe(Case(**json.loads(args.observe)), args.seconds, args.direct)))
+        return
+    if args.table:
+        print(table(json.loads(args.output.read_text())["rows"]))
         return
     for limit in args.rmem_max or [int(LIMIT.read_text())]:
         with kernel_limit(limit):
@@ -85,6 +89,31 @@ def main() -> None:
                     row = {"rmem_max": limit, **run(case, args.seconds, args.direct)}
                     print(shown(row), flush=True)
                     save(args.output, row)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a line for each middleware, camera and kernel, a column for each kind of images."""
+    names = {"rmw_cyclonedds_cpp": "Cyclone DDS", "rmw_fastrtps_cpp": "Fast DDS"}
+    sides = {"plain": "not configured", "segment": "`fastdds_shared_memory.xml`"}
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    columns = list(dict.fromkeys(f"{case.image} {case.rate:g} Hz" for case in cases()))
+    for row in rows:
+        case = Case(**row["case"])
+        key = (
+            f"{row['rmem_max']:,}",
+            names[case.middleware],
+            case.reliability.replace("_", " "),
+            sides[case.camera_side],
+        )
+        share = row["received"] / row["sent"]
+        age = "" if share == 0 else f", {row['age_p50_ms']:.0f} / {row['age_p99_ms']:.0f} ms"
+        cell = f"{row['received']} of {row['sent']}{age}"
+        lines.setdefault(key, {})[f"{case.image} {case.rate:g} Hz"] = cell
+    text = ["| `rmem_max` | middleware | camera | camera's side | " + " | ".join(columns) + " |"]
+    text.append("|" + "---|" * (4 + len(columns)))
+    for key, cells in lines.items():
+        text.append("| " + " | ".join((*key, *(cells.get(column, "") for column in columns))) + " |")
+    return "\n".join(text)
 
 
 def describe(case: Case) -> str:
@@ -118,10 +147,9 @@ def run(case: Case, seconds: float, direct: bool = False) -> dict[str, Any]:
     """One case, in a process that has the case's middleware."""
     environment = {name: value for name, value in os.environ.items() if name not in CONFIGURED}
     environment["RMW_IMPLEMENTATION"] = case.middleware
-    done = subprocess.run(
-        [sys.executable, __file__, "--seconds", str(seconds), "--observe", json.dumps(asdict(case)), *["--direct"] * direct],
-        env=environment, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+    command = [sys.executable, __file__, "--seconds", str(seconds), "--observe", json.dumps(asdict(case))]
+    command += ["--direct"] * direct
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {"case": asdict(case), "seconds": seconds, **row}
 
