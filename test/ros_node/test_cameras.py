@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import rclpy
 from node_bench import Bench, image
+from rclpy.context import Context
 from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.utilities import get_rmw_implementation_identifier
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
@@ -40,6 +43,17 @@ def warned(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Callable[[], list
     return read
 
 
+@pytest.fixture
+def stranger(bench: Bench, domain: int) -> Iterator[Any]:
+    """A node of another participant: within one, Fast DDS takes one type for a topic."""
+    context = Context()
+    rclpy.init(context=context, domain_id=domain)
+    node = rclpy.create_node("stranger", context=context)
+    yield node
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
 def start(bench: Bench, **parameters: Any) -> None:
     bench.node({f"camera.front.{name}": value for name, value in parameters.items()})
     assert bench.change("configure")
@@ -50,12 +64,12 @@ def qos(bench: Bench) -> str:
     return str(bench.status("camera front").by_key.get("QoS"))
 
 
-def test_auto_follows_the_publishers(bench: Bench) -> None:
+def test_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
     start(bench)
     bench.until(lambda: qos(bench) == f"best effort, depth {AUTOMATIC_DEPTH}", "the QoS that fits whoever comes")
     first = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
     bench.until(lambda: qos(bench) == f"reliable, depth {AUTOMATIC_DEPTH}", "the publisher's offer")
-    bench.peer.create_publisher(String, TOPIC, BEST_EFFORT)  # of another type: not asked
+    stranger.create_publisher(String, TOPIC, BEST_EFFORT)  # of another type: not asked
     second = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
     bench.until(lambda: qos(bench) == f"best effort, depth {AUTOMATIC_DEPTH}", "what both offer")
     bench.peer.destroy_publisher(second)
@@ -126,13 +140,13 @@ def test_images_that_are_compressed_are_named(bench: Bench, warned: Callable[[],
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_publisher_of_another_type_is_told(bench: Bench, warned: Callable[[], list[str]]) -> None:
-    bench.peer.create_publisher(CompressedImage, TOPIC, 1)
+def test_a_publisher_of_another_type_is_told(bench: Bench, stranger: Any, warned: Callable[[], list[str]]) -> None:
+    stranger.create_publisher(CompressedImage, TOPIC, 1)
     start(bench)
     bench.until(warned, "a warning")
     (line,) = warned()
     assert "/front/image_raw has no publisher of sensor_msgs/msg/Image" in line
-    assert "/peer publishes sensor_msgs/msg/CompressedImage" in line
+    assert "/stranger publishes sensor_msgs/msg/CompressedImage" in line
     assert "set the parameter camera.front.transport to compressed" in line
 
 
@@ -158,6 +172,10 @@ def test_images_that_are_missing_make_a_warning(bench: Bench) -> None:
     for count, stamp in enumerate(stamps[:60], 1):
         camera.publish(image(stamp=stamp))
         bench.until(lambda sent=count: bench.status("camera front").by_key.get("received") == str(sent), "the image")
+    if get_rmw_implementation_identifier().startswith("rmw_fastrtps"):  # its sequence numbers know better
+        status = bench.status("camera front")
+        assert (status.level, status.by_key["lost (estimated)"]) == (0, "0")
+        return
     bench.until(lambda: bench.status("camera front").level == WARN, "a warning")
     status = bench.status("camera front")
     assert "40% of the images are missing: " in status.message
