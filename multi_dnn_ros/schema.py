@@ -18,6 +18,9 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 #: once the node is configured.
 RUNTIME: JsonDict = {"runtime": True}
 
+#: Queue depth of a camera's subscription where the parameter is 0 (measured, docs/cameras.md).
+AUTOMATIC_DEPTH = 5
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, str_strip_whitespace=True)
@@ -30,11 +33,17 @@ class CameraConfig(_Section):
     transport: Literal["raw", "compressed"] = Field(
         "raw", description="sensor_msgs/Image or sensor_msgs/CompressedImage."
     )
-    qos: Literal["sensor_data", "system_default", "default", "reliable"] = Field(
-        "sensor_data", description="QoS of the subscription, by name."
+    qos: Literal["auto", "sensor_data", "system_default", "default", "reliable"] = Field(
+        "auto",
+        description="QoS of the subscription, by name; auto: reliable where all publishers of the topic offer it, else "
+        "best effort.",
     )
     depth: int = Field(
-        1, ge=1, le=100, description="Queue depth of the subscription; every step adds age to the frames."
+        0,
+        ge=0,
+        le=100,
+        description="Queue depth of the subscription; every step may add age to the frames. "
+        f"0: {AUTOMATIC_DEPTH}, the smallest that lost nothing (docs/cameras.md).",
     )
     max_pixels: int = Field(
         33_177_600, ge=1, le=268_435_456, description="Frames that claim more pixels than this are refused."
@@ -45,6 +54,12 @@ class CameraConfig(_Section):
         le=1000.0,
         description="Frames a second to expect. With one for every camera, configuring measures whether the DNNs fit "
         "the device at these rates, and says what would help if not; 0: no check.",
+    )
+    max_loss: float = Field(
+        0.2,
+        ge=0.0,
+        le=1.0,
+        description="The camera's diagnostics say WARN when a larger share of its images is lost before the node.",
     )
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
 from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.ros.losses import NO_LOSSES, LossAccount, Losses
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 Stream = tuple[str, str]
@@ -31,28 +32,55 @@ _HARMLESS = (DropReason.OVERWRITTEN, DropReason.SHUTDOWN, *_FAILURES)
 
 @dataclass
 class CameraRecord:
-    """What came in from one camera. Times are the engine's clock, nanoseconds."""
+    """What came in from one camera. Times are the engine's clock, nanoseconds.
+
+    rate_hz, max_loss: the camera's parameters. error: why no image can arrive (incompatible QoS). loss_cause: why more
+    than max_loss is missing, and what helps.
+    """
 
     name: str
     topic: str
     since_ns: int  # subscribed
+    rate_hz: InitVar[float] = 0.0
+    max_loss: float = 1.0
+    qos: str = ""
+    error: str = ""
+    loss_cause: str = ""
+    losses: Losses = NO_LOSSES
+    image_bytes: int = 0
     received: int = 0
     last_ns: int | None = None
     shape: str = ""
     arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=512))
+    ages: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=512))  # arrival, age
 
-    def arrived(self, now_ns: int, shape: str) -> None:
-        """Count a message. shape: size and encoding as the message claims them."""
+    def __post_init__(self, rate_hz: float) -> None:
+        self.account = LossAccount(rate_hz)
+
+    def arrived(
+        self, now_ns: int, shape: str, image_bytes: int, stamp_ns: int, sequence: int | None, age_ns: int
+    ) -> None:
+        """Count a message. shape: size and encoding as the message claims them. sequence: the publisher's number.
+
+        age_ns: the node's clock less the stamp; may be negative when clocks disagree.
+        """
         self.received += 1
+        self.image_bytes = image_bytes
+        self.account.arrived(now_ns, stamp_ns, sequence)
         self.last_ns = now_ns
         self.shape = shape
         self.arrivals.append(now_ns)
+        self.ages.append((now_ns, age_ns))
+
+    def age(self, now_ns: int) -> Percentiles:
+        """How old the images of the last 10 s were on arrival, by their stamps."""
+        return Percentiles.of(age for at, age in self.ages if now_ns - at <= _WINDOW_NS)
 
     def silent_s(self, now_ns: int) -> float:
         """Seconds since the last image, or since subscribing when there was none."""
         return (now_ns - (self.since_ns if self.last_ns is None else self.last_ns)) / 1e9
 
-    def rate_hz(self, now_ns: int) -> float:
+    def arrival_hz(self, now_ns: int) -> float:
         recent = [at for at in self.arrivals if now_ns - at <= _WINDOW_NS]
         return (len(recent) - 1) * 1e9 / (recent[-1] - recent[0]) if len(recent) > 1 and recent[-1] > recent[0] else 0.0
 
@@ -126,15 +154,17 @@ class DiagnosticsReport:
                 ),
                 default=0,
             )
-            silence = self._silence(camera, now_ns)
-            level, text = (STALE, silence) if silence else (OK, f"{camera.rate_hz(now_ns):.1f} Hz")
+            level, text = self._judge_camera(camera, now_ns)
             values = {
                 "topic": camera.topic,
                 "received": camera.received,
                 "bad images": bad,
-                "rate (Hz)": f"{camera.rate_hz(now_ns):.2f}",
+                "rate (Hz)": f"{camera.arrival_hz(now_ns):.2f}",
                 "silent (s)": f"{camera.silent_s(now_ns):.3f}",
                 "image": camera.shape or "none yet",
+                "QoS": camera.qos,
+                **_percentile_values("header stamp to arrival", camera.age(now_ns)),
+                **_loss_values(camera.losses),
             }
             statuses.append(self.status(f"camera {name}", level, text, values))
         return statuses
@@ -145,6 +175,17 @@ class DiagnosticsReport:
         )
         status.values = [KeyValue(key=key, value=str(value)) for key, value in values.items()]
         return status
+
+    def _judge_camera(self, camera: CameraRecord, now_ns: int) -> tuple[bytes, str]:
+        if camera.error:
+            return ERROR, camera.error
+        silence = self._silence(camera, now_ns)
+        missing = ""
+        if camera.losses.share > camera.max_loss:
+            missing = f"{camera.losses.share:.0%} of the images are missing: {camera.loss_cause}"
+        if silence:
+            return STALE, f"{silence}; {missing}" if missing else silence
+        return (WARN, missing) if missing else (OK, f"{camera.arrival_hz(now_ns):.1f} Hz")
 
     def _silence(self, camera: CameraRecord, now_ns: int) -> str:
         silent_s = camera.silent_s(now_ns)
@@ -184,6 +225,16 @@ def _counts(lost: Mapping[DropReason, int]) -> str:
     return ", ".join(f"{count} frames lost: {reason.value}" for reason, count in lost.items())
 
 
+def _loss_values(losses: Losses) -> dict[str, object]:
+    return {
+        "sent (estimated)": "unknown" if losses.sent is None else losses.sent,
+        "lost (estimated)": "unknown" if losses.lost is None else losses.lost,
+        "missing of the last 10 s (%)": f"{100 * losses.share:.1f}",
+        "losses known by": losses.source,
+        "datagrams dropped by the kernel": losses.drops,
+    }
+
+
 def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, object]:
     values: dict[str, object] = {
         "rate (Hz)": f"{stream.rate_hz:.2f}",
@@ -195,7 +246,12 @@ def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, obje
     }
     values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
     for stage, percentiles in {**stream.stages, "header stamp to publish": age}.items():
-        for name in ("p50", "p95", "p99", "max"):
-            value = getattr(percentiles, name) if percentiles.count else math.nan
-            values[f"{stage} {name} (ms)"] = f"{value:.3f}"
+        values.update(_percentile_values(stage, percentiles))
     return values
+
+
+def _percentile_values(stage: str, percentiles: Percentiles) -> dict[str, object]:
+    return {
+        f"{stage} {name} (ms)": f"{getattr(percentiles, name) if percentiles.count else math.nan:.3f}"
+        for name in ("p50", "p95", "p99", "max")
+    }

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.frame_error import FrameError
+from multi_dnn_ros.ros import image_sources
+from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 from multi_dnn_ros.ros.diagnostics import CameraRecord
 from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
-from multi_dnn_ros.ros.qos import subscription_qos
+from multi_dnn_ros.ros.image_sources import Publisher, Source
+from multi_dnn_ros.ros.qos import described, subscription_qos
+from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.schema import CameraConfig
+
+#: How long a topic may be without a publisher that fits before a warning says so.
+PATIENCE_NS = 5_000_000_000
 
 
 class CameraInput:
     """The subscription of one camera.
 
     offer: takes each frame; must not block. on_bad: told once of each image that cannot be decoded, with the camera and
-    why, in the thread that decodes. clock: the engine's, nanoseconds.
+    why, in the thread that decodes. clock: the engine's, nanoseconds. check: of the node's receive buffers.
     """
 
     def __init__(
@@ -31,41 +39,139 @@ class CameraInput:
         offer: Callable[[Frame], None],
         on_bad: Callable[[str, FrameError], None],
         clock: Callable[[], int],
+        check: ReceiveCheck,
     ) -> None:
         self._node = node
+        self._log = node.get_logger()
         self._camera = camera
-        self._max_pixels = config.max_pixels
+        self._config = config
         self._offer = offer
         self._on_bad = on_bad
         self._clock = clock
+        self._check = check
+        self._type = image_sources.TYPES[config.transport]
+        topic = config.topic or default_topic(camera, config.transport)
+        self._gids: frozenset[bytes] = frozenset()
+        self._publishers: list[Publisher] = image_sources.publishers_of(node, _resolved(node, topic))
+        self._source, self._since_ns, self._told = Source.FITS, clock(), False
         compressed = config.transport == "compressed"
-        self._subscription = node.create_subscription(
+        self._subscription = CameraSubscription(
+            node,
             CompressedImage if compressed else Image,
-            config.topic or default_topic(camera, config.transport),
+            topic,
+            self._wanted_qos(),
             self._on_compressed if compressed else self._on_raw,
-            subscription_qos(config.qos, config.depth),
+            self._on_lost,
         )
-        self.record = CameraRecord(camera, self._subscription.topic_name, clock())
+        self.record = CameraRecord(
+            camera, self._subscription.topic_name, clock(), rate_hz=config.rate_hz, max_loss=config.max_loss
+        )
+        self.look(0)
 
     def close(self) -> None:
         """Take no more messages."""
-        self._node.destroy_subscription(self._subscription)
+        self._subscription.close()
 
-    def _on_raw(self, message: Image) -> None:
-        self.record.arrived(self._clock(), f"{message.width} x {message.height} {message.encoding[:40]}")
+    def look(self, drops: int) -> None:
+        """See who publishes and what was lost; to be called about twice a second.
+
+        drops: datagrams that the kernel dropped at this process's sockets since the last call.
+        """
+        now_ns = self._clock()
+        self.record.account.dropped(now_ns, drops)
+        self._subscription.tick(now_ns)
+        self._publishers = image_sources.publishers_of(self._node, self._subscription.topic_name)
+        of_type = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
+        if of_type and of_type != self._gids:
+            if self._gids:
+                self.record.account.restart()
+            self._gids = of_type
+            wanted = self._wanted_qos()
+            if wanted.reliability != self._subscription.qos.reliability:
+                self._subscription.change(wanted, now_ns)
+        self._judge(now_ns)
+        self.record.qos = described(self._subscription.qos)
+
+    def update_losses(self) -> None:
+        """Bring the record's losses up to date; to be called before each diagnostics message."""
+        record = self.record
+        losses = record.account.losses(self._clock(), record.image_bytes)
+        record.losses = losses
+        record.loss_cause = ""
+        if losses.share > record.max_loss:
+            self._check.losing(self._camera, record.shape, record.image_bytes)
+            reliable = described(self._subscription.qos).startswith("reliable")
+            record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera)
+
+    def _wanted_qos(self) -> Any:
+        offers = [publisher.qos for publisher in self._publishers if publisher.type == self._type]
+        return subscription_qos(self._config.qos, self._config.depth, offers)
+
+    # -- who publishes
+
+    def _judge(self, now_ns: int) -> None:
+        """Notice when the publishers begin or cease to fit, and say so once when they have not for a while."""
+        source = image_sources.judge(self._publishers, self._type, self._subscription.qos)
+        if source is not self._source:
+            if self._told and source is Source.FITS:
+                self._log.info(f"camera {self._camera}: topic {self.record.topic} has a publisher now")
+            self._source, self._since_ns, self._told = source, now_ns, False
+        if source is Source.OTHER_QOS:
+            self.record.error = self._explanation(now_ns)
+        else:
+            self.record.error = ""
+        if source is not Source.FITS and not self._told and now_ns - self._since_ns >= PATIENCE_NS:
+            self._told = True
+            self._log.warning(self._explanation(now_ns))
+
+    def _explanation(self, now_ns: int) -> str:
+        topic, transport = self.record.topic, self._config.transport
+        if self._source is Source.NONE:
+            topics = image_sources.published_topics(self._node, image_sources.TYPES.values())
+            return image_sources.explain_silence(
+                self._camera, topic, transport, (now_ns - self._since_ns) // 1_000_000_000, topics
+            )
+        return image_sources.explain(
+            self._source, self._camera, topic, transport, self._publishers, self._subscription.qos
+        )
+
+    # -- images
+
+    def _on_raw(self, message: Image, sequence: int | None) -> None:
+        self._arrived(message, sequence, f"{message.width} x {message.height} {message.encoding[:40]}")
         self._hand_over(message, decode_image)
 
-    def _on_compressed(self, message: CompressedImage) -> None:
-        self.record.arrived(self._clock(), f"{len(message.data)} bytes {message.format[:40]}")
+    def _on_compressed(self, message: CompressedImage, sequence: int | None) -> None:
+        self._arrived(message, sequence, f"{len(message.data)} bytes {message.format[:40]}")
         self._hand_over(message, decode_compressed)
 
+    def _arrived(self, message: Image | CompressedImage, sequence: int | None, shape: str) -> None:
+        record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
+        # Numbers of several publishers say nothing about each other.
+        number = sequence if len(self._gids) == 1 else None
+        age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
+        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns)
+        if record.received == 1:
+            self._check.first_image(self._camera, shape, size)
+
+    def _on_lost(self, count: int) -> None:
+        self.record.account.reported(self._clock(), count)
+
     def _hand_over(self, message: Image | CompressedImage, decode: Callable) -> None:
-        stamp = message.header.stamp
-        load = partial(decode, message, self._max_pixels)
+        load = partial(decode, message, self._config.max_pixels)
         on_bad = partial(self._on_bad, self._camera)
-        self._offer(Frame(self._camera, stamp.sec * 1_000_000_000 + stamp.nanosec, load, message.header, on_bad))
+        self._offer(Frame(self._camera, _stamp_ns(message), load, message.header, on_bad))
 
 
 def default_topic(camera: str, transport: str) -> str:
     """Where a camera publishes by convention; relative, so that namespace and remaps apply."""
     return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
+
+
+def _resolved(node: LifecycleNode, topic: str) -> str:
+    return str(node.resolve_topic_name(topic))
+
+
+def _stamp_ns(message: Image | CompressedImage) -> int:
+    stamp = message.header.stamp
+    return int(stamp.sec) * 1_000_000_000 + int(stamp.nanosec)

@@ -7,10 +7,10 @@ import platform
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
-import rclpy
 import torch
 
 from multi_dnn_ros.reporting import cpu_model
+from multi_dnn_ros.ros.middleware import is_standalone
 
 
 def hardware_id(device: torch.device) -> str:
@@ -26,10 +26,9 @@ def versions() -> dict[str, str]:
         own = version("multi_dnn_ros")
     except PackageNotFoundError:  # run from the checkout
         own = "not installed"
-    standalone = "multi_dnn_ros" in (getattr(rclpy, "__file__", None) or "multi_dnn_ros")
     return {
         "multi_dnn_ros": own,
-        "ROS": "standalone" if standalone else os.environ.get("ROS_DISTRO", "unknown"),
+        "ROS": "standalone" if is_standalone() else os.environ.get("ROS_DISTRO", "unknown"),
         "torch": torch.__version__,
         "CUDA": torch.version.cuda or "none",
         "Python": platform.python_version(),

@@ -16,8 +16,10 @@ from multi_dnn_ros.memory import give_back_memory, settle_memory
 from multi_dnn_ros.ros.capacity import capacity, capacity_values
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import hardware_id, versions
+from multi_dnn_ros.ros.middleware import Middleware, found
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
+from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
 from multi_dnn_ros.ros.warm_up import warm_up
 from multi_dnn_ros.schema import NodeConfig
@@ -52,7 +54,7 @@ class MultiDnnNode(LifecycleNode):
     With the parameter `autostart` it configures and activates by itself once an executor spins it.
     build: makes the pipeline (see :func:`multi_dnn_ros.pipeline.build`). check: what else is wrong with a configuration
     of which some values are wrong (see :func:`multi_dnn_ros.settings_check.check_settings`); `build` checks by itself.
-    Further arguments are LifecycleNode's.
+    middleware: what ROS 2 runs on, and with whose settings. Further arguments are LifecycleNode's.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class MultiDnnNode(LifecycleNode):
         *,
         build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build,
         check: Callable[[NodeConfig], Sequence[str]] = _check,
+        middleware: Middleware | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(NODE_NAME, **arguments)
@@ -75,6 +78,8 @@ class MultiDnnNode(LifecycleNode):
         self._finalized = False
         self._capacity: Verdict | None = None
         self._throttle = LogThrottle()
+        log = self.get_logger()
+        self._receive_check = ReceiveCheck(middleware or found(), log.warning, log.info)
         self._node_parameters = NodeParameters(self, self._apply)
         self._report = self._new_report("")
         self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
@@ -127,6 +132,7 @@ class MultiDnnNode(LifecycleNode):
             self._report = self._new_report(hardware_id(pipeline.device))
             self.destroy_timer(self._diagnostics_timer)
             self._diagnostics_timer = self._new_diagnostics_timer()
+            self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
             settle_memory()
         except Exception as error:
             self._fail("configure", error)
@@ -146,7 +152,7 @@ class MultiDnnNode(LifecycleNode):
         assert self._outputs is not None
         super().on_activate(state)  # before the first result: inactive publishers drop what they are given
         try:
-            self._serving = Serving(self, self._config, self._pipeline, self._outputs)
+            self._serving = Serving(self, self._config, self._pipeline, self._outputs, self._receive_check)
             self._report.restart()
             for name, settings in self._config.dnns.items():
                 self._outputs.publish_labels(name, settings.score_threshold)

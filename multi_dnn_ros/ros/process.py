@@ -16,6 +16,7 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
 from multi_dnn_ros.params_sections import files_in, read_sections, require_parameters
+from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.turns import short_turns
 
@@ -42,6 +43,7 @@ def run(args: list[str] | None = None) -> int:
 
 def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> int:
     try:
+        middleware = configure()
         # rclpy's own handlers would shut the context down at once, and what is under way could not be published.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except KeyboardInterrupt:
@@ -53,10 +55,11 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     forward: logging.Handler | None = None
     executor = SingleThreadedExecutor()
     try:
-        node = MultiDnnNode()
+        node = MultiDnnNode(middleware=middleware)
         stop.node = node
         for file in params_files:  # remaps decide what the node is called
             require_parameters(file, node.get_fully_qualified_name())
+        node.get_logger().info(middleware.text)
         forward = _RosLog(node.get_logger())
         logging.getLogger("multi_dnn_ros").addHandler(forward)
         executor.add_node(node)

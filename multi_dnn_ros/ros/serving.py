@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.engine.engine import Engine
@@ -19,12 +20,16 @@ from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
 from multi_dnn_ros.ros.inputs import CameraInput
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
+from multi_dnn_ros.ros.receive_check import ReceiveCheck
+from multi_dnn_ros.ros.socket_drops import SocketDrops
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 
 #: Drops with a cause worth a line in the log; the others are only counted. A bad image, which all DNNs of its camera
 #: lose, has one line of its own.
 _LOGGED = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
 _LOG_PERIOD_S = 5.0
+#: How often the cameras' publishers and the sockets' drop counters are looked at.
+_LOOK_PERIOD_S = 0.5
 #: What a picture that is being drawn has at least, where the engine used up all the time there was to stop.
 _OVERLAY_STOP_S = 0.5
 
@@ -53,10 +58,12 @@ class LogThrottle:
 class Serving:
     """Serves frames from the moment it is made until :meth:`stop`.
 
-    pipeline: as of multi_dnn_ros.pipeline.build. outputs: activated already.
+    pipeline: as of multi_dnn_ros.pipeline.build. outputs: activated already. check: of the node's receive buffers.
     """
 
-    def __init__(self, node: LifecycleNode, config: NodeConfig, pipeline: Any, outputs: ResultPublishers) -> None:
+    def __init__(
+        self, node: LifecycleNode, config: NodeConfig, pipeline: Any, outputs: ResultPublishers, check: ReceiveCheck
+    ) -> None:
         self._node = node
         self._log = node.get_logger()
         self._clock = node.get_clock()
@@ -83,11 +90,15 @@ class Serving:
         self._engine.start()
         # Last, when everything that a frame meets is there. A camera that no DNN serves is not subscribed to.
         self._inputs: dict[str, CameraInput] = {}
+        self._drops = SocketDrops()
+        # Steady: also while simulated time stands still.
+        self._look_timer = node.create_timer(_LOOK_PERIOD_S, self._look, clock=Clock(clock_type=ClockType.STEADY_TIME))
         try:
             for camera in config.cameras:
                 if camera in dnns:
+                    settings, bad = config.cameras[camera], self._on_bad_image
                     self._inputs[camera] = CameraInput(
-                        node, camera, config.cameras[camera], self._engine.offer, self._on_bad_image, time.monotonic_ns
+                        node, camera, settings, self._engine.offer, bad, time.monotonic_ns, check
                     )
         except Exception:  # nobody would have what to stop
             self.stop(config.stop_timeout_s)
@@ -115,6 +126,8 @@ class Serving:
     def statuses(self, report: DiagnosticsReport) -> Iterable[DiagnosticStatus]:
         """Diagnostics of the streams and of the cameras."""
         statistics, now_ns = self._engine.statistics(), time.monotonic_ns()
+        for source in self._inputs.values():
+            source.update_losses()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
         yield from report.streams(statistics, cameras, self._ages, now_ns)
         yield from report.cameras(statistics, cameras, now_ns)
@@ -122,6 +135,7 @@ class Serving:
     def stop(self, timeout_s: float) -> list[str]:
         """Take no more frames, finish those under way, end all threads; names those that did not end in time."""
         end = time.monotonic() + timeout_s
+        self._node.destroy_timer(self._look_timer)
         for source in self._inputs.values():
             source.close()
         self._engine.stop(timeout_s, drain=True)
@@ -137,6 +151,11 @@ class Serving:
     def alive(self) -> list[str]:
         """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
         return self._engine.alive() + ["overlay"] * self._overlay.alive()
+
+    def _look(self) -> None:
+        drops = self._drops.poll()
+        for source in self._inputs.values():
+            source.look(drops)
 
     # -- called in the engine's threads
 

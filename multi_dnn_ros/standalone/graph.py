@@ -20,6 +20,7 @@ from cyclonedds.builtin import (
 
 from multi_dnn_ros.standalone import cdr
 from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, delete, hash_user_data
+from multi_dnn_ros.standalone.endpoints import publisher_info
 from multi_dnn_ros.standalone.messages import message_class
 from multi_dnn_ros.standalone.qos import DurabilityPolicy, QoSProfile, to_dds
 
@@ -47,6 +48,7 @@ class Graph:
         self._lock = threading.RLock()
         self._nodes: list[NodeEntry] = []
         self._remote: dict[bytes, list[tuple[str, str]]] = {}
+        self._owners: dict[bytes, dict[bytes, tuple[str, str]]] = {}  # by participant: writer -> node
         self._builtin: dict[str, BuiltinDataReader] = {}
         user_data = hash_user_data(_INFO)
         own = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
@@ -122,11 +124,7 @@ class Graph:
         """Return name and namespace of every node on the network, this process' own included."""
         with self._lock:
             own = bytes(self._participant.entity.guid.bytes)
-            while (taken := self._reader.take()) is not None:
-                info: Any = cdr.deserialize(taken[0], message_class(_INFO))
-                self._remote[info.gid.data.tobytes()[:16]] = [
-                    (node.node_name, node.node_namespace) for node in info.node_entities_info_seq
-                ]
+            self._take_infos()
             alive = {participant.key.bytes for participant in self._read(BuiltinTopicDcpsParticipant)}
             self._remote = {gid: nodes for gid, nodes in self._remote.items() if gid in alive and gid != own}
             found = [(entry.name, entry.namespace) for entry in self._nodes]
@@ -139,6 +137,32 @@ class Graph:
             for topic in (BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription)
             for endpoint in self._read(topic)
         )
+
+    def _take_infos(self) -> None:
+        """Take what other processes have published about their nodes."""
+        while (taken := self._reader.take()) is not None:
+            info: Any = cdr.deserialize(taken[0], message_class(_INFO))
+            participant = info.gid.data.tobytes()[:16]
+            self._remote[participant] = [(node.node_name, node.node_namespace) for node in info.node_entities_info_seq]
+            self._owners[participant] = {
+                gid.data.tobytes()[:16]: (node.node_name, node.node_namespace)
+                for node in info.node_entities_info_seq
+                for gid in node.writer_gid_seq
+            }
+
+    def publishers_info(self, topic: str) -> list[Any]:
+        """Return a TopicEndpointInfo for each publisher of an absolute topic name, whatever its type."""
+        with self._lock:
+            self._take_infos()
+            alive = {participant.key.bytes for participant in self._read(BuiltinTopicDcpsParticipant)}
+            self._owners = {gid: owned for gid, owned in self._owners.items() if gid in alive}
+            owners = {gid: node for owned in self._owners.values() for gid, node in owned.items()}
+            owners.update({gid: (entry.name, entry.namespace) for entry in self._nodes for gid in entry.writers})
+            return [
+                publisher_info(endpoint, _ros_type(endpoint.type_name), owners)
+                for endpoint in self._read(BuiltinTopicDcpsPublication)
+                if endpoint.topic_name == f"rt{topic}"
+            ]
 
     def _endpoints(self, topic: Any, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         for endpoint in self._read(topic):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.standalone import names
-from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.missing import Surface, refuse
 
 if TYPE_CHECKING:
     from multi_dnn_ros.standalone.context import Context
@@ -39,6 +39,11 @@ class NodeGraph(Surface):
         """Return every topic on the network with its types; with `no_demangle` as DDS names both."""
         graph = self._context.graph
         return graph.topic_names_and_types_of_dds() if no_demangle else graph.topic_names_and_types()
+
+    def get_publishers_info_by_topic(self, topic_name: str, no_mangle: bool = False) -> list[Any]:
+        """Return a TopicEndpointInfo for each publisher of a topic, whatever its type. The name is not remapped."""
+        refuse("get_publishers_info_by_topic", no_mangle=no_mangle or None)
+        return self._context.graph.publishers_info(self._absolute(topic_name))
 
     def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
         """Return every service on the network with its types."""

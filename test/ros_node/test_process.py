@@ -13,7 +13,7 @@ from multi_dnn_ros.ros import process
 def test_threads_share_the_interpreter_in_short_turns_while_the_node_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
 
-    def node() -> None:
+    def node(**arguments: object) -> None:
         turns.append(sys.getswitchinterval())
         raise KeyboardInterrupt  # as a signal would, while it is made
 
@@ -47,7 +47,7 @@ def test_the_interpreter_ends_without_going_through_all_that_was_imported() -> N
 import atexit, gc
 from multi_dnn_ros.ros import process
 
-def node():
+def node(**arguments):
     raise KeyboardInterrupt
 
 process.MultiDnnNode = node

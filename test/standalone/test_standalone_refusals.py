@@ -14,7 +14,7 @@ from multi_dnn_ros.standalone.missing import UnsupportedError
     ("call", "text"),
     [
         (lambda node: node.create_rate(1.0), "no Node.create_rate"),
-        (lambda node: node.get_publishers_info_by_topic("x"), "no Node.get_publishers_info_by_topic"),
+        (lambda node: node.get_subscriptions_info_by_topic("x"), "no Node.get_subscriptions_info_by_topic"),
     ],
 )
 def test_a_missing_method_says_so(ros: Any, call: Callable[[Any], Any], text: str) -> None:

@@ -1,0 +1,207 @@
+"""How many images of a camera were sent and did not reach the node: counted where something tells, else estimated.
+
+What tells, the best first:
+
+1. the publisher's sequence numbers, which Fast DDS passes on with each message (exact);
+2. message-lost events, which Fast DDS raises for best-effort subscriptions (exact, but for the first and last image);
+3. gaps between the stamps, against the parameter ``camera.<camera>.rate_hz`` where it is set;
+4. gaps between the stamps, against the camera's own period, learnt from them (:mod:`.frame_period`);
+5. datagrams that the kernel dropped at our sockets: where so few images arrive that no period can be learnt.
+
+Nothing here needs ROS. Times are nanoseconds of a monotonic clock; stamps are the sender's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from multi_dnn_ros.ros.frame_period import is_steady, multiples, period_of
+
+_SECOND_NS = 1_000_000_000
+#: The share that is missing is about the images of this time.
+RECENT_NS = 10 * _SECOND_NS
+#: From how many images on it says anything.
+_LEAST = 5
+#: Gaps that the period is learnt from: so many, none older than this.
+_GAPS = 64
+_GAPS_NS = 60 * _SECOND_NS
+#: So many gaps that are all longer than before: the camera has slowed down.
+_SLOWER = 10
+#: A gap that is longer than this and than so many periods, without a sign of loss: the camera was stopped, or the
+#: playback of a recording was paused.
+_PAUSE_NS = 2 * _SECOND_NS
+_PAUSE_PERIODS = 20
+#: A gap between stamps that is so many times the time that passed here: the stamps jumped (a recording starts again).
+_JUMP = 4
+#: What a datagram of an image carries at Cyclone DDS's default MaxMessageSize; others send fewer, larger ones, so that
+#: the estimate is a lower bound.
+_DATAGRAM_BYTES = 14_720
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Images since the account began. lost: None where nothing tells. share: missing of the last 10 s, 0 to 1.
+
+    source: what tells, in words. drops: datagrams that the kernel dropped at this process's sockets.
+    """
+
+    received: int
+    lost: int | None
+    share: float
+    source: str
+    drops: int
+
+    @property
+    def sent(self) -> int | None:
+        """The estimated number of images that were sent."""
+        return None if self.lost is None else self.received + self.lost
+
+
+#: Before anything is known.
+NO_LOSSES = Losses(0, None, 0.0, "nothing tells yet", 0)
+
+
+class LossAccount:
+    """Of one camera. rate_hz: what the user says that it sends; 0: not known. Single-threaded."""
+
+    def __init__(self, rate_hz: float = 0.0) -> None:
+        self._expected_ns = _SECOND_NS / rate_hz if rate_hz > 0 else None
+        self._received = 0
+        self._sequence: int | None = None
+        self._numbered = False
+        self._missing_numbers = 0
+        self._events = 0
+        self._drops = 0
+        self._sign_ns: int | None = None  # when something last said that data was lost
+        self._last: tuple[int, int] | None = None  # arrival, stamp
+        self._last_arrival_ns: int | None = None
+        self._gaps: deque[tuple[int, int]] = deque(maxlen=_GAPS)  # arrival, gap
+        # Gaps that were not compared with a period yet, and whether something said that data was lost in them.
+        self._pending: deque[tuple[int, bool]] = deque(maxlen=4096)
+        self._missing_periods = 0
+        self._period_ns: float | None = None
+        self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
+
+    def arrived(self, now_ns: int, stamp_ns: int, sequence: int | None = None) -> None:
+        """Count an image. stamp_ns: of its header. sequence: the publisher's number of it, None where unknown."""
+        self._received += 1
+        if sequence is not None:
+            self._numbered = True
+            if self._sequence is not None and sequence > self._sequence:
+                self._missing_numbers += sequence - self._sequence - 1
+        self._sequence = sequence
+        if self._last is not None:
+            self._add_gap(now_ns, stamp_ns - self._last[1], now_ns - self._last[0])
+        self._last = (now_ns, stamp_ns)
+        self._last_arrival_ns = now_ns
+
+    def reported(self, now_ns: int, count: int) -> None:
+        """The middleware says that it lost `count` images."""
+        if count > 0:
+            self._events += count
+            self._sign_ns = now_ns
+
+    def dropped(self, now_ns: int, datagrams: int) -> None:
+        """The kernel dropped so many datagrams at this process's sockets."""
+        if datagrams > 0:
+            self._drops += datagrams
+            self._sign_ns = now_ns
+
+    def restart(self) -> None:
+        """Other publishers than before: the next image is not compared with the last one."""
+        self._sequence = self._last = None
+        self._numbered = False
+        self._gaps.clear()
+        self._period_ns = None
+
+    def losses(self, now_ns: int, image_bytes: int = 0) -> Losses:
+        """The account up to now; to be called about once a second. image_bytes: of the last image, 0: none yet."""
+        lost, source = self._lost(now_ns, image_bytes)
+        if lost is not None:
+            self._history.append((now_ns, self._received, lost))
+        return Losses(self._received, lost, self._share(now_ns, lost), source, self._drops)
+
+    # -- gaps between stamps
+
+    def _add_gap(self, now_ns: int, gap_ns: int, passed_ns: int) -> None:
+        if gap_ns <= 0:
+            return
+        if gap_ns > _PAUSE_NS and gap_ns > _JUMP * passed_ns:
+            return
+        signed = self._sign_since(now_ns - passed_ns)
+        self._pending.append((gap_ns, signed))
+        known_ns = self._expected_ns or self._period_ns
+        if signed or known_ns is None or not _is_pause(gap_ns, known_ns):
+            self._gaps.append((now_ns, gap_ns))
+
+    def _sign_since(self, since_ns: int) -> bool:
+        return self._sign_ns is not None and self._sign_ns >= since_ns
+
+    def _learn(self, now_ns: int) -> float | None:
+        while self._gaps and now_ns - self._gaps[0][0] > _GAPS_NS:
+            self._gaps.popleft()
+        gaps = [gap for _, gap in self._gaps]
+        period = period_of(gaps)
+        newest = gaps[-_SLOWER:]
+        slower = period_of(newest) if len(newest) == _SLOWER else None
+        if slower is not None and is_steady(newest, slower) and not self._sign_since(self._gaps[-_SLOWER][0]):
+            if period is None or slower > 1.5 * period:
+                while len(self._gaps) > _SLOWER:
+                    self._gaps.popleft()
+            period = slower
+        known = self._period_ns
+        # Even losses look like a slower camera; where something says that data was lost, they are losses.
+        if period is not None and not (known and period > 1.5 * known and self._sign_since(self._gaps[0][0])):
+            self._period_ns = period
+        return self._period_ns
+
+    def _compare(self, period_ns: float) -> int:
+        """Periods without an image so far, those since the last image not included."""
+        if self._pending:
+            gaps = [gap for gap, signed in self._pending if signed or not _is_pause(gap, period_ns)]
+            counts = multiples(np.asarray(gaps, np.float64), period_ns)
+            # 0 for an image behind a late one: it takes back the period that the late one seemed to miss.
+            self._missing_periods += int((counts - 1).sum())
+            self._pending.clear()
+        return max(0, self._missing_periods)
+
+    def _missing_now(self, now_ns: int, period_ns: float) -> int:
+        """Periods since the last image, where something says that images were sent in them."""
+        if self._last_arrival_ns is None or not self._sign_since(self._last_arrival_ns + round(period_ns)):
+            return 0
+        return max(0, math.floor((now_ns - self._last_arrival_ns) / period_ns) - 1)
+
+    # -- what tells
+
+    def _lost(self, now_ns: int, image_bytes: int) -> tuple[int | None, str]:
+        if self._numbered:
+            return max(self._missing_numbers, self._events), "the publisher's sequence numbers"
+        if self._events:
+            return self._events, "message-lost events"
+        period, source = self._expected_ns, "rate_hz"
+        if period is None:
+            period, source = self._learn(now_ns), "gaps between the stamps"
+        if period is not None and self._received:
+            return self._compare(period) + self._missing_now(now_ns, period), source
+        if self._drops and image_bytes:
+            return math.ceil(self._drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
+        return None, "nothing tells yet"
+
+    def _share(self, now_ns: int, lost: int | None) -> float:
+        if lost is None:
+            return 1.0 if self._drops and not self._received else 0.0
+        while len(self._history) > 1 and now_ns - self._history[1][0] >= RECENT_NS:
+            self._history.popleft()
+        _, received_before, lost_before = self._history[0]
+        if len(self._history) == 1 or now_ns - self._history[0][0] < RECENT_NS // 2:
+            received_before, lost_before = 0, 0  # young: all that there was
+        arrived, missing = self._received - received_before, max(0, lost - lost_before)
+        return missing / (arrived + missing) if arrived + missing >= _LEAST else 0.0
+
+
+def _is_pause(gap_ns: int, period_ns: float) -> bool:
+    return gap_ns > max(_PAUSE_NS, _PAUSE_PERIODS * period_ns)

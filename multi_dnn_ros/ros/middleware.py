@@ -1,0 +1,102 @@
+"""Which middleware ROS 2 runs on, and settings with which raw images reach this process, where the user has set none.
+
+At their defaults neither Cyclone DDS nor Fast DDS brings whole raw images from a camera's process into this one
+(docs/cameras.md has the figures). Both read their settings from environment variables when rclpy is initialized, so
+:func:`configure` sets those for this process alone, before that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import rclpy
+from rclpy.utilities import get_rmw_implementation_identifier
+
+from multi_dnn_ros.resources import config_file
+
+CYCLONE, FAST = "rmw_cyclonedds_cpp", "rmw_fastrtps_cpp"
+_FAST_VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
+#: What else of a user's Fast DDS configuration a profile of ours would work against.
+_FAST_OWN = (*_FAST_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS")
+#: Fast DDS reads these from the working directory by itself.
+_FAST_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
+#: From this net.core.rmem_max on, images of 1280x720 fit a socket's receive buffer (measured, docs/cameras.md).
+FAST_UDP_LEAST_BYTES = 2_000_000
+_RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
+
+
+@dataclass(frozen=True)
+class Middleware:
+    """What :func:`configure` found and did. name: RMW implementation; "" for the standalone runtime.
+
+    text: one line for the log. ours: the file of ours that is in force; None: the user's own settings or defaults.
+    """
+
+    name: str
+    text: str
+    ours: Path | None = None
+
+
+def is_standalone() -> bool:
+    """Whether rclpy is this package's standalone runtime."""
+    return "multi_dnn_ros" in (getattr(rclpy, "__file__", None) or "multi_dnn_ros")
+
+
+def rmem_max_bytes() -> int | None:
+    """The largest receive buffer that the kernel grants a socket; None where it does not tell."""
+    try:
+        return int(_RMEM_MAX.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def found() -> Middleware:
+    """What rclpy runs on, where :func:`configure` was not called: settings are not ours."""
+    name = "" if is_standalone() else str(get_rmw_implementation_identifier())
+    return Middleware(name, f"middleware: {name or 'the standalone runtime'}")
+
+
+def configure(environment: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Middleware:
+    """Set the variables of the middleware in use, unless the user has set one. To be called before ``rclpy.init``.
+
+    folder: the working directory, where Fast DDS looks for a file of the user's.
+    """
+    if is_standalone():
+        return Middleware("", "middleware: the standalone runtime, with its own settings")
+    name = str(get_rmw_implementation_identifier())
+    if name == CYCLONE:
+        return _configure_cyclone(name, environment)
+    if name.startswith("rmw_fastrtps"):
+        return _configure_fast(name, environment, folder or Path.cwd())
+    return Middleware(name, f"middleware: {name}, whose settings this package leaves alone")
+
+
+def _configure_cyclone(name: str, environment: MutableMapping[str, str]) -> Middleware:
+    own = environment.get("CYCLONEDDS_URI")
+    if own:
+        return Middleware(name, f"middleware: {name}, with your own CYCLONEDDS_URI={own[:200]}")
+    file = config_file("cyclonedds.xml")
+    environment["CYCLONEDDS_URI"] = f"file://{file}"
+    return Middleware(name, f"middleware: {name}, with {file} (CYCLONEDDS_URI is not set)", file)
+
+
+def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Path) -> Middleware:
+    for variable in _FAST_OWN:
+        if environment.get(variable):
+            return Middleware(name, f"middleware: {name}, with your own {variable}={environment[variable][:200]}")
+    for own in _FAST_FILES:
+        if (folder / own).is_file():
+            return Middleware(name, f"middleware: {name}, with your own {folder / own}")
+    rmem_max = rmem_max_bytes() or 0
+    file = config_file("fastdds_udp.xml" if rmem_max >= FAST_UDP_LEAST_BYTES else "fastdds_shared_memory.xml")
+    for variable in _FAST_VARIABLES:
+        environment[variable] = str(file)
+    return Middleware(
+        name,
+        f"middleware: {name}, with {file} ({', '.join(_FAST_VARIABLES)} and {_FAST_OWN[-1]} are not set; "
+        f"net.core.rmem_max is {rmem_max})",
+        file,
+    )

@@ -1,0 +1,92 @@
+"""Datagrams that the kernel dropped at this process's own UDP sockets, because their receive buffers were full.
+
+A raw image arrives as hundreds of datagrams in one burst; when the buffer is full, the kernel drops the rest, the image
+cannot be put together, and no middleware says so. The counters are in ``/proc/self/net/udp``, a line per socket of the
+network namespace; which of them are ours says ``/proc/self/fd``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_TABLES = ("net/udp", "net/udp6")
+_INODE = re.compile(r"socket:\[(\d+)\]")
+#: Columns of the table: "inode" and "drops" (Documentation/networking/proc_net_tcp.rst; net/ipv4/udp.c).
+_INODE_COLUMN, _DROPS_COLUMN = 9, 12
+
+
+def parse_drops(table: str) -> dict[int, int]:
+    """Drops by the socket's inode in the text of ``/proc/net/udp``. Lines that are no such line are left out."""
+    drops: dict[int, int] = {}
+    for line in table.splitlines():
+        words = line.split()
+        if len(words) > _DROPS_COLUMN and words[_INODE_COLUMN].isdecimal() and words[_DROPS_COLUMN].isdecimal():
+            drops[int(words[_INODE_COLUMN])] = int(words[_DROPS_COLUMN])
+    return drops
+
+
+def parse_inodes(links: Iterable[str]) -> set[int]:
+    """The inodes of the sockets among the targets of ``/proc/self/fd``'s links."""
+    return {int(found[1]) for found in map(_INODE.fullmatch, links) if found is not None}
+
+
+class SocketDrops:
+    """Counts from when it is made. process: the folder of the process in ``/proc``."""
+
+    def __init__(self, process: Path = Path("/proc/self")) -> None:
+        self._process = process
+        self._last = self._read()
+        self.total = 0
+
+    def poll(self) -> int:
+        """Datagrams dropped since the last poll, at sockets that are open now; 0 where the system does not tell."""
+        now = self._read()
+        # A socket that is new has dropped all that its counter says since the last poll.
+        new = sum(max(0, count - self._last.get(inode, 0)) for inode, count in now.items())
+        self._last = now
+        self.total += new
+        return new
+
+    def _read(self) -> dict[int, int]:
+        own = parse_inodes(_links(self._process / "fd"))
+        drops: dict[int, int] = {}
+        for table in _TABLES:
+            with suppress(OSError):
+                drops.update(parse_drops((self._process / table).read_text()))
+        return {inode: count for inode, count in drops.items() if inode in own}
+
+
+def receive_buffer_bytes(descriptors: Path = Path("/proc/self/fd")) -> int | None:
+    """The largest receive buffer among this process's UDP sockets, as the kernel counts it: twice what was granted.
+
+    None: there is no UDP socket (the middleware uses TCP or shared memory alone), or the system does not tell.
+    """
+    sizes: list[int] = []
+    for name, link in _named_links(descriptors):
+        if _INODE.fullmatch(link) is None:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as duplicate:
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_DGRAM:
+                sizes.append(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+    return max(sizes, default=None)
+
+
+def _links(folder: Path) -> list[str]:
+    return [link for _, link in _named_links(folder)]
+
+
+def _named_links(folder: Path) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return found
+    for name in names:
+        with suppress(OSError):  # closed in the meantime by another thread
+            found.append((name, os.readlink(folder / name)))
+    return found

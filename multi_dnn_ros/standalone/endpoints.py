@@ -1,0 +1,56 @@
+"""What the graph tells about one publisher of a topic: `rclpy.topic_endpoint_info`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+from cyclonedds.builtin import DcpsEndpoint
+from cyclonedds.core import Policy, Qos
+
+from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
+
+_UNKNOWN_NODE = ("_NODE_NAME_UNKNOWN_", "_NODE_NAMESPACE_UNKNOWN_")
+
+
+class TopicEndpointTypeEnum(IntEnum):
+    """What kind of endpoint is described."""
+
+    INVALID = 0
+    PUBLISHER = 1
+    SUBSCRIPTION = 2
+
+
+class TopicEndpointInfo(Surface):
+    """One publisher: the node that owns it, its type, its 16 bytes on the network and what its QoS offers."""
+
+    def __init__(
+        self, node: tuple[str, str], topic_type: str, kind: TopicEndpointTypeEnum, gid: bytes, qos: QoSProfile
+    ) -> None:
+        self.node_name, self.node_namespace = node
+        self.topic_type = topic_type
+        self.endpoint_type = kind
+        self.endpoint_gid = list(gid)
+        self.qos_profile = qos
+
+
+def publisher_info(endpoint: DcpsEndpoint, topic_type: str, owners: Mapping[bytes, tuple[str, str]]) -> Any:
+    """Describe a discovered publisher. owners: (name, namespace) of the node by the endpoint's 16 bytes."""
+    gid = bytes(endpoint.key.bytes)
+    return TopicEndpointInfo(
+        owners.get(gid, _UNKNOWN_NODE), topic_type, TopicEndpointTypeEnum.PUBLISHER, gid, offered(endpoint.qos)
+    )
+
+
+def offered(qos: Qos) -> QoSProfile:
+    """Return what discovery tells of an endpoint's QoS; history and depth are not part of it, as in rmw_cyclonedds."""
+    best_effort = Policy.Reliability.BestEffort in qos
+    latched = Policy.Durability.TransientLocal in qos
+    return QoSProfile(
+        history=HistoryPolicy.UNKNOWN,
+        depth=0,
+        reliability=ReliabilityPolicy.BEST_EFFORT if best_effort else ReliabilityPolicy.RELIABLE,
+        durability=DurabilityPolicy.TRANSIENT_LOCAL if latched else DurabilityPolicy.VOLATILE,
+    )

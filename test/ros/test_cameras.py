@@ -1,0 +1,52 @@
+"""Cameras on a real ROS 2, with both of its middlewares."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import measure_cameras
+import pytest
+from measure_cameras import Case
+
+from multi_dnn_ros.schema import AUTOMATIC_DEPTH
+
+ROOT = Path(__file__).resolve().parents[2]
+MIDDLEWARES = ("rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
+
+
+@pytest.fixture(autouse=True)
+def _own_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from multi_dnn_ros.processes import on_loopback
+
+    for name, value in on_loopback(domain).items():
+        monkeypatch.setenv(name, value)
+    for name in measure_cameras.CONFIGURED:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("middleware", MIDDLEWARES)
+def test_what_the_standalone_runtime_shows_holds_on_the_real_one(middleware: str) -> None:
+    """QoS that follows the publishers, topics without publishers, losses: the same tests, another rclpy."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:launch_testing", "-p", "no:launch_ros", "-p",
+         "no:cacheprovider", str(ROOT / "test" / "ros_node" / "test_cameras.py")],
+        env={**os.environ, "RMW_IMPLEMENTATION": middleware}, cwd=ROOT, capture_output=True, text=True, timeout=600,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("reliability", ["reliable", "best_effort"])
+@pytest.mark.parametrize("middleware", MIDDLEWARES)
+def test_every_image_of_a_plain_camera_arrives(middleware: str, reliability: str) -> None:
+    """Images that fit the buffers of every kernel; larger ones are measured by measure_cameras.py."""
+    row = measure_cameras.run(Case(middleware, reliability, "320x240", 10.0), 6.0)
+    assert row["qos"] == f"{reliability.replace('_', ' ')}, depth {AUTOMATIC_DEPTH}"
+    assert row["received"] == row["sent"] == 60
+    assert row["stated_lost"] in ("0", "unknown")
+    assert row["warned_after_s"] is None
+    assert "config/" in row["middleware"]  # a file of ours

@@ -1,0 +1,184 @@
+"""Between the camera and the node: QoS that follows the publishers, topics that nobody serves, images that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import rclpy
+from node_bench import Bench, image
+from rclpy.context import Context
+from rclpy.qos import QoSProfile, ReliabilityPolicy
+from rclpy.utilities import get_rmw_implementation_identifier
+from sensor_msgs.msg import CompressedImage, Image
+from std_msgs.msg import String
+from vision_msgs.msg import Detection2DArray
+
+from multi_dnn_ros.ros import inputs
+from multi_dnn_ros.schema import AUTOMATIC_DEPTH
+
+TOPIC = "/front/image_raw"
+OUT = "/multi_dnn/front/object/detections"
+BEST_EFFORT = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
+RELIABLE = QoSProfile(depth=50)
+WARN, ERROR = 1, 2
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "PATIENCE_NS", SECOND // 2)
+
+
+@pytest.fixture
+def warned(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """The node's warnings about cameras so far."""
+    lines: list[str] = []
+
+    def read() -> list[str]:
+        lines.extend(capfd.readouterr().err.splitlines())
+        return [line for line in lines if "[WARN]" in line and "camera front" in line]
+
+    return read
+
+
+@pytest.fixture
+def stranger(bench: Bench, domain: int) -> Iterator[Any]:
+    """A node of another participant: within one, Fast DDS takes one type for a topic."""
+    context = Context()
+    rclpy.init(context=context, domain_id=domain)
+    node = rclpy.create_node("stranger", context=context)
+    yield node
+    node.destroy_node()
+    rclpy.shutdown(context=context)
+
+
+def start(bench: Bench, **parameters: Any) -> None:
+    bench.node({f"camera.front.{name}": value for name, value in parameters.items()})
+    assert bench.change("configure")
+    assert bench.change("activate")
+
+
+def qos(bench: Bench) -> str:
+    return str(bench.status("camera front").by_key.get("QoS"))
+
+
+def test_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
+    start(bench)
+    bench.until(lambda: qos(bench) == f"best effort, depth {AUTOMATIC_DEPTH}", "the QoS that fits whoever comes")
+    first = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
+    bench.until(lambda: qos(bench) == f"reliable, depth {AUTOMATIC_DEPTH}", "the publisher's offer")
+    stranger.create_publisher(String, TOPIC, BEST_EFFORT)  # of another type: not asked
+    second = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
+    bench.until(lambda: qos(bench) == f"best effort, depth {AUTOMATIC_DEPTH}", "what both offer")
+    bench.peer.destroy_publisher(second)
+    bench.until(lambda: qos(bench) == f"reliable, depth {AUTOMATIC_DEPTH}", "what is left")
+    bench.peer.destroy_publisher(first)
+    reports = len(bench.reports)
+    bench.until(lambda: len(bench.reports) > reports + 20, "two seconds without a publisher")
+    assert qos(bench) == f"reliable, depth {AUTOMATIC_DEPTH}"  # a camera that is started again finds what it had
+
+
+def test_no_image_is_lost_or_taken_twice_while_the_qos_changes(bench: Bench) -> None:
+    start(bench, depth=20)
+    steady = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
+    results = bench.listen(OUT, Detection2DArray)
+    bench.until(lambda: qos(bench) == "reliable, depth 20", "the first QoS")
+    bench.until(lambda: steady.get_subscription_count() >= 1, "the subscription")
+    sent = 0
+
+    def send_until(condition: Callable[[], bool]) -> None:
+        nonlocal sent
+        while not condition():
+            sent += 1
+            steady.publish(image(stamp=sent))
+            bench.until(lambda due=sent: len(results) >= due, f"image {sent}")
+
+    send_until(lambda: sent >= 3)
+    for _ in range(2):
+        other = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
+        send_until(lambda: qos(bench) == "best effort, depth 20")
+        bench.peer.destroy_publisher(other)
+        send_until(lambda: qos(bench) == "reliable, depth 20")
+    assert sorted(result.header.stamp.sec for result in results) == list(range(1, sent + 1))
+    bench.until(lambda: bench.status("camera front").by_key["received"] == str(sent), "the camera's count")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_topic_without_publishers_is_told_with_those_that_are_there(
+    bench: Bench, warned: Callable[[], list[str]]
+) -> None:
+    bench.peer.create_publisher(Image, "/front/image_rwa", 1)
+    bench.peer.create_publisher(Image, "/unlike", 1)
+    bench.peer.create_publisher(String, "/front/image_text", 1)
+    bench.peer.create_subscription(Image, "/nobody_publishes", print, 1)
+    start(bench)
+    bench.until(warned, "a warning")
+    (line,) = warned()
+    assert "nobody publishes on /front/image_raw" in line
+    assert "sensor_msgs/msg/Image: /front/image_rwa, /unlike;" in line
+    assert "did you mean /front/image_rwa?" in line
+    assert "image_text" not in line
+    assert "/nobody_publishes" not in line
+    bench.until(lambda: len(bench.reports) > 30, "some time")
+    assert len(warned()) == 1  # once, not each second
+    camera = bench.peer.create_publisher(Image, TOPIC, 1)
+    bench.until(lambda: qos(bench).startswith("reliable"), "a publisher")
+    bench.peer.destroy_publisher(camera)
+    bench.until(lambda: len(warned()) == 2, "the next episode")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_images_that_are_compressed_are_named(bench: Bench, warned: Callable[[], list[str]]) -> None:
+    bench.peer.create_publisher(CompressedImage, "/front/image_raw/compressed", 1)
+    start(bench)
+    bench.until(warned, "a warning")
+    (line,) = warned()
+    assert "no topic of type sensor_msgs/msg/Image" in line
+    assert "camera.front.transport: compressed): /front/image_raw/compressed" in line
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_publisher_of_another_type_is_told(bench: Bench, stranger: Any, warned: Callable[[], list[str]]) -> None:
+    stranger.create_publisher(CompressedImage, TOPIC, 1)
+    start(bench)
+    bench.until(warned, "a warning")
+    (line,) = warned()
+    assert "/front/image_raw has no publisher of sensor_msgs/msg/Image" in line
+    assert "/stranger publishes sensor_msgs/msg/CompressedImage" in line
+    assert "set the parameter camera.front.transport to compressed" in line
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_reliable_subscription_and_a_best_effort_camera(bench: Bench, warned: Callable[[], list[str]]) -> None:
+    camera = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
+    start(bench, qos="reliable")
+    bench.until(lambda: bench.status("camera front").level == ERROR, "an error status")
+    message = bench.status("camera front").message
+    assert "/peer offers reliability BEST_EFFORT, the subscription asks for RELIABLE" in message
+    assert "camera.front.qos to auto" in message
+    bench.until(warned, "a warning")
+    assert "BEST_EFFORT" in warned()[0]
+    bench.peer.destroy_publisher(camera)
+    bench.until(lambda: bench.status("camera front").level != ERROR, "the end of the error")
+    assert len(warned()) == 1
+
+
+def test_images_that_are_missing_make_a_warning(bench: Bench) -> None:
+    start(bench, max_loss=0.3)
+    camera = bench.camera()
+    stamps = [stamp for stamp in range(1, 200) if stamp % 5 in (0, 1, 3)]  # 3 of 5
+    for count, stamp in enumerate(stamps[:60], 1):
+        camera.publish(image(stamp=stamp))
+        bench.until(lambda sent=count: bench.status("camera front").by_key.get("received") == str(sent), "the image")
+    if get_rmw_implementation_identifier().startswith("rmw_fastrtps"):  # its sequence numbers know better
+        status = bench.status("camera front")
+        assert (status.level, status.by_key["lost (estimated)"]) == (0, "0")
+        return
+    bench.until(lambda: bench.status("camera front").level == WARN, "a warning")
+    status = bench.status("camera front")
+    assert "40% of the images are missing: " in status.message
+    assert int(status.by_key["sent (estimated)"]) == pytest.approx(100, abs=2)
+    assert int(status.by_key["lost (estimated)"]) == pytest.approx(40, abs=2)
+    assert status.by_key["losses known by"] == "gaps between the stamps"

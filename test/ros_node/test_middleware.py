@@ -1,0 +1,95 @@
+"""Settings of the middleware: ours only where the user has none."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from multi_dnn_ros.ros import middleware
+from multi_dnn_ros.ros.middleware import CYCLONE, FAST, configure
+
+VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
+
+
+@pytest.fixture
+def running_on(monkeypatch: pytest.MonkeyPatch):
+    """A real rclpy with this RMW implementation and this limit of the kernel."""
+
+    def run(name: str, limit: int = 4_194_304) -> None:
+        monkeypatch.setattr(middleware, "is_standalone", lambda: False)
+        monkeypatch.setattr(middleware, "get_rmw_implementation_identifier", lambda: name)
+        monkeypatch.setattr(middleware, "rmem_max_bytes", lambda: limit)
+
+    return run
+
+
+def test_the_standalone_runtime_is_left_alone(tmp_path: Path) -> None:
+    environment: dict[str, str] = {}
+    assert configure(environment, tmp_path).name == ""
+    assert environment == {}
+
+
+def test_cyclone_gets_our_file(running_on, tmp_path: Path) -> None:
+    running_on(CYCLONE)
+    environment = {"CYCLONEDDS_URI": ""}
+    found = configure(environment, tmp_path)
+    assert found.ours is not None
+    assert found.ours.name == "cyclonedds.xml"
+    assert environment == {"CYCLONEDDS_URI": f"file://{found.ours}"}
+    assert str(found.ours) in found.text
+    assert "SocketReceiveBufferSize" in found.ours.read_text()
+
+
+@pytest.mark.parametrize(("limit", "name"), [(212_992, "fastdds_shared_memory.xml"), (4_194_304, "fastdds_udp.xml")])
+def test_fast_dds_gets_the_file_that_the_kernel_allows(running_on, tmp_path: Path, limit: int, name: str) -> None:
+    running_on(FAST, limit)
+    environment: dict[str, str] = {}
+    found = configure(environment, tmp_path)
+    assert found.ours is not None
+    assert found.ours.name == name
+    assert environment == dict.fromkeys(VARIABLES, str(found.ours))
+    assert f"net.core.rmem_max is {limit}" in found.text
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        (CYCLONE, {"CYCLONEDDS_URI": "<CycloneDDS/>"}),
+        (FAST, {VARIABLES[0]: "/mine.xml"}),
+        (FAST, {VARIABLES[1]: "/mine.xml"}),
+        (FAST, {"FASTDDS_BUILTIN_TRANSPORTS": "LARGE_DATA"}),
+    ],
+)
+def test_what_the_user_has_set_stays(running_on, tmp_path: Path, name: str, own: dict[str, str]) -> None:
+    running_on(name)
+    environment = dict(own)
+    found = configure(environment, tmp_path)
+    assert environment == own
+    assert found.ours is None
+    assert "your own" in found.text
+    assert next(iter(own.values())) in found.text
+
+
+@pytest.mark.parametrize("name", ["DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml"])
+def test_fast_dds_finds_a_users_file_by_itself(running_on, tmp_path: Path, name: str) -> None:
+    running_on(FAST)
+    (tmp_path / name).write_text("<profiles/>")
+    environment: dict[str, str] = {}
+    assert configure(environment, tmp_path).ours is None
+    assert environment == {}
+
+
+def test_another_middleware_is_left_alone(running_on, tmp_path: Path) -> None:
+    running_on("rmw_connextdds")
+    environment: dict[str, str] = {}
+    assert configure(environment, tmp_path).ours is None
+    assert environment == {}
+
+
+@pytest.mark.parametrize("name", ["cyclonedds.xml", "fastdds_udp.xml", "fastdds_shared_memory.xml"])
+def test_the_files_are_xml_and_are_installed(name: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    ElementTree.parse(root / "config" / name)
+    assert 'glob("config/*.xml")' in (root / "setup.py").read_text()

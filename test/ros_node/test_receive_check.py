@@ -1,0 +1,131 @@
+"""The warning about receive buffers: once, with the values and the command, and only where images need the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.ros.losses import Losses
+from multi_dnn_ros.ros.middleware import CYCLONE, FAST, Middleware
+from multi_dnn_ros.ros.receive_check import ReceiveCheck, needed_rmem_max, recommended_rmem_max
+
+HD, FULL_HD = 1280 * 720 * 3, 1920 * 1080 * 3
+STOCK = 212_992
+OURS = Middleware(CYCLONE, "", Path("cyclonedds.xml"))
+FAST_UDP = Middleware(FAST, "", Path("fastdds_udp.xml"))
+FAST_SHARED = Middleware(FAST, "", Path("fastdds_shared_memory.xml"))
+OWN = Middleware(CYCLONE, "", None)
+
+
+class Said:
+    def __init__(self, middleware: Middleware, limit: int | None = STOCK, buffer: int | None = -1) -> None:
+        self.warnings: list[str] = []
+        self.infos: list[str] = []
+        held = 2 * (limit or 0) if buffer == -1 else buffer
+        self.check = ReceiveCheck(middleware, self.warnings.append, self.infos.append, lambda: limit, lambda: held)
+
+
+@given(st.integers(1, 200_000_000))
+def test_what_is_needed_holds_the_image(image_bytes: int) -> None:
+    needed = needed_rmem_max(image_bytes)
+    assert 0.88 * 2 * needed >= image_bytes
+    assert recommended_rmem_max(image_bytes) >= max(needed, 10_485_760)
+
+
+@pytest.mark.parametrize(
+    ("limit", "image_bytes", "enough"),
+    [  # measured with Cyclone DDS and 10 MB asked for
+        (1_048_576, HD, False),
+        (2_097_152, HD, True),
+        (2_097_152, FULL_HD, False),
+        (4_194_304, FULL_HD, True),
+        (STOCK, HD, False),
+    ],
+)
+def test_the_bound_is_the_measured_one(limit: int, image_bytes: int, enough: bool) -> None:
+    assert (limit >= needed_rmem_max(image_bytes)) == enough
+
+
+def test_the_warning_has_values_command_and_alternatives_and_comes_once() -> None:
+    said = Said(OURS)
+    said.check.first_image("front", "1280 x 720 bgr8", HD)
+    said.check.first_image("rear", "1280 x 720 bgr8", HD)
+    said.check.losing("front", "1280 x 720 bgr8", HD)
+    (line,) = said.warnings
+    assert f"must be at least {needed_rmem_max(HD)} and is 212992" in line
+    assert "`sysctl -w net.core.rmem_max=10485760`" in line
+    assert "`echo net.core.rmem_max=10485760 > /etc/sysctl.d/60-multi-dnn-ros.conf`" in line
+    for alternative in ("transport: compressed", "reliable camera with Fast DDS", "fastdds_shared_memory.xml"):
+        assert alternative in line
+
+
+def test_an_image_that_needs_more_than_was_recommended_is_told_again() -> None:
+    said = Said(OURS)
+    said.check.first_image("front", "1280 x 720 bgr8", HD)
+    said.check.first_image("rear", "7680 x 4320 bgr8", 7680 * 4320 * 3)
+    assert len(said.warnings) == 2
+
+
+@pytest.mark.parametrize("middleware", [OURS, FAST_UDP])
+def test_what_fits_is_not_told(middleware: Middleware) -> None:
+    said = Said(middleware)
+    said.check.first_image("front", "150000 bytes jpeg", 150_000)
+    said.check.losing("front", "150000 bytes jpeg", 150_000)
+    raised = Said(middleware, 4_194_304)
+    raised.check.first_image("front", "1920 x 1080 bgr8", FULL_HD)
+    assert said.warnings == raised.warnings == []
+
+
+@pytest.mark.parametrize("middleware", [FAST_SHARED, OWN])
+def test_where_shared_memory_may_carry_the_images_only_losses_make_a_warning(middleware: Middleware) -> None:
+    said = Said(middleware)
+    said.check.first_image("front", "1280 x 720 bgr8", HD)
+    assert said.warnings == []
+    said.check.losing("front", "", 0)  # nothing has arrived at all
+    (line,) = said.warnings
+    assert "images of 1280x720 bgr8" in line
+
+
+def test_without_udp_sockets_the_kernel_does_not_matter() -> None:
+    said = Said(OURS, buffer=None)
+    said.check.first_image("front", "1280 x 720 bgr8", HD)
+    said.check.losing("front", "1280 x 720 bgr8", HD)
+    said.check.configured(["front"])
+    assert said.warnings == said.infos == []
+
+
+def test_a_buffer_that_is_smaller_than_the_kernel_allows_is_the_middlewares() -> None:
+    said = Said(OWN, limit=10_485_760, buffer=2 * 1_048_576)
+    said.check.losing("front", "1280 x 720 bgr8", HD)
+    (line,) = said.warnings
+    assert "needs 1570910 bytes and is 1048576" in line
+    assert "sysctl -w" not in line
+
+
+def test_configuring_says_what_fits_where_common_images_do_not() -> None:
+    said, raised, compressed = Said(OURS), Said(OURS, 4_194_304), Said(OURS)
+    said.check.configured(["front", "rear"])
+    raised.check.configured(["front"])
+    compressed.check.configured([])
+    assert len(said.infos) == 1
+    assert "212992" in said.infos[0]
+    assert raised.infos == compressed.infos == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "drops", "source", "reliable", "words"),
+    [
+        (STOCK, 100, "gaps between the stamps", False, "sysctl -w net.core.rmem_max=10485760"),
+        (STOCK, 0, "message-lost events", False, "sysctl -w net.core.rmem_max=10485760"),
+        (10_485_760, 100, "gaps between the stamps", False, "overloaded"),
+        (10_485_760, 0, "rate_hz", True, "camera.front.rate_hz"),
+        (10_485_760, 0, "message-lost events", False, "shared-memory segment"),
+        (10_485_760, 0, "the publisher's sequence numbers", True, "camera.front.depth"),
+    ],
+)
+def test_the_cause_fits_the_signs(limit: int, drops: int, source: str, reliable: bool, words: str) -> None:
+    losses = Losses(10, 90, 0.9, source, drops)
+    assert words in Said(OURS, limit).check.cause(losses, HD, reliable, "front")
