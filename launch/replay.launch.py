@@ -1,26 +1,22 @@
-"""A recording through the node: bag play with its own clock, the node on simulated time, its outputs recorded."""
+"""A recording through the node, every frame of it: the node on simulated time, and a player paced by its results."""
 
-from launch import LaunchDescription
+from launch import LaunchContext
 from launch.actions import (
-    DeclareLaunchArgument,
     EmitEvent,
-    ExecuteProcess,
-    IncludeLaunchDescription,
-    RegisterEventHandler,
-    TimerAction,
+    LogInfo,
 )
-from launch.event_handlers import OnProcessExit
 from launch.events import Shutdown
-from launch.launch_description_sources import PythonLaunchDescriptionSource
-from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
+from launch.events.process import ProcessExited, ProcessIO, SignalProcess
+from launch.substitutions import PathJoinSubstitution
+from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackageShare
 
-OUTPUTS = ".*/multi_dnn/.*|/diagnostics"
 ARGUMENTS = {
-    "bag": (None, "The recording to play: a rosbag2 folder or an .mcap file."),
+    "bag": (None, "The recording to play: a rosbag2 folder, or an .mcap or .db3 file."),
     "output": ("multi_dnn_results", "Folder of the new recording; it must not exist yet."),
-    "rate": ("1.0", "Speed of the playback."),
-    "start_delay": ("15.0", "Seconds that the node gets to load its DNNs before the playback begins."),
+    "storage": ("mcap", "Format of the new recording: mcap or sqlite3."),
+    "rate": ("1.0", "Highest speed of the playback; DNNs that need longer slow it down."),
+    "start_timeout": ("120.0", "Seconds to wait for the node to come up; it may then load its DNNs as long as it takes."),
     "namespace": ("", "Namespace of the node."),
     "params_file": (
         PathJoinSubstitution([FindPackageShare("multi_dnn_ros"), "config", "multi_dnn.yaml"]),
@@ -31,44 +27,40 @@ ARGUMENTS = {
 }
 
 
-def generate_launch_description() -> LaunchDescription:
-    """Node and recorder at once, the playback after them; its end ends everything."""
-    passed = ("namespace", "params_file", "image", "compressed_image")
-    node = IncludeLaunchDescription(
-        PythonLaunchDescriptionSource(
-            PathJoinSubstitution([FindPackageShare("multi_dnn_ros"), "launch", "multi_dnn.launch.py"])
-        ),
-        launch_arguments={"use_sim_time": "true", **{name: LaunchConfiguration(name) for name in passed}}.items(),
-    )
-    record = ExecuteProcess(
-        cmd=["ros2", "bag", "record", "--use-sim-time", "--output", LaunchConfiguration("output"),
-             "--regex", OUTPUTS],
-        output="screen",
-    )  # fmt: skip
-    play = ExecuteProcess(
-        # A recording of an earlier run holds that run's results: they must not mix with the new ones.
-        cmd=["ros2", "bag", "play", LaunchConfiguration("bag"), "--clock", "--rate", LaunchConfiguration("rate"),
-             "--exclude-regex", OUTPUTS],
-        output="screen",
-    )  # fmt: skip
-    end = RegisterEventHandler(
-        OnProcessExit(target_action=play, on_exit=[TimerAction(period=2.0, actions=[EmitEvent(event=Shutdown())])])
-    )
-    # The output exists already, say, or the disk is full: without a recorder the playback would be for nothing.
-    not_recorded = RegisterEventHandler(
-        OnProcessExit(target_action=record, on_exit=[EmitEvent(event=Shutdown(reason="the recorder has ended"))])
-    )
-    declared = [
-        DeclareLaunchArgument(name, default_value=default, description=text)
-        for name, (default, text) in ARGUMENTS.items()
-    ]
-    return LaunchDescription(
-        [
-            *declared,
-            end,
-            not_recorded,
-            node,
-            record,
-            TimerAction(period=LaunchConfiguration("start_delay"), actions=[play]),
-        ]
-    )
+class Ending:
+    """How the launch ends: with the player, whose last line is then the launch's last line, and its exit code."""
+
+    def __init__(self, player: Node) -> None:
+        self._player = player
+        self._output = ""
+        self._exit_code = None
+        self._others_running = 0
+
+    def read(self, event: ProcessIO) -> None:
+        """What the player prints; its last line says `N of M frames`."""
+        self._output += event.text.decode(errors="replace")
+
+    def started(self) -> None:
+        """A process beside the player has started."""
+        self._others_running += 1
+
+    def exited(self, event: ProcessExited, context: LaunchContext) -> list | None:
+        """End the others after the player, and the player after the others; raise when not every frame was replayed.
+
+        `ros2 launch` returns a failure only when something raised.
+        """
+        if event.action is self._player:
+            self._exit_code = event.returncode
+            if self._others_running:
+                return [EmitEvent(event=Shutdown(reason="the replay has ended"))]
+        else:
+            self._others_running -= 1
+            if self._exit_code is None:  # the player counts what it has, and ends
+                return [EmitEvent(event=SignalProcess(signal_number="SIGINT", process_matcher=self._is_player))]
+        if self._exit_code is None or self._others_running:
+            return None
+        lines = self._output.split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "the player printed nothing")
+        if self._exit_code:
+            raise RuntimeError(last)
+        return [LogInfo(msg=last)]
