@@ -14,7 +14,7 @@ from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
 from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
 from multi_dnn_ros.bags.definitions import definition
-from multi_dnn_ros.bags.reader import BagError
+from multi_dnn_ros.bags.storage_file import BagError
 from multi_dnn_ros.whole_file import KeptWhenClosed
 
 Storage = Literal["mcap", "sqlite3"]
