@@ -63,7 +63,7 @@ class StorageFile:
         self._salvage: Salvage | None = None
         if path.stat().st_size == 0 and not _log_of(path):
             raise BagError(f"{path} is empty (0 bytes)")
-        self._storage = None
+        self._storage: Any = None
         try:
             if not has_index(path):
                 self._open_salvage(None)

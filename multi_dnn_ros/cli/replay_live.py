@@ -24,10 +24,6 @@ _STOP_S = 60.0
 
 def run_live(args: argparse.Namespace) -> int:
     """Configure the node, replay, put the node back as it was found; 1 unless every frame has all its results."""
-    import rclpy
-    from rclpy.signals import SignalHandlerOptions
-
-    import multi_dnn_ros.ros  # noqa: F401  makes rclpy importable
     from multi_dnn_ros.bags import BagReader
     from multi_dnn_ros.replay.live import LiveReplayError
     from multi_dnn_ros.replay.remote_node import RemoteNodeError
@@ -37,10 +33,7 @@ def run_live(args: argparse.Namespace) -> int:
     try:
         with ExitStack() as stack:
             bag = stack.enter_context(BagReader(args.in_bag))
-            # Our own KeyboardInterrupt: rclpy's handlers would shut the context down under the replay.
-            rclpy.init(args=["--ros-args", *args.ros_args], signal_handler_options=SignalHandlerOptions.NO)
-            stack.callback(rclpy.try_shutdown)
-            node = stack.enter_context(_spinning("multi_dnn_replay"))
+            node = stack.enter_context(_spinning("multi_dnn_replay", args.ros_args))
             name = args.node or f"{node.get_namespace().rstrip('/')}/multi_dnn"
             frames, summary = _replay(args, bag, node, name)
     except (RemoteNodeError, LiveReplayError) as error:
@@ -93,11 +86,14 @@ def _replay(args: argparse.Namespace, bag: BagReader, node: Any, name: str) -> t
 
 
 @contextmanager
-def _spinning(name: str) -> Iterator[Any]:
+def _spinning(name: str, ros_args: list[str]) -> Iterator[Any]:
     """A node that an executor in another thread spins."""
     import rclpy
     from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
+    from rclpy.signals import SignalHandlerOptions
 
+    # Python's own KeyboardInterrupt: rclpy's handlers would shut the context down under the replay.
+    rclpy.init(args=["--ros-args", *ros_args], signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node(name)
     executor = SingleThreadedExecutor()
     executor.add_node(node)
@@ -114,6 +110,7 @@ def _spinning(name: str) -> Iterator[Any]:
         executor.shutdown()
         thread.join(10.0)
         node.destroy_node()
+        rclpy.try_shutdown()
 
 
 @contextmanager
