@@ -1,26 +1,24 @@
-"""A recording through the node: bag play with its own clock, the node on simulated time, its outputs recorded."""
+"""A recording through the node, every frame of it: the node on simulated time, and a player paced by its results."""
 
-from launch import LaunchDescription
-from launch.actions import (
-    DeclareLaunchArgument,
-    EmitEvent,
-    ExecuteProcess,
-    IncludeLaunchDescription,
-    RegisterEventHandler,
-    TimerAction,
-)
-from launch.event_handlers import OnProcessExit
+from launch import LaunchContext, LaunchDescription
+from launch.actions import DeclareLaunchArgument, EmitEvent, IncludeLaunchDescription, LogInfo, RegisterEventHandler
+from launch.event_handlers import OnProcessExit, OnProcessIO
 from launch.events import Shutdown
+from launch.events.process import ProcessExited, ProcessIO
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
+from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackageShare
 
-OUTPUTS = ".*/multi_dnn/.*|/diagnostics"
 ARGUMENTS = {
-    "bag": (None, "The recording to play: a rosbag2 folder or an .mcap file."),
+    "bag": (None, "The recording to play: a rosbag2 folder, or an .mcap or .db3 file."),
     "output": ("multi_dnn_results", "Folder of the new recording; it must not exist yet."),
-    "rate": ("1.0", "Speed of the playback."),
-    "start_delay": ("15.0", "Seconds that the node gets to load its DNNs before the playback begins."),
+    "storage": ("mcap", "Format of the new recording: mcap or sqlite3."),
+    "rate": ("1.0", "Highest speed of the playback; DNNs that need longer slow it down."),
+    "start_timeout": (
+        "120.0",
+        "Seconds to wait for the node to appear; loading its DNNs may take longer.",
+    ),
     "namespace": ("", "Namespace of the node."),
     "params_file": (
         PathJoinSubstitution([FindPackageShare("multi_dnn_ros"), "config", "multi_dnn.yaml"]),
@@ -31,33 +29,69 @@ ARGUMENTS = {
 }
 
 
+class Ending:
+    """How the launch ends: the player first, then the node, then the player's last line and exit code as the launch's.
+
+    `ros2 launch` ends with a failure only where something raised.
+    """
+
+    def __init__(self, player: Node) -> None:
+        self._player = player
+        self._printed = b""
+        self._exit_code = None
+        self._node_has_ended = False
+
+    def read(self, event: ProcessIO) -> None:
+        """Keep what the player prints; its last line says `N of M frames`."""
+        self._printed += event.text
+
+    def process_ended(self, event: ProcessExited, context: LaunchContext) -> list:
+        """The player's end ends the node. A node that ends by itself is noticed by the player, which then ends."""
+        if event.action is self._player:
+            self._exit_code = event.returncode
+        else:
+            self._node_has_ended = True
+        if self._exit_code is None:
+            return []
+        if not self._node_has_ended:
+            return [EmitEvent(event=Shutdown(reason="the replay has ended"))]
+        last = (self._printed.decode(errors="replace").strip() or "the player printed nothing").splitlines()[-1]
+        if self._exit_code:
+            raise RuntimeError(last)
+        return [LogInfo(msg=last)]
+
+
 def generate_launch_description() -> LaunchDescription:
-    """Node and recorder at once, the playback after them; its end ends everything."""
+    """Node and player at once: the player configures the node, plays, and ends when the last result is out."""
     passed = ("namespace", "params_file", "image", "compressed_image")
     node = IncludeLaunchDescription(
         PythonLaunchDescriptionSource(
             PathJoinSubstitution([FindPackageShare("multi_dnn_ros"), "launch", "multi_dnn.launch.py"])
         ),
-        launch_arguments={"use_sim_time": "true", **{name: LaunchConfiguration(name) for name in passed}}.items(),
+        launch_arguments={
+            "use_sim_time": "true",
+            "autostart": "false",
+            **{name: LaunchConfiguration(name) for name in passed},
+        }.items(),
     )
-    record = ExecuteProcess(
-        cmd=["ros2", "bag", "record", "--use-sim-time", "--output", LaunchConfiguration("output"),
-             "--regex", OUTPUTS],
+    # Not `ros2 bag play`: it keeps the pace of the recording, and a DNN that is slower than that loses frames.
+    player = Node(
+        package="multi_dnn_ros",
+        executable="multi-dnn",
+        namespace=LaunchConfiguration("namespace"),
+        arguments=[
+            *("replay", LaunchConfiguration("bag"), LaunchConfiguration("output"), "--live"),
+            *("--storage", LaunchConfiguration("storage"), "--rate", LaunchConfiguration("rate")),
+            *("--start-timeout", LaunchConfiguration("start_timeout")),
+        ],
+        remappings=[  # as the node's: the player finds the cameras' topics by the same names
+            ("front/image_raw", LaunchConfiguration("image")),
+            ("front/image_raw/compressed", LaunchConfiguration("compressed_image")),
+        ],
         output="screen",
-    )  # fmt: skip
-    play = ExecuteProcess(
-        # A recording of an earlier run holds that run's results: they must not mix with the new ones.
-        cmd=["ros2", "bag", "play", LaunchConfiguration("bag"), "--clock", "--rate", LaunchConfiguration("rate"),
-             "--exclude-regex", OUTPUTS],
-        output="screen",
-    )  # fmt: skip
-    end = RegisterEventHandler(
-        OnProcessExit(target_action=play, on_exit=[TimerAction(period=2.0, actions=[EmitEvent(event=Shutdown())])])
+        emulate_tty=True,
     )
-    # The output exists already, say, or the disk is full: without a recorder the playback would be for nothing.
-    not_recorded = RegisterEventHandler(
-        OnProcessExit(target_action=record, on_exit=[EmitEvent(event=Shutdown(reason="the recorder has ended"))])
-    )
+    ending = Ending(player)
     declared = [
         DeclareLaunchArgument(name, default_value=default, description=text)
         for name, (default, text) in ARGUMENTS.items()
@@ -65,10 +99,9 @@ def generate_launch_description() -> LaunchDescription:
     return LaunchDescription(
         [
             *declared,
-            end,
-            not_recorded,
+            RegisterEventHandler(OnProcessIO(target_action=player, on_stdout=ending.read)),
+            RegisterEventHandler(OnProcessExit(on_exit=ending.process_ended)),
             node,
-            record,
-            TimerAction(period=LaunchConfiguration("start_delay"), actions=[play]),
+            player,
         ]
     )

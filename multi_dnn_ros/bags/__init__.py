@@ -3,7 +3,8 @@
 Messages are CDR bytes here; who wants a message object deserializes them with ``rclpy.serialization``.
 """
 
-from multi_dnn_ros.bags.reader import BagError, BagMessage, BagReader, BagTopic
+from multi_dnn_ros.bags.reader import BagReader
+from multi_dnn_ros.bags.storage_file import BagError, BagMessage, BagTopic
 from multi_dnn_ros.bags.writer import BagWriter
 
 __all__ = ["BagError", "BagMessage", "BagReader", "BagTopic", "BagWriter"]

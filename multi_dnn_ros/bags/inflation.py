@@ -51,6 +51,17 @@ def inflate_chunk(packed: bytes, size: int, compression: str) -> bytes:
     return packed
 
 
+def inflate_part(packed: bytes, size: int, compression: str) -> bytes:
+    """As :func:`inflate_chunk` for data that is cut short: as much of it as there is."""
+    if size > MAX_CHUNK_BYTES:
+        raise TooLargeError(f"chunk claims {size} bytes; allowed: at most {MAX_CHUNK_BYTES}")
+    if compression == "zstd":
+        return zstd.ZstdDecompressor().decompress(packed, size)
+    if compression == "lz4":
+        return bytes(lz4.frame.LZ4FrameDecompressor().decompress(packed, size))
+    return packed[:size] if not compression else b""
+
+
 def inflate_message(packed: bytes) -> bytes:
     """A message that a recorder compressed by itself (zstd)."""
     return _inflate(zstd.ZstdDecompressor(), packed, MAX_CHUNK_BYTES)

@@ -1,120 +1,210 @@
-"""Reading an MCAP file from front to back without its index: what a recorder that was killed leaves behind.
+"""Reading a damaged MCAP file from front to back without its index: everything that is whole, and what is not.
 
 A recorder writes the index last, so a recording that ended with the power has none and the rosbags reader refuses it.
-The records before the cut are whole and are read here. Layout: https://mcap.dev/spec (records of a one-byte opcode and
-a 64-bit little-endian length; chunks hold further records, compressed).
+Where a record makes no sense, the next one that does is searched for.
 """
 
 from __future__ import annotations
 
-import io
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
-from zlib import crc32
+from typing import BinaryIO
 
-from multi_dnn_ros.bags.inflation import DECOMPRESSION_ERRORS, MAX_CHUNK_BYTES, TooLargeError, inflate_chunk
+from multi_dnn_ros.bags import mcap_records as records
+from multi_dnn_ros.bags.inflation import MAX_CHUNK_BYTES
+from multi_dnn_ros.bags.mcap_records import PREFIX_BYTES, Definitions, McapDamage, McapMessage
 
-MAGIC = b"\x89MCAP0\r\n"
-_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _DATA_END = 0x03, 0x04, 0x05, 0x06, 0x0F
-
-
-class McapDamage(ValueError):
-    """The file ends, or stops making sense, before its data section does; the message says where and why."""
-
-
-class McapChannel(NamedTuple):
-    """One topic of the file: its name, message type (`sensor_msgs/msg/Image`) and encoding (`cdr`)."""
-
-    topic: str
-    msgtype: str
-    encoding: str
+_KNOWN = range(records.HEADER, records.DATA_END + 1)
+#: Opcodes from here on are left to applications.
+_FIRST_PRIVATE = 0x80
+#: An opcode of the data section, and a length below 4 GiB.
+_CANDIDATE = re.compile(rb"(?=[\x03-\x07\x09\x0c\x0f][\s\S]{4}\x00{4})")
+_BLOCK_BYTES = 1 << 20
 
 
-class McapMessage(NamedTuple):
-    """One message: its channel, log time in nanoseconds and CDR bytes."""
+def scan_mcap(path: Path, note: Callable[[str], None]) -> Iterator[McapMessage]:
+    """Every whole message in the order of the file, chunk by chunk (sorted by time within a chunk).
 
-    channel: McapChannel
-    stamp_ns: int
-    data: bytes
+    note: told of each damaged part: where it is, what is wrong with it, and how many messages it takes along if that is
+    known. A chunk whose checksum is wrong is left out as a whole. Of a chunk at which the file ends the messages in
+    front of the cut are given; nothing can be checked there.
 
-
-def scan_mcap(path: Path) -> Iterator[McapMessage]:
-    """Every message in the order of the file, chunk by chunk (sorted by time within a chunk).
-
-    Raises McapDamage at the first record that is cut short or cannot be read, after everything before it was yielded.
+    Raises McapDamage: the file does not begin as an MCAP file.
     """
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
+        yield from _Scan(file, path.stat().st_size, note).messages()
+
+
+class _Scan:
+    def __init__(self, file: BinaryIO, size: int, note: Callable[[str], None]) -> None:
+        self._file = file
+        self._size = size
+        self._note = note
+        self._definitions = Definitions()
+        self._lost_chunk: tuple[int, str] | None = None  # where and why, while the indexes behind it are read
+        self._lost_messages = 0
+
+    def messages(self) -> Iterator[McapMessage]:
+        self._file.seek(0)
+        if self._file.read(len(records.MAGIC)) != records.MAGIC:
             raise McapDamage("not an MCAP file: wrong magic bytes")
-        schemas: dict[int, str] = {}
-        channels: dict[int, McapChannel] = {}
+        try:
+            self._definitions = records.read_summary(self._file, self._size) or self._definitions
+        except McapDamage as error:
+            self._note(str(error))
+        at = len(records.MAGIC)
         while True:
-            offset = file.tell()
-            opcode, body = _next_record(file, offset)
-            if opcode == _DATA_END:
+            opcode, length = self._prefix(at)
+            end = at + PREFIX_BYTES + length
+            if opcode == records.DATA_END and length == 4:
+                break
+            fits = self._may_begin(at) and end <= self._size
+            if not fits and self._is_chunk(at):  # both of its lengths say so: the file ends in it
+                yield from self._cut_chunk(at)
+                self._note(f"cut short at byte {at} of {self._size}, in a chunk")
+                break
+            # A wrong length takes the records behind it along: they are found inside.
+            if not fits or not (opcode == records.CHUNK or self._may_begin(end)):
+                found = self._next_record(at + 1)
+                if not fits and found is None:
+                    self._note(f"cut short at byte {at} of {self._size}: no whole record follows")
+                    break
+                if found is not None and (not fits or found < end):
+                    self._note(f"no record at byte {at}: {found - at} bytes are left out")
+                    at = found
+                    continue
+            yield from self._record(at, opcode, self._read(at + PREFIX_BYTES, length))
+            at = end
+        self._end_lost_chunk()
+
+    def _record(self, at: int, opcode: int, body: bytes) -> Iterator[McapMessage]:
+        try:
+            if opcode == records.MESSAGE_INDEX:
+                self._lost_messages += records.index_count(body)
                 return
+            self._end_lost_chunk()
+            if opcode == records.CHUNK:
+                yield from self._chunk(at, body)
+            elif opcode == records.MESSAGE:
+                yield self._definitions.message(body)
+            else:
+                self._definitions.take(opcode, body)
+        except McapDamage as error:
+            self._note(f"record at byte {at}: {error}")
+
+    def _chunk(self, at: int, body: bytes) -> Iterator[McapMessage]:
+        try:
+            content = records.chunk(body).records()
+        except McapDamage as error:
+            self._lost_chunk = at, str(error)
+            self._lost_messages = 0
+            return
+        yield from self._inside(f"chunk at byte {at}", content, whole=True)
+
+    def _cut_chunk(self, at: int) -> Iterator[McapMessage]:
+        chunk = records.chunk(self._read(at + PREFIX_BYTES, MAX_CHUNK_BYTES))
+        yield from self._inside(f"chunk at byte {at}", chunk.first_records(), whole=False)
+
+    def _inside(self, where: str, content: bytes, *, whole: bool) -> Iterator[McapMessage]:
+        """The messages among a chunk's records, by time. whole: its end is its own, not that of the file."""
+        messages = []
+        at = 0
+        while at < len(content):
+            if at + PREFIX_BYTES > len(content):
+                end = len(content) + 1
+            else:
+                opcode, length = struct.unpack_from("<BQ", content, at)
+                end = at + PREFIX_BYTES + length
+            if end > len(content):
+                if whole:
+                    self._note(f"{where}: its record at {at} ends behind the chunk's end")
+                break
+            body = content[at + PREFIX_BYTES : end]
             try:
-                if opcode == _CHUNK:
-                    records = io.BytesIO(_decompress(body))
-                    messages = []
-                    while records.tell() < records.getbuffer().nbytes:
-                        message = _take(*_next_record(records, offset), schemas, channels)
-                        if message is not None:
-                            messages.append(message)
-                    yield from sorted(messages, key=lambda message: message.stamp_ns)
+                if opcode == records.MESSAGE:
+                    messages.append(self._definitions.message(body))
                 else:
-                    message = _take(opcode, body, schemas, channels)
-                    if message is not None:
-                        yield message
-            except (struct.error, KeyError, UnicodeDecodeError) as error:
-                raise McapDamage(f"unreadable record at byte {offset}: {error!r}") from error
+                    self._definitions.take(opcode, body)
+            except McapDamage as error:
+                self._note(f"{where}: its record at {at}: {error}")
+            at = end
+        yield from sorted(messages, key=lambda message: message.stamp_ns)
 
+    def _end_lost_chunk(self) -> None:
+        """All indexes behind a damaged chunk are read: they say how many messages it held."""
+        if self._lost_chunk is not None:
+            at, why = self._lost_chunk
+            lost = f"; {self._lost_messages} messages are lost" if self._lost_messages else ""
+            self._note(f"chunk at byte {at}: {why}{lost}")
+        self._lost_chunk = None
+        self._lost_messages = 0
 
-def _next_record(file: BinaryIO, offset: int) -> tuple[int, bytes]:
-    head = file.read(9)
-    if len(head) < 9:
-        raise McapDamage(f"cut short at byte {offset}: no end of data was written")
-    opcode, length = struct.unpack("<BQ", head)
-    if length > MAX_CHUNK_BYTES:
-        raise McapDamage(f"record at byte {offset} claims {length} bytes")
-    body = file.read(length)
-    if len(body) < length:
-        raise McapDamage(f"cut short at byte {offset}: a record of {length} bytes has {len(body)}")
-    return opcode, body
+    # -- bytes
 
+    def _read(self, at: int, length: int) -> bytes:
+        self._file.seek(at)
+        return self._file.read(length)
 
-def _take(opcode: int, body: bytes, schemas: dict[int, str], channels: dict[int, McapChannel]) -> McapMessage | None:
-    if opcode == _SCHEMA:
-        (number,) = struct.unpack_from("<H", body)
-        schemas[number], _ = _string(body, 2)
-    elif opcode == _CHANNEL:
-        number, schema = struct.unpack_from("<HH", body)
-        topic, at = _string(body, 4)
-        encoding, _ = _string(body, at)
-        channels[number] = McapChannel(topic, schemas.get(schema, ""), encoding)
-    elif opcode == _MESSAGE:
-        number, _, log_time, _ = struct.unpack_from("<HIQQ", body)
-        return McapMessage(channels[number], log_time, body[22:])
-    return None
+    def _prefix(self, at: int) -> tuple[int, int]:
+        """Opcode and length; opcode 0, which does not exist, where the file ends."""
+        head = self._read(at, PREFIX_BYTES)
+        if len(head) < PREFIX_BYTES:
+            return 0, 0
+        opcode, length = struct.unpack("<BQ", head)
+        return opcode, length
 
+    def _may_begin(self, at: int) -> bool:
+        """Whether the first bytes there could be those of a record, or the file ends."""
+        opcode, length = self._prefix(at)
+        if not opcode:
+            return at + PREFIX_BYTES > self._size
+        return (opcode in _KNOWN or opcode >= _FIRST_PRIVATE) and length <= MAX_CHUNK_BYTES
 
-def _string(body: bytes, at: int) -> tuple[str, int]:
-    (length,) = struct.unpack_from("<I", body, at)
-    end = at + 4 + length
-    return body[at + 4 : end].decode(), end
+    def _is_chunk(self, at: int) -> bool:
+        """Whether the head of a chunk is there whose lengths fit one another."""
+        opcode, length = self._prefix(at)
+        try:
+            head = records.chunk(self._read(at + PREFIX_BYTES, min(length, 64)))
+        except McapDamage:
+            return False
+        names = ("", "lz4", "zstd")
+        fits = length - 40 - len(head.compression)
+        return opcode == records.CHUNK and head.compression in names and head.stored_bytes == fits
 
+    def _next_record(self, at: int) -> int | None:
+        """Where the next record begins whose body has the layout of its opcode."""
+        while at < self._size - PREFIX_BYTES:
+            block = self._read(at, _BLOCK_BYTES + PREFIX_BYTES)
+            for candidate in _CANDIDATE.finditer(block):
+                if self._makes_sense(at + candidate.start()):
+                    return at + candidate.start()
+            at += _BLOCK_BYTES
+        return None
 
-def _decompress(body: bytes) -> bytes:
-    _, _, size, checksum = struct.unpack_from("<QQQI", body)
-    compression, at = _string(body, 28)
-    (length,) = struct.unpack_from("<Q", body, at)
-    packed = body[at + 8 : at + 8 + length]
-    try:
-        data = inflate_chunk(packed, size, compression)
-    except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
-        raise McapDamage(f"chunk cannot be decompressed: {error}") from error
-    if len(data) != size or (checksum and crc32(data) != checksum):
-        raise McapDamage(f"chunk of {size} bytes has {len(data)}, or a wrong checksum")
-    return data
+    def _makes_sense(self, at: int) -> bool:
+        opcode, length = self._prefix(at)
+        end = at + PREFIX_BYTES + length
+        if length > MAX_CHUNK_BYTES or end > self._size:
+            return False
+        if opcode == records.DATA_END:
+            return length == 4 and self._prefix(end)[0] in (records.FOOTER, records.SCHEMA, records.CHANNEL, 8, 10, 11)
+        try:
+            if opcode == records.CHUNK:
+                return self._is_chunk(at)
+            if length > _BLOCK_BYTES and opcode != records.MESSAGE:
+                return False
+            body = self._read(at + PREFIX_BYTES, min(length, _BLOCK_BYTES))
+            if opcode == records.SCHEMA:
+                return bool(records.schema(body)[1])
+            if opcode == records.CHANNEL:
+                return records.channel(body)[2].startswith("/")
+            if opcode == records.MESSAGE_INDEX:
+                return records.index_count(body) > 0
+            if opcode == records.MESSAGE:
+                self._definitions.message(body)
+                return self._may_begin(end)
+        except McapDamage:
+            pass
+        return False

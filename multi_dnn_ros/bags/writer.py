@@ -14,11 +14,14 @@ from rosbags.rosbag2 import StoragePlugin, Writer, WriterError
 from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
 from multi_dnn_ros.bags.definitions import definition
-from multi_dnn_ros.bags.reader import BagError
+from multi_dnn_ros.bags.storage_file import BagError
 from multi_dnn_ros.whole_file import KeptWhenClosed
 
 Storage = Literal["mcap", "sqlite3"]
 _PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
+#: Stem of the storage file. Not the folder's name, so that equal recordings are equal in every byte and file name;
+#: metadata.yaml names the file, and every rosbag2 reader follows it.
+_STEM = "recording"
 _WRITE_ERRORS = (OSError, sqlite3.Error, WriterError)
 _NO_TIME = QosTime(0, 0)
 _LATCHED = Qos(
@@ -38,7 +41,8 @@ class BagWriter(KeptWhenClosed):
     """A recording open for writing; a context manager.
 
     It is written into a folder of its own beside `path` and renamed when it is closed; an exception inside the `with`
-    block, or :meth:`discard`, leaves nothing behind.
+    block, or :meth:`discard`, leaves nothing behind. Its files depend on what is written alone: neither on `path`, nor
+    on time, user or host.
 
     path: the folder to make. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
     Raises BagError: the path exists already, its parent cannot be written, or (while writing) the disk is full.
@@ -55,8 +59,8 @@ class BagWriter(KeptWhenClosed):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.tmp-", dir=self.path.parent))
-            # The storage file takes the folder's name, so the folder has its final name from the start.
-            self._writer = Writer(self._folder / self.path.name, version=9, storage_plugin=_PLUGINS[storage])
+            # The rosbags writer names the storage file after the folder that it makes.
+            self._writer = Writer(self._folder / _STEM, version=9, storage_plugin=_PLUGINS[storage])
             if storage == "mcap":
                 self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
             self._writer.open()
@@ -69,7 +73,7 @@ class BagWriter(KeptWhenClosed):
         """The unfinished recording's folder; files put here come along when it gets its name."""
         if self._folder is None:
             raise BagError(f"{self.path} is closed")
-        return self._folder / self.path.name
+        return self._folder / _STEM
 
     def add_topic(self, topic: str, msgtype: str, *, latched: bool = False) -> None:
         """Declare a topic, so that it is listed even when nothing is written on it.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.bags import BagReader
-from multi_dnn_ros.bags.reader import STORAGE_SUFFIXES
+from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES
 from multi_dnn_ros.camera.source import Recorded, Shot, Source, SourceError
 from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.natural_order import natural_order

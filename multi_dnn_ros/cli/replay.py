@@ -1,4 +1,4 @@
-"""``multi-dnn replay``: every frame of a recording through the engine, without a ROS graph."""
+"""``multi-dnn replay``: every frame of a recording through the engine, or with ``--live`` through a node."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multi_dnn_ros.cli.arguments import positive_float
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +27,15 @@ recording time of its frame. Nothing is dropped for being late: the replay takes
 replays of one recording are equal byte for byte. The counts of every DNN and camera are printed and stand in
 summary.json in the new recording's folder.
 
-IN_BAG is a folder, or a .mcap or .db3 file. One that was cut short is read as far as it is whole; the exit code is then
-1, and the new recording holds the results of what was whole.
+IN_BAG is a folder, or a .mcap or .db3 file. A damaged one is read as far as it is whole: each damaged part is named in
+a warning and in summary.json, the new recording holds the results of the rest, and the exit code is 1.
+
+With --live the frames go through a node that runs on the ROS graph, started with the parameter autostart false. The
+replay sets its cameras to reliable, configures and activates it, publishes /clock and one frame after another, each
+when all results of the last one are there, and leaves the node unconfigured again. The new recording is the same as
+without --live. The last line is `N of M frames`, the frames of the recording that have the results of every DNN.
+
+Exit code 0: every frame was replayed. 1: the recording is damaged, or with --live N is less than M. 2: wrong usage.
 """
 _EXAMPLES = """\
 examples:
@@ -35,6 +43,7 @@ examples:
   multi-dnn replay drive.mcap results --overlay results.mp4
   multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
   multi-dnn replay drive results --with-input --storage sqlite3
+  multi-dnn run --ros-args -p autostart:=false &  multi-dnn replay drive results --live
 """
 
 
@@ -59,18 +68,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="CAMERA:=TOPIC",
         help="recorded topic of a camera (default: the camera's topic, or the only image topic there is)",
     )
-    add("--node", default="/multi_dnn", metavar="NAME", help="node name in the output topics (default: /multi_dnn)")
+    add("--node", metavar="NAME", help="node name in the output topics, with --live of the node (default: /multi_dnn)")
     add("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, ... (default: the parameter device)")
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
     add("--overlay", type=Path, metavar="PATH", help="also draw the results: a .mp4 file, or a folder for pictures")
-    parser.set_defaults(run=run)
+    add = parser.add_argument_group("through a running node").add_argument
+    add("--live", action="store_true", help="through the node on the ROS graph, instead of an engine of its own")
+    add("--rate", type=positive_float, metavar="X", help="with --live: highest speed of the playback (default: 1.0)")
+    add("--start-timeout", type=positive_float, metavar="S", help="with --live: wait for the node (default: 120 s)")
+    parser.set_defaults(run=run, takes_ros_args=True)
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay, report, and return 1 if the input was damaged."""
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten")
+    _check_options(args)
+    if args.live:
+        from multi_dnn_ros.cli.replay_live import run_live
+
+        args.rate, args.start_timeout = args.rate or 1.0, args.start_timeout or 120.0
+        return run_live(args)
+    args.node = args.node or "/multi_dnn"
     if not args.node.startswith("/"):
         raise UsageError(f"--node is '{args.node}'; expected a name with its namespace, such as /multi_dnn")
     if args.overlay is not None and args.overlay.exists():
@@ -87,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.replay.recorded_cameras import recorded_topics
 
     with BagReader(args.in_bag) as bag:
-        topics = recorded_topics(bag, config, dict(args.topic))
+        topics = recorded_topics(bag, config.cameras, dict(args.topic))
         counts = [bag.topics[topic].count for topic in topics.values()]
         if not any(counts):
             raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(topics.values())}")
@@ -96,9 +116,23 @@ def run(args: argparse.Namespace) -> int:
             writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
     print(summary)
     for damage in summary.input_damage:
-        print(f"warning: {damage}", file=sys.stderr)
+        print(f"warning: {args.in_bag}: {damage}", file=sys.stderr)
     print(f"written to {args.out_bag}")
     return 1 if summary.input_damage else 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """UsageError for an option that the way of replaying does not have."""
+    if args.live:
+        for name in ("params_file", "device", "overlay"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is the node's own with --live: give it to the node")
+        return
+    for name in ("rate", "start_timeout"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for --live")
+    if args.ros_args:
+        raise UsageError("--ros-args are for commands that start a ROS node: replay with --live")
 
 
 def _replay(
@@ -113,7 +147,8 @@ def _replay(
 
     from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.pipeline import build
-    from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS, decode_message, drawn, label_messages, result_messages
+    from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
+    from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
 
     pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))

@@ -27,7 +27,7 @@ from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Course, Outcome, report
 from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
-from multi_dnn_ros.replay.outputs import OUTPUT_TOPICS
+from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.schema import DnnConfig
 from multi_dnn_ros.training.scenes import LABELS
 

@@ -21,14 +21,6 @@ from multi_dnn_ros.ros.result_messages import (
     lane_mask_message,
     lane_points_message,
 )
-from multi_dnn_ros.schema import Role
-
-#: Topics below `~/<camera>/<dnn>/` and their types, by role.
-OUTPUT_TOPICS: dict[Role, dict[str, str]] = {
-    "lane": {"mask": "sensor_msgs/msg/Image", "points": "sensor_msgs/msg/PointCloud2"},
-    "object": {"detections": "vision_msgs/msg/Detection2DArray"},
-    "pedestrian": {"detections": "vision_msgs/msg/Detection2DArray"},
-}
 
 
 def result_messages(result: Result, header: Header) -> Iterator[tuple[str, Any]]:

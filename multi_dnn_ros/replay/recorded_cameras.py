@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from multi_dnn_ros.bags import BagError, BagReader
-from multi_dnn_ros.schema import CameraConfig, NodeConfig
+from multi_dnn_ros.schema import CameraConfig
 
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
-def recorded_topics(bag: BagReader, config: NodeConfig, chosen: Mapping[str, str]) -> dict[str, str]:
-    """The recorded topic of each camera of `config`.
+def absolute(topic: str) -> str:
+    """The name of a topic in the global namespace, where nothing is remapped."""
+    return topic if topic.startswith("/") else f"/{topic}"
+
+
+def default_topic(camera: str, transport: str) -> str:
+    """Where a camera publishes by convention: a relative name."""
+    return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
+
+
+def recorded_topics(
+    bag: BagReader,
+    cameras: Mapping[str, CameraConfig],
+    chosen: Mapping[str, str],
+    resolve: Callable[[str], str] = absolute,
+) -> dict[str, str]:
+    """The recorded topic of each camera.
 
     chosen: what the user said, by camera; it wins over the camera's own topic. A single camera whose topic is not in
-    the recording takes the only image topic there is.
+    the recording takes the only image topic there is. resolve: from a topic as configured to its full name.
     Raises BagError: a topic is missing or no image topic, or `chosen` names a camera that does not exist.
     """
-    if unknown := chosen.keys() - config.cameras.keys():
-        raise BagError(f"--topic names camera '{min(unknown)}'; the cameras are {', '.join(config.cameras)}")
+    if unknown := chosen.keys() - cameras.keys():
+        raise BagError(f"--topic names camera '{min(unknown)}'; the cameras are {', '.join(cameras)}")
     images = [name for name, topic in bag.topics.items() if topic.msgtype in IMAGE_TYPES]
     topics: dict[str, str] = {}
-    for camera, settings in config.cameras.items():
-        wanted = (chosen[camera],) if camera in chosen else _own_topics(camera, settings)
+    for camera, settings in cameras.items():
+        wanted = (chosen[camera],) if camera in chosen else _own_topics(camera, settings, resolve)
         found = next((name for name in wanted if name in bag.topics), None)
-        if found is None and camera not in chosen and len(config.cameras) == len(images) == 1:
+        if found is None and camera not in chosen and len(cameras) == len(images) == 1:
             found = images[0]
         if found is None:
             listing = ", ".join(f"{topic.name} ({topic.msgtype})" for topic in bag.topics.values()) or "no topics"
@@ -36,10 +51,9 @@ def recorded_topics(bag: BagReader, config: NodeConfig, chosen: Mapping[str, str
     return topics
 
 
-def _own_topics(camera: str, settings: CameraConfig) -> tuple[str, ...]:
+def _own_topics(camera: str, settings: CameraConfig, resolve: Callable[[str], str]) -> tuple[str, ...]:
     """Where the live node would look, its own transport first."""
-    base = settings.topic or f"{camera}/image_raw"
-    raw = base if base.startswith("/") else f"/{base}"
     if settings.topic:
-        return (raw,)
-    return (f"{raw}/compressed", raw) if settings.transport == "compressed" else (raw, f"{raw}/compressed")
+        return (resolve(settings.topic),)
+    raw, compressed = (resolve(default_topic(camera, transport)) for transport in ("raw", "compressed"))
+    return (compressed, raw) if settings.transport == "compressed" else (raw, compressed)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from builtin_interfaces.msg import Time
 from rclpy.serialization import deserialize_message, serialize_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
@@ -20,6 +19,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, Result
 from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.replay.frame_order import FrameOrder, FrameOutcome
+from multi_dnn_ros.replay.stamps import nearest_time
 from multi_dnn_ros.replay.summary import Summary
 
 _CLASSES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
@@ -145,7 +145,7 @@ class Replay:
             def load() -> npt.NDArray[np.uint8]:
                 raise FrameError(text)
 
-            header = Header(stamp=_time(message.stamp_ns))
+            header = Header(stamp=nearest_time(message.stamp_ns))
             return Frame(camera, message.stamp_ns, load, Recording(message, header))
         stamp = image.header.stamp
         return Frame(
@@ -176,16 +176,12 @@ class Replay:
                     topic = f"{self._node}/{outcome.frame.camera}/{end.dnn}/{name}"
                     writer.add_topic(topic, msgtype_of(message))
                     writer.write(topic, source.stamp_ns, serialize_message(message))
-            summary.count(end)
+                summary.publish(end.dnn, end.frame.camera)
+            else:
+                summary.drop(end.dnn, end.frame.camera, end.reason.value, end.message)
 
 
 def msgtype_of(message: Any) -> str:
     """The type name of a message object, such as `vision_msgs/msg/Detection2DArray`."""
     kind = type(message)
     return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"
-
-
-def _time(nanoseconds: int) -> Time:
-    """The nearest that a message can hold: where a record is damaged, its time may be as well."""
-    seconds, rest = divmod(nanoseconds, 1_000_000_000)
-    return Time(sec=max(-(2**31), min(seconds, 2**31 - 1)), nanosec=rest)

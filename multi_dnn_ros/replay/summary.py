@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from multi_dnn_ros.engine.task import Drop, Result
-
 
 @dataclass
 class StreamCount:
@@ -25,21 +23,30 @@ class StreamCount:
 
 @dataclass
 class Summary:
-    """Counts by (dnn, camera), and what was wrong with the input."""
+    """Counts by (dnn, camera), and what was wrong with the input.
+
+    frames: those played. complete: those of them that have the results of every DNN of their camera. stopped: why the
+    replay ended before the recording did. A replay without a ROS graph leaves these three as they are.
+    """
 
     streams: dict[tuple[str, str], StreamCount] = field(default_factory=dict)
     input_damage: list[str] = field(default_factory=list)
+    frames: int = 0
+    complete: int = 0
+    stopped: str = ""
 
     def offer(self, dnn: str, camera: str) -> None:
         self.streams.setdefault((dnn, camera), StreamCount()).offered += 1
 
-    def count(self, end: Result | Drop) -> None:
-        stream = self.streams[end.dnn, end.frame.camera]
-        if isinstance(end, Result):
-            stream.published += 1
-        else:
-            stream.dropped[end.reason.value] += 1
-            stream.messages.setdefault(end.reason.value, end.message)
+    def publish(self, dnn: str, camera: str) -> None:
+        """One frame of this DNN and camera has its results."""
+        self.streams[dnn, camera].published += 1
+
+    def drop(self, dnn: str, camera: str, reason: str, message: str) -> None:
+        """One frame of this DNN and camera was lost. reason: as in the node's diagnostics, `bad_image` for example."""
+        stream = self.streams[dnn, camera]
+        stream.dropped[reason] += 1
+        stream.messages.setdefault(reason, message)
 
     def as_json(self) -> dict[str, Any]:
         """For a JSON file; the same replay gives the same."""

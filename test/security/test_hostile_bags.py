@@ -105,9 +105,9 @@ def test_messages_and_files_compressed_by_themselves(
     metadata = tmp_path / "bag" / "metadata.yaml"
     text = metadata.read_text().replace("compression_format: ''", "compression_format: zstd")
     metadata.write_text(
-        text.replace("compression_mode: ''", "compression_mode: file").replace("bag.mcap", "bag.mcap.zstd")
+        text.replace("compression_mode: ''", "compression_mode: file").replace("recording.mcap", "recording.mcap.zstd")
     )
-    packed = file.with_name("bag.mcap.zstd")
+    packed = file.with_name("recording.mcap.zstd")
     packed.write_bytes(zstd.compress(file.read_bytes()))
     file.unlink()
     with BagReader(tmp_path / "bag") as bag:
@@ -148,7 +148,7 @@ def test_metadata_that_names_a_file_elsewhere_reads_none(tmp_path: Path) -> None
     recording(tmp_path / "elsewhere")
     recording(tmp_path / "bag").unlink()
     metadata = tmp_path / "bag" / "metadata.yaml"
-    metadata.write_text(metadata.read_text().replace("bag.mcap", "../elsewhere/elsewhere.mcap"))
+    metadata.write_text(metadata.read_text().replace("recording.mcap", "../elsewhere/recording.mcap"))
     with pytest.raises(BagError, match=str(tmp_path / "bag")):
         BagReader(tmp_path / "bag")
 

@@ -1,0 +1,91 @@
+"""The messages of a storage file that the rosbags reader cannot read, or not to its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from multi_dnn_ros.bags.mcap_scan import scan_mcap
+from multi_dnn_ros.bags.sqlite_pages import Pages
+from multi_dnn_ros.bags.sqlite_rows import BadRow, Rows
+
+Note = Callable[[str], None]
+
+
+class Salvaged(NamedTuple):
+    """One message: topic, type, recording time, and its bytes as they are stored."""
+
+    topic: str
+    msgtype: str
+    stamp_ns: int
+    data: bytes
+
+
+class Salvage(Protocol):
+    """What is whole of one file. counts: messages by (topic, type)."""
+
+    counts: Counter[tuple[str, str]]
+
+    def messages(self, topics: Collection[str]) -> Iterator[Salvaged]: ...
+
+    def close(self) -> None: ...
+
+
+def salvage(path: Path, note: Note) -> Salvage:
+    """Read a damaged .mcap or .db3 file through once; note: told of each damaged part.
+
+    Raises McapDamage or SqliteDamage: nothing in it can be read.
+    """
+    return McapSalvage(path, note) if path.suffix == ".mcap" else SqliteSalvage(path, note)
+
+
+class McapSalvage:
+    """An MCAP file without its index: read once to count, and again for the messages."""
+
+    def __init__(self, path: Path, note: Note) -> None:
+        self._path = path
+        self._note = note
+        self.counts = Counter((message.channel.topic, message.channel.msgtype) for message in scan_mcap(path, note))
+
+    def messages(self, topics: Collection[str]) -> Iterator[Salvaged]:
+        for message in scan_mcap(self._path, self._note):
+            if message.channel.topic in topics:
+                yield Salvaged(message.channel.topic, message.channel.msgtype, message.stamp_ns, message.data)
+
+    def close(self) -> None:
+        pass
+
+
+class SqliteSalvage:
+    """A database by its pages."""
+
+    def __init__(self, path: Path, note: Note) -> None:
+        self._note = note
+        self._pages = Pages(path, note)
+        self._rows = rows = Rows(self._pages, note)
+        self.counts: Counter[tuple[str, str]] = Counter({(x.name, x.msgtype): 0 for x in rows.topics.values()})
+        nameless: Counter[int] = Counter()
+        for message in rows.messages:
+            topic = rows.topics.get(message.topic)
+            if topic is None:
+                nameless[message.topic] += 1
+            else:
+                self.counts[topic.name, topic.msgtype] += 1
+        for number, count in sorted(nameless.items()):
+            note(f"{count} messages of topic number {number}, whose name is missing, are left out")
+
+    def messages(self, topics: Collection[str]) -> Iterator[Salvaged]:
+        for row in self._rows.messages:
+            topic = self._rows.topics.get(row.topic)
+            if topic is not None and topic.name in topics:
+                try:
+                    data = self._rows.data(row)
+                except BadRow as error:
+                    self._note(f"message {row.number} on page {row.page}: {error}")
+                else:
+                    yield Salvaged(topic.name, topic.msgtype, row.stamp_ns, data)
+
+    def close(self) -> None:
+        self._pages.close()

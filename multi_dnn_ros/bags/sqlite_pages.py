@@ -1,0 +1,199 @@
+"""The pages of an SQLite database file that may be damaged, with what its log says about them.
+
+A write-ahead log (`-wal`) holds newer versions of pages, a rollback journal (`-journal`) those from before a
+transaction that did not end. Both are only read here; SQLite itself would write into the folder to bring them in.
+
+Source: https://www.sqlite.org/fileformat2.html, sections 1 to 4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+MAGIC = b"SQLite format 3\0"
+_WAL_MAGIC = (0x377F0682, 0x377F0683)  # checksums of little-endian and of big-endian words
+_JOURNAL_MAGIC = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7"
+_WAL_HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
+_DEFAULT_PAGE_BYTES = 4096
+
+
+class SqliteDamage(ValueError):
+    """The file is no SQLite database, or its header cannot be used."""
+
+
+class Pages:
+    """The pages of `path`, numbered from 1; a context manager.
+
+    note: told of what is wrong with the file as a whole or with its log. Raises SqliteDamage.
+    """
+
+    def __init__(self, path: Path, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._file: BinaryIO = path.open("rb")
+        self._log: BinaryIO | None = None
+        self._in_log: dict[int, int] = {}  # page number to its offset in the log
+        try:
+            self._open(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, path: Path) -> None:
+        self._file_bytes = path.stat().st_size
+        header = self._file.read(100)
+        wal, journal = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
+        claimed = 0
+        if header.startswith(MAGIC) and len(header) == 100:
+            (size,) = struct.unpack_from(">H", header, 16)
+            self.page_bytes = 65536 if size == 1 else size
+            self.usable_bytes = self.page_bytes - header[20]
+            changes, claimed, valid_for = (struct.unpack_from(">I", header, at)[0] for at in (24, 28, 92))
+            if changes != valid_for:  # written by an old library that does not keep the count
+                claimed = 0
+        elif _holds(wal):
+            self.page_bytes = self.usable_bytes = _wal_page_bytes(wal)
+        elif header[:1] == b"\0" and self._file_bytes > _DEFAULT_PAGE_BYTES:
+            self._note("page 1 is damaged: the file has no header; read with pages of 4096 bytes")
+            self.page_bytes = self.usable_bytes = _DEFAULT_PAGE_BYTES
+        else:
+            raise SqliteDamage("not an SQLite database: wrong magic bytes")
+        if self.page_bytes < 512 or self.page_bytes & (self.page_bytes - 1) or self.usable_bytes < 480:
+            raise SqliteDamage(f"page size {self.page_bytes} in the file's header")
+        self._pages_in_use: int | None = None  # as a log says
+        if _holds(wal):
+            self._read_wal(wal)
+        elif _holds(journal):
+            self._read_journal(journal)
+        #: The highest number of a page that may be there.
+        self.count = max(-(-self._file_bytes // self.page_bytes), max(self._in_log, default=0))
+        if self._pages_in_use is not None:
+            self.count = min(self.count, self._pages_in_use)
+        self._note_cut(claimed if self._pages_in_use is None else self._pages_in_use)
+
+    def _note_cut(self, pages: int) -> None:
+        """The file should have so many pages, but for those that the log holds."""
+        whole = self._file_bytes // self.page_bytes
+        in_log = sum(1 for number in self._in_log if whole < number <= pages)
+        if pages > whole + in_log:
+            self._note(f"cut short at byte {self._file_bytes}: {whole + in_log} of {pages} pages are whole")
+
+    def page(self, number: int) -> bytes:
+        """A page, shorter or empty where the file ends in it or before it."""
+        if number in self._in_log:
+            assert self._log is not None
+            self._log.seek(self._in_log[number])
+            return self._log.read(self.page_bytes)
+        if not 1 <= number <= self.count:
+            return b""
+        self._file.seek((number - 1) * self.page_bytes)
+        return self._file.read(self.page_bytes)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Pages:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_wal(self, path: Path) -> None:
+        """Pages of committed transactions, up to the first frame whose salt or checksum is wrong."""
+        self._log = log = path.open("rb")
+        header = log.read(_WAL_HEADER_BYTES)
+        if len(header) < _WAL_HEADER_BYTES:
+            self._note(f"{path.name}: cut short in its header")
+            return
+        magic, _, page_bytes, _ = struct.unpack_from(">4I", header)
+        if magic not in _WAL_MAGIC or page_bytes != self.page_bytes:
+            self._note(f"{path.name}: not a write-ahead log of this database")
+            return
+        words = "<" if magic == _WAL_MAGIC[0] else ">"
+        sums = _checksum(header[:24], (0, 0), words)
+        if sums != struct.unpack_from(">2I", header, 24):
+            self._note(f"{path.name}: wrong checksum of its header")
+            return
+        at, committed = _WAL_HEADER_BYTES, _WAL_HEADER_BYTES
+        transaction: dict[int, int] = {}
+        ended = ""
+        while True:
+            frame = log.read(_FRAME_HEADER_BYTES)
+            content = log.read(self.page_bytes)
+            if not frame:
+                break
+            if len(content) < self.page_bytes:
+                ended = f"cut short at byte {at}"
+                break
+            number, size_after = struct.unpack_from(">2I", frame)
+            if frame[8:16] != header[16:24]:
+                break  # frames of an earlier use of the log
+            sums = _checksum(content, _checksum(frame[:8], sums, words), words)
+            if sums != struct.unpack_from(">2I", frame, 16):
+                ended = f"wrong checksum of the frame at byte {at}"
+                break
+            transaction[number] = at + _FRAME_HEADER_BYTES
+            at += _FRAME_HEADER_BYTES + self.page_bytes
+            if size_after:
+                self._in_log.update(transaction)
+                self._pages_in_use = size_after
+                transaction.clear()
+                committed = at
+        if ended or transaction:
+            ended = ended or f"no commit behind byte {committed}"
+            self._note(f"{path.name}: {ended}; the unfinished transaction ({len(transaction)} pages) is left out")
+
+    def _read_journal(self, path: Path) -> None:
+        """Pages as they were before a transaction that did not end, whose own pages are thereby left out."""
+        self._log = log = path.open("rb")
+        header = log.read(28)
+        if len(header) < 28 or not header.startswith(_JOURNAL_MAGIC):
+            return  # SQLite has ended the transaction: it overwrites the header then
+        records, nonce, pages_before, sector_bytes, page_bytes = struct.unpack_from(">5I", header, 8)
+        if page_bytes != self.page_bytes:
+            self._note(f"{path.name}: not a rollback journal of this database")
+            return
+        at = sector_bytes
+        available = (path.stat().st_size - at) // (page_bytes + 8)
+        restored = 0
+        for _ in range(min(records, available) if records != 0xFFFFFFFF else available):
+            log.seek(at)
+            record = log.read(page_bytes + 8)
+            (number,) = struct.unpack_from(">I", record)
+            content = record[4:-4]
+            check = nonce + sum(content[x] for x in range(page_bytes - 200, 0, -200))
+            if check & 0xFFFFFFFF != struct.unpack_from(">I", record, page_bytes + 4)[0]:
+                break
+            self._in_log.setdefault(number, at + 4)
+            restored += 1
+            at += page_bytes + 8
+        self._pages_in_use = pages_before
+        self._note(f"{path.name}: the transaction that did not end is left out ({restored} pages as before it)")
+
+
+def _holds(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _wal_page_bytes(path: Path) -> int:
+    with path.open("rb") as file:
+        header = file.read(_WAL_HEADER_BYTES)
+    if len(header) < _WAL_HEADER_BYTES or struct.unpack_from(">I", header)[0] not in _WAL_MAGIC:
+        raise SqliteDamage("not an SQLite database, and its write-ahead log is none")
+    return int(struct.unpack_from(">I", header, 8)[0])
+
+
+def _checksum(data: bytes, sums: tuple[int, int], words: str) -> tuple[int, int]:
+    first, second = sums
+    values = struct.unpack(f"{words}{len(data) // 4}I", data)
+    for even, odd in zip(values[::2], values[1::2], strict=True):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return first, second

@@ -1,0 +1,253 @@
+"""The rows of a damaged rosbag2 database: every table leaf page that can be read, wherever the tree has lost it.
+
+Python's SQLite has no recovery (the `sqlite3` program's `.recover` is not part of the library), and its queries end at
+the first bad page. Rows are recognized by what rosbag2 writes: a message is (id, topic, time, bytes), a topic (id,
+name, type, `cdr`, ...). A row counts only when all of it is there; SQLite keeps no checksums in its pages, so a page
+that was overwritten with other bytes inside of an image is not noticed.
+
+Source: https://www.sqlite.org/fileformat2.html, sections 1.5 to 2.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from multi_dnn_ros.bags.inflation import MAX_CHUNK_BYTES
+from multi_dnn_ros.bags.sqlite_pages import Pages
+
+_TABLE_LEAF = 0x0D
+#: Notes about single messages; further ones are summed up.
+_MAX_NOTES = 20
+_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 8: 0, 9: 0}
+
+
+class BadRow(ValueError):
+    """A cell that is no row, or not wholly there; the message says what is wrong."""
+
+
+class TopicRow(NamedTuple):
+    """A row of the table `topics`."""
+
+    number: int
+    name: str
+    msgtype: str
+
+
+class MessageRow(NamedTuple):
+    """A row of the table `messages`, without its bytes. page, offset: where its cell is."""
+
+    stamp_ns: int
+    number: int
+    topic: int
+    page: int
+    offset: int
+
+
+class _Cell(NamedTuple):
+    """A row of a table leaf: its number, and its record as far as the page itself holds it."""
+
+    rowid: int
+    payload_bytes: int
+    local: bytes
+    overflow: int
+
+
+class Rows:
+    """What the pages hold: topics by number, and the messages that are whole, by time.
+
+    note: told of each message that is not whole, and of numbers that are missing in between.
+    """
+
+    def __init__(self, pages: Pages, note: Callable[[str], None]) -> None:
+        self._pages = pages
+        self._note = note
+        self.topics: dict[int, TopicRow] = {}
+        messages: dict[int, MessageRow] = {}
+        broken: dict[int, str] = {}
+        free = self._free_pages()
+        for number in range(1, pages.count + 1):
+            if number not in free:
+                self._read_leaf(number, messages, broken)
+        self.messages = sorted(messages.values())
+        self._note_lost(messages.keys(), {row: why for row, why in broken.items() if row not in messages})
+
+    def data(self, row: MessageRow) -> bytes:
+        """The bytes of a message. Raises BadRow: they are not there any more."""
+        page = self._pages.page(row.page)
+        values = _values(self._payload(_cell(page, row.offset, self._pages.usable_bytes)))
+        assert isinstance(values[3], bytes)
+        return values[3]
+
+    def _read_leaf(self, number: int, messages: dict[int, MessageRow], broken: dict[int, str]) -> None:
+        page = self._pages.page(number)
+        for offset in _cell_offsets(page, 100 if number == 1 else 0):
+            try:
+                cell = _cell(page, offset, self._pages.usable_bytes)
+                shape = _shape(cell.local)
+            except BadRow:
+                continue  # page of another use, or a row of which not even the head is there
+            if shape[:1] == ["null"] and shape[1:] == ["integer", "integer", "bytes"]:
+                try:
+                    self._check_whole(cell)
+                except BadRow as error:
+                    broken.setdefault(cell.rowid, f"message {cell.rowid} on page {number}: {error}")
+                    continue
+                _, topic, stamp_ns = _values(cell.local, 3)
+                messages.setdefault(cell.rowid, MessageRow(stamp_ns, cell.rowid, topic, number, offset))
+            elif shape[:4] == ["null", "text", "text", "text"]:
+                try:
+                    _, name, msgtype, encoding, *_ = _values(self._payload(cell))
+                except BadRow:
+                    continue
+                if encoding == "cdr" and name.startswith("/") and "/" in msgtype:
+                    self.topics.setdefault(cell.rowid, TopicRow(cell.rowid, name, msgtype))
+
+    def _payload(self, cell: _Cell) -> bytes:
+        parts = [cell.local]
+        parts += self._overflow(cell, self._pages.page)
+        return b"".join(parts)
+
+    def _check_whole(self, cell: _Cell) -> None:
+        """BadRow unless every page of the row is there."""
+        for _ in self._overflow(cell, self._pages.page):
+            pass
+
+    def _overflow(self, cell: _Cell, page_of: Callable[[int], bytes]) -> Iterator[bytes]:
+        left = cell.payload_bytes - len(cell.local)
+        number = cell.overflow
+        while left > 0:
+            page = page_of(number)
+            size = min(left, self._pages.usable_bytes - 4)
+            if len(page) < 4 + size:
+                where = f"byte {(number - 1) * self._pages.page_bytes}"
+                raise BadRow(f"its page {number} ({where}) is missing, {left} bytes before the row's end")
+            (following,) = struct.unpack_from(">I", page)
+            yield page[4 : 4 + size]
+            left -= size
+            if (following == 0) != (left == 0):
+                raise BadRow(f"its page {number} is damaged, {left} bytes before the row's end")
+            number = following
+
+    def _free_pages(self) -> set[int]:
+        """Pages that the database does not use; their old content must not come back."""
+        free: set[int] = set()
+        header = self._pages.page(1)[:100]
+        number = struct.unpack_from(">I", header, 32)[0] if len(header) == 100 else 0
+        while 1 < number <= self._pages.count and number not in free:
+            free.add(number)
+            trunk = self._pages.page(number)
+            if len(trunk) < self._pages.page_bytes:
+                break
+            number, count = struct.unpack_from(">2I", trunk)
+            count = min(count, self._pages.usable_bytes // 4 - 2)
+            free.update(struct.unpack_from(f">{count}I", trunk, 8))
+        return free
+
+    def _note_lost(self, found: Any, broken: dict[int, str]) -> None:
+        for why in list(broken.values())[:_MAX_NOTES]:
+            self._note(why)
+        if len(broken) > _MAX_NOTES:
+            self._note(f"{len(broken) - _MAX_NOTES} more messages are not whole")
+        known = found | broken.keys()
+        if known and (missing := max(known) - len(known)) > 0:
+            self._note(f"{missing} of the messages 1 to {max(known)} are missing with the pages that held them")
+
+
+def _cell_offsets(page: bytes, start: int) -> list[int]:
+    """Where the rows of a table leaf begin; none for a page of another kind."""
+    if len(page) < start + 8 or page[start] != _TABLE_LEAF:
+        return []
+    (count,) = struct.unpack_from(">H", page, start + 3)
+    first = start + 8
+    if first + 2 * count > len(page):
+        return []
+    return [offset for offset in struct.unpack_from(f">{count}H", page, first) if offset >= first + 2 * count]
+
+
+def _cell(page: bytes, offset: int, usable: int) -> _Cell:
+    size, at = _varint(page, offset)
+    rowid, at = _varint(page, at)
+    if not 0 < size <= MAX_CHUNK_BYTES:
+        raise BadRow(f"row of {size} bytes")
+    local = size
+    if size > usable - 35:
+        least = (usable - 12) * 32 // 255 - 23
+        local = least + (size - least) % (usable - 4)
+        if local > usable - 35:
+            local = least
+    end = at + local
+    if end + (4 if local < size else 0) > len(page):
+        raise BadRow("row behind the page's end")
+    overflow = struct.unpack_from(">I", page, end)[0] if local < size else 0
+    return _Cell(rowid, size, page[at:end], overflow)
+
+
+def _columns(record: bytes) -> tuple[list[int], int]:
+    """Serial types of the columns, and where the first value begins."""
+    header_bytes, at = _varint(record, 0)
+    if not at <= header_bytes <= len(record):
+        raise BadRow("header longer than the record")
+    kinds = []
+    while at < header_bytes:
+        kind, at = _varint(record, at)
+        kinds.append(kind)
+    if at != header_bytes:
+        raise BadRow("header of another length")
+    return kinds, at
+
+
+def _shape(record: bytes) -> list[str]:
+    """What each column is: null, integer, bytes, text or other."""
+    return [
+        "null" if kind == 0 else "integer" if kind in _INTEGER_BYTES else _long_kind(kind)
+        for kind in _columns(record)[0]
+    ]
+
+
+def _long_kind(kind: int) -> str:
+    if kind < 12:
+        return "other"
+    return "text" if kind % 2 else "bytes"
+
+
+def _values(record: bytes, count: int | None = None) -> list[Any]:
+    """The first `count` values of a record (None: all)."""
+    kinds, at = _columns(record)
+    values: list[Any] = []
+    for kind in kinds[:count]:
+        if kind == 0:
+            values.append(None)
+            continue
+        if kind in _INTEGER_BYTES:
+            size = _INTEGER_BYTES[kind]
+            values.append(int.from_bytes(record[at : at + size], "big", signed=True) if size else kind - 8)
+        elif kind >= 12:
+            size = (kind - 12) // 2
+            data = record[at : at + size]
+            try:
+                values.append(data.decode() if kind % 2 else data)
+            except UnicodeDecodeError as error:
+                raise BadRow(str(error)) from error
+        else:
+            raise BadRow(f"column of kind {kind}")
+        at += size
+        if at > len(record):
+            raise BadRow("value behind the record's end")
+    return values
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for count in range(9):
+        if at + count >= len(data):
+            raise BadRow("number behind the end")
+        byte = data[at + count]
+        if count == 8:
+            value = value << 8 | byte
+            return value - (1 << 64) if value >> 63 else value, at + 9
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value, at + count + 1
+    raise AssertionError("a varint has nine bytes at most")

@@ -1,0 +1,198 @@
+"""One storage file of a recording: through rosbags as long as it is whole, and what is left of it where it is not."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rosbags.rosbag2 import Reader
+
+from multi_dnn_ros.bags.inflation import DECOMPRESSION_ERRORS, TooLargeError, inflate_message
+from multi_dnn_ros.bags.mcap_records import McapDamage, read_summary
+from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage
+from multi_dnn_ros.bags.sqlite_pages import SqliteDamage
+
+STORAGE_SUFFIXES = (".mcap", ".db3")
+
+#: What the rosbags reader lets through from a damaged file: its own errors, sqlite's and zstd's, those of unpacking and
+#: slicing bytes that are not there, and MemoryError for a length that is garbage.
+READ_ERRORS = Exception
+#: A message that its recorder compressed by itself; CDR begins with a zero.
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+
+
+class BagError(ValueError):
+    """A recording cannot be read or written; the message names it and says why."""
+
+
+@dataclass(frozen=True)
+class BagTopic:
+    """A topic of a recording. count: messages according to the files' index, or counted where there is none."""
+
+    name: str
+    msgtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class BagMessage:
+    """One recorded message. stamp_ns: when it was recorded. data: CDR bytes with their 4-byte header."""
+
+    topic: str
+    msgtype: str
+    stamp_ns: int
+    data: bytes
+
+
+class StorageFile:
+    """A .mcap or .db3 file open for reading.
+
+    storage: the file as rosbags has opened it; None: this opens it. note: told of damage, without the file's name.
+    Raises BagError: nothing in it can be read, or it is a database that computes what it holds.
+    """
+
+    def __init__(self, path: Path, note: Note, storage: Any = None) -> None:
+        self._path = path
+        self._note = note
+        self._reader: Reader | None = None
+        self._salvage: Salvage | None = None
+        if path.stat().st_size == 0 and not _log_of(path):
+            raise BagError(f"{path} is empty (0 bytes)")
+        self._storage: Any = None
+        try:
+            if not has_index(path):
+                self._open_salvage(None)
+                return
+            if storage is None:
+                reader = Reader(path)
+                reader.open()
+                self._reader, storage = reader, reader.storage
+            self._storage = storage
+        except BagError:
+            raise
+        except READ_ERRORS as error:
+            self._open_salvage(error)
+
+    def topics(self) -> list[BagTopic]:
+        """With their messages as the index counts them; of a damaged file those that are whole."""
+        if self._storage is not None:
+            counts: Counter[tuple[str, str]] = Counter()
+            for connection in self._storage.connections:
+                counts[connection.topic, connection.msgtype] += connection.msgcount
+        else:
+            assert self._salvage is not None
+            counts = self._salvage.counts
+        return [BagTopic(topic, msgtype, count) for (topic, msgtype), count in counts.items()]
+
+    def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
+        """The messages on `topics`; in order of time, of a damaged .mcap file so within each chunk."""
+        last_ns: int | None = None
+        at_last: Counter[str] = Counter()  # given with that time
+        failure: Exception | None = None
+        try:
+            for message in self._indexed(topics):
+                if message.stamp_ns != last_ns:
+                    last_ns = message.stamp_ns
+                    at_last.clear()
+                at_last[message.topic] += 1
+                yield from self._inflated(message)
+        except READ_ERRORS as error:
+            failure = error
+        if self._storage is not None and failure is None:
+            return
+        if self._salvage is None:
+            assert failure is not None
+            self._open_salvage(failure)
+        assert self._salvage is not None
+        # rosbags gives messages by time: what it has not given is later, or as late as the last one.
+        for message in self._salvage.messages(topics):
+            if last_ns is None or message.stamp_ns > last_ns:
+                yield from self._inflated(message)
+            elif message.stamp_ns == last_ns:
+                if at_last[message.topic]:
+                    at_last[message.topic] -= 1
+                else:
+                    yield from self._inflated(message)
+
+    def close(self) -> None:
+        """Close the file. Safe to call twice."""
+        if self._reader is not None:
+            self._reader.close()
+        if self._salvage is not None:
+            self._salvage.close()
+        self._reader = self._salvage = None
+
+    def _indexed(self, topics: Collection[str]) -> Iterator[Salvaged]:
+        connections = [x for x in self._storage.connections if x.topic in topics] if self._storage is not None else []
+        if connections:  # rosbags takes an empty list for all of them
+            for connection, stamp_ns, data in self._storage.messages(connections):
+                yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
+
+    def _inflated(self, message: Salvaged) -> Iterator[BagMessage]:
+        data = message.data
+        if data.startswith(_ZSTD_MAGIC):
+            try:
+                data = inflate_message(data)
+            except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
+                self._note(f"message on {message.topic} at {message.stamp_ns} ns cannot be decompressed: {error}")
+                return
+        yield BagMessage(message.topic, message.msgtype, message.stamp_ns, data)
+
+    def _open_salvage(self, failure: Exception | None) -> None:
+        noted: list[str] = []
+
+        def note(text: str) -> None:
+            noted.append(text)
+            self._note(text)
+
+        try:
+            self._salvage = salvage(self._path, note)
+        except (McapDamage, SqliteDamage) as error:
+            raise BagError(f"{self._path}: {error}") from failure
+        if not self._salvage.counts.total():
+            why = noted[0] if noted else "there is none in it"
+            self._salvage.close()
+            raise BagError(f"{self._path}: not one message can be read: {why}") from failure
+        if failure is not None and not noted:
+            self._note(str(failure).replace(f"{self._path.parent}/", ""))
+
+
+def has_index(path: Path) -> bool:
+    """Whether the parts of a file are there, and right, that the rosbags reader relies on without checking them.
+
+    False: the file need not be damaged, but it has no summary, or a log beside it holds newer rows. Raises BagError for
+    a database that computes what it holds: a view is a query, which may be meant never to end. Else McapDamage,
+    SqliteDamage or sqlite3.Error.
+    """
+    if path.suffix == ".mcap":
+        with path.open("rb") as file:
+            return read_summary(file, path.stat().st_size) is not None
+    if _log_of(path):
+        return False
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+        computed = database.execute(
+            "SELECT name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%' UNION "
+            "SELECT s.name FROM sqlite_master s, pragma_table_xinfo(s.name) c WHERE s.type = 'table' AND c.hidden <> 0"
+        ).fetchone()
+        if computed is not None:
+            name = str(computed[0])[:80]
+            raise BagError(f"{path}: {name!r} is computed by a query; a recording holds plain tables only")
+        if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'timestamp_idx'").fetchone():
+            rows, indexed = (
+                database.execute(f"SELECT count(*) FROM messages {how}").fetchone()[0]
+                for how in ("NOT INDEXED", "INDEXED BY timestamp_idx")
+            )
+            if rows != indexed:
+                raise SqliteDamage(f"the index of its messages lists {indexed} of {rows}")
+    return True
+
+
+def _log_of(path: Path) -> bool:
+    """Whether a log beside the database holds what is not in it yet."""
+    logs = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
+    return path.suffix == ".db3" and any(log.is_file() and log.stat().st_size for log in logs)

@@ -1,0 +1,145 @@
+"""``multi-dnn replay --live``: every frame of a recording through a node on the ROS graph."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.bags import BagReader
+    from multi_dnn_ros.replay.remote_node import RemoteNode
+    from multi_dnn_ros.replay.summary import Summary
+
+#: Longest wait for the node to load its DNNs, and to connect.
+_CONFIGURE_S, _CONNECT_S = 3600.0, 60.0
+_STOP_S = 60.0
+
+
+def run_live(args: argparse.Namespace) -> int:
+    """Configure the node, replay, put the node back as it was found; 1 unless every frame has all its results."""
+    from multi_dnn_ros.bags import BagReader
+    from multi_dnn_ros.replay.live import LiveReplayError
+    from multi_dnn_ros.replay.remote_node import RemoteNodeError
+
+    summary: Summary | None = None
+    frames = 0
+    try:
+        with ExitStack() as stack:
+            bag = stack.enter_context(BagReader(args.in_bag))
+            node = stack.enter_context(_spinning("multi_dnn_replay", args.ros_args))
+            name = args.node or f"{node.get_namespace().rstrip('/')}/multi_dnn"
+            frames, summary = _replay(args, bag, node, name)
+    except (RemoteNodeError, LiveReplayError) as error:
+        raise CommandError(str(error)) from error
+    print(summary)
+    for damage in summary.input_damage:
+        print(f"warning: {args.in_bag}: {damage}", file=sys.stderr)
+    if summary.stopped:
+        print(f"error: ended early: {summary.stopped}", file=sys.stderr)
+    print(f"written to {args.out_bag}")
+    print(f"{summary.complete} of {frames} frames", flush=True)
+    return 0 if summary.complete == frames and not summary.input_damage else 1
+
+
+def _replay(args: argparse.Namespace, bag: BagReader, node: Any, name: str) -> tuple[int, Summary]:
+    """Frames in the recording, and what became of them."""
+    from lifecycle_msgs.msg import Transition
+    from tqdm import tqdm
+
+    from multi_dnn_ros.bags import BagWriter
+    from multi_dnn_ros.replay.live import LiveReplay
+    from multi_dnn_ros.replay.live_setup import lossless_parameters, plan_replay
+    from multi_dnn_ros.replay.remote_node import RemoteNode
+
+    remote = RemoteNode(node, name, args.start_timeout)
+    state = remote.state()
+    if state != "unconfigured":
+        raise CommandError(f"node {name} is {state}; a live replay configures it: start it with -p autostart:=false")
+    plan = plan_replay(node, remote, bag, dict(args.topic))
+    expected = sum(bag.topics[camera.recorded].count for camera in plan.cameras)
+    if not expected:
+        raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(x.recorded for x in plan.cameras)}")
+    for camera in plan.cameras:
+        print(f"{camera.recorded} is played on {camera.topic} for {', '.join(camera.dnns)}", file=sys.stderr)
+    replay = LiveReplay(node, remote, plan, rate=args.rate)
+    with BagWriter(args.out_bag, args.storage) as writer, _parameters(remote, lossless_parameters(plan)):
+        print(f"{name} loads its DNNs", file=sys.stderr)
+        remote.change_state(Transition.TRANSITION_CONFIGURE, _CONFIGURE_S)
+        with _undone(remote, Transition.TRANSITION_CLEANUP):
+            replay.before_activation()
+            remote.change_state(Transition.TRANSITION_ACTIVATE, _STOP_S)
+            with _undone(remote, Transition.TRANSITION_DEACTIVATE):
+                replay.wait_connected(_CONNECT_S)
+                with tqdm(total=expected, unit="frame", desc="replay", disable=None) as bar:
+                    summary = replay.run(bag, writer, with_input=args.with_input, progress=bar.update)
+        frames = max(expected, summary.frames)
+        figures = {"frames": frames, "complete": summary.complete, "stopped": summary.stopped, **summary.as_json()}
+        writer.add_file("summary.json", json.dumps(figures, indent=2) + "\n")
+    return frames, summary
+
+
+@contextmanager
+def _spinning(name: str, ros_args: list[str]) -> Iterator[Any]:
+    """A node that an executor in another thread spins."""
+    import rclpy
+    from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
+    from rclpy.signals import SignalHandlerOptions
+
+    # Python's own KeyboardInterrupt: rclpy's handlers would shut the context down under the replay.
+    rclpy.init(args=["--ros-args", *ros_args], signal_handler_options=SignalHandlerOptions.NO)
+    node = rclpy.create_node(name)
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+
+    def spin() -> None:
+        with suppress(ExternalShutdownException, ShutdownException):
+            executor.spin()
+
+    thread = threading.Thread(target=spin, name="executor", daemon=True)
+    thread.start()
+    try:
+        yield node
+    finally:
+        executor.shutdown()
+        thread.join(10.0)
+        node.destroy_node()
+        rclpy.try_shutdown()
+
+
+@contextmanager
+def _undone(remote: RemoteNode, transition: int) -> Iterator[None]:
+    """Go through `transition` at the end, as far as the node is still there."""
+    from multi_dnn_ros.replay.remote_node import RemoteNodeError
+
+    try:
+        yield
+    finally:
+        try:
+            if remote.is_up():
+                remote.change_state(transition, _STOP_S)
+        except RemoteNodeError as error:
+            print(f"warning: {error}", file=sys.stderr)
+
+
+@contextmanager
+def _parameters(remote: RemoteNode, values: dict[str, Any]) -> Iterator[None]:
+    """Set parameters, and put the former values back at the end."""
+    from multi_dnn_ros.replay.remote_node import RemoteNodeError
+
+    before = remote.parameters(list(values))
+    remote.set_parameters(values)
+    try:
+        yield
+    finally:
+        try:
+            if remote.is_up():
+                remote.set_parameters(before)
+        except RemoteNodeError as error:
+            print(f"warning: {error}", file=sys.stderr)

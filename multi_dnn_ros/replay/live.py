@@ -1,0 +1,309 @@
+"""A recording through a running node: every frame, one at a time, its results into another recording.
+
+The node keeps the newest frame of a camera only, so a player that keeps the recording's pace loses frames to every DNN
+that is slower. This player is paced by results instead: the next frame goes out when every DNN of the last one has
+published its results, or its diagnostics say that the frame was dropped. With one frame under way no queue can overflow
+and no frame can replace another, however slow the CPU is; and each inference has one frame, so that two replays of a
+recording give the same results.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.serialization import deserialize_message, serialize_message
+from rosgraph_msgs.msg import Clock
+
+from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
+from multi_dnn_ros.bags.definitions import message_class
+from multi_dnn_ros.camera.pace import Pace
+from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
+from multi_dnn_ros.replay.node_accounts import StreamAccount, stream_accounts
+from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
+from multi_dnn_ros.replay.remote_node import RemoteNode
+from multi_dnn_ros.replay.stamps import nearest_time
+from multi_dnn_ros.replay.summary import Summary
+from multi_dnn_ros.ros.result_messages import LabelInfo
+
+Stream = tuple[str, str]
+
+_RELIABLE = QoSProfile(depth=10)
+_LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+#: Longest wait between two looks at whether the node is still there.
+_POLL_S = 0.5
+#: A frame that is so late against the recording moves the schedule.
+_SLACK_S = 0.05
+
+
+class LiveReplayError(RuntimeError):
+    """The replay cannot go on; the message says why."""
+
+
+class LiveReplay:
+    """Publishes the frames of a recording to the node `remote` and collects its results.
+
+    Make it before the node is configured: its publishers and subscriptions are then known to the node when the node
+    makes its own, so that both sides are connected once :meth:`wait_connected` returns. An executor in another thread
+    must spin `node`.
+
+    rate: speed of the playback against the recording; slower DNNs slow it down.
+    arrival_timeout_s: a frame that the node has not received by then, or whose results have not come though the node
+    has published them, is lost. work_timeout_s: a DNN that takes longer for a frame ends the replay.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        remote: RemoteNode,
+        plan: LivePlan,
+        *,
+        rate: float = 1.0,
+        arrival_timeout_s: float = 60.0,
+        work_timeout_s: float = 600.0,
+    ) -> None:
+        self._remote = remote
+        self._plan = plan
+        self._rate = rate
+        self._arrival_timeout_s = arrival_timeout_s
+        self._work_timeout_s = work_timeout_s
+        self._changed = threading.Condition()
+        self._header: Any = None  # of the frame under way
+        self._camera: LiveCamera | None = None
+        self._results: dict[Stream, dict[str, Any]] = {}  # of the frame under way, by name below the stream's topic
+        self._labels: dict[str, Any] = {}
+        self._accounts: dict[Stream, StreamAccount] = {}
+        # What the node's accounts must show when it is through with the last frame.
+        self._offered: Counter[Stream] = Counter()
+        self._published: Counter[Stream] = Counter()
+        self._dropped: dict[Stream, Counter[str]] = {}
+        self._clock = node.create_publisher(Clock, "/clock", _RELIABLE)
+        self._frames = {
+            camera.name: node.create_publisher(message_class(camera.msgtype), camera.topic, _RELIABLE)
+            for camera in plan.cameras
+        }
+        self._subscriptions = [
+            node.create_subscription(
+                message_class(msgtype),
+                f"{remote.name}/{camera.name}/{dnn}/{name}",
+                partial(self._receive, (dnn, camera.name), name),
+                _RELIABLE,
+            )
+            for camera in plan.cameras
+            for dnn in camera.dnns
+            for name, msgtype in OUTPUT_TOPICS[plan.roles[dnn]].items()
+        ]
+        self._with_labels = [dnn for dnn, role in plan.roles.items() if role != "lane" and LabelInfo is not None]
+        self._subscriptions += [
+            node.create_subscription(
+                LabelInfo, f"{remote.name}/{dnn}/label_info", partial(self._receive_labels, dnn), _LATCHED
+            )
+            for dnn in self._with_labels
+        ]
+        self._subscriptions.append(node.create_subscription(DiagnosticArray, "/diagnostics", self._count, _RELIABLE))
+        self._listeners: dict[str, int] = {}
+
+    def before_activation(self) -> None:
+        """Note who listens to the cameras' topics already, so that the node can be told from them."""
+        self._listeners = {name: publisher.get_subscription_count() for name, publisher in self._frames.items()}
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Wait until the active node is connected in both directions and has sent its class names.
+
+        Raises LiveReplayError: names the topic that is not connected.
+        """
+        deadline = time.monotonic() + timeout_s
+        while missing := self._not_connected():
+            if time.monotonic() > deadline:
+                raise LiveReplayError(f"not connected with {self._remote.name} on {missing} after {timeout_s:g} s")
+            with self._changed:
+                self._changed.wait(0.02)
+
+    def run(
+        self,
+        bag: BagReader,
+        writer: BagWriter,
+        *,
+        with_input: bool = False,
+        progress: Callable[[int], object] = lambda frames: None,
+    ) -> Summary:
+        """Play `bag` and write the results into `writer`, which stays open: as Replay.run does, in the same order.
+
+        A node that ends, or does not go on, ends the replay early: :attr:`Summary.stopped` then says why.
+        """
+        summary = Summary()
+        cameras = {camera.recorded: camera for camera in self._plan.cameras}
+        self._declare(writer)
+        pace = Pace(_SLACK_S)
+        first_ns: int | None = None
+        for message in bag.messages(cameras):
+            if first_ns is None:
+                first_ns = message.stamp_ns
+                self._write_labels(message, cameras[message.topic], writer)
+            summary.frames += 1
+            if with_input:
+                writer.add_topic(message.topic, message.msgtype)
+                writer.write(message.topic, message.stamp_ns, message.data)
+            if not summary.stopped:
+                pace.wait((message.stamp_ns - first_ns) * 1e-9 / self._rate)
+            try:
+                complete = self._play(message, cameras[message.topic], writer, summary)
+            except LiveReplayError as error:
+                summary.stopped = str(error)
+                complete = False
+            summary.complete += complete
+            progress(1)
+        summary.input_damage = list(bag.damage)
+        return summary
+
+    # -- one frame
+
+    def _play(self, message: BagMessage, camera: LiveCamera, writer: BagWriter, summary: Summary) -> bool:
+        """Whether every DNN gave its results."""
+        for dnn in camera.dnns:
+            summary.offer(dnn, camera.name)
+        if summary.stopped:
+            self._drop(summary, camera, "not_played", "the replay had ended")
+            return False
+        try:
+            image = deserialize_message(message.data, message_class(message.msgtype))
+        except Exception as error:  # whatever rclpy's C code or ours raises for damaged bytes
+            self._drop(summary, camera, "bad_image", f"not a {message.msgtype}: {error}")
+            return False
+        with self._changed:
+            self._header, self._camera = image.header, camera
+            self._results = {(dnn, camera.name): {} for dnn in camera.dnns}
+            for stream in self._results:
+                self._offered[stream] += 1
+        self._clock.publish(Clock(clock=nearest_time(message.stamp_ns)))
+        self._frames[camera.name].publish(image)
+        try:
+            lost = self._await_results(camera)
+        except LiveReplayError as error:
+            self._drop(summary, camera, "not_played", str(error))
+            raise
+        with self._changed:
+            self._header, results = None, self._results
+        for dnn in camera.dnns:
+            stream = dnn, camera.name
+            for name in OUTPUT_TOPICS[self._plan.roles[dnn]]:
+                if name in results[stream]:
+                    topic = f"{self._remote.name}/{camera.name}/{dnn}/{name}"
+                    writer.write(topic, message.stamp_ns, serialize_message(results[stream][name]))
+            if stream in lost:
+                summary.drop(dnn, camera.name, *lost[stream])
+            else:
+                summary.publish(dnn, camera.name)
+        return not lost
+
+    def _await_results(self, camera: LiveCamera) -> dict[Stream, tuple[str, str]]:
+        """Wait until every DNN is through with the frame under way; reason and message of each that lost it."""
+        begin = time.monotonic()
+        lost: dict[Stream, tuple[str, str]] = {}
+        looked = begin
+        with self._changed:
+            while True:
+                waited_s = time.monotonic() - begin
+                for stream in self._results:
+                    if stream not in lost and not self._is_complete(stream):
+                        reason = self._lost(stream, waited_s)
+                        if reason is not None:
+                            lost[stream] = reason
+                if all(stream in lost or self._is_complete(stream) for stream in self._results):
+                    break
+                if time.monotonic() - looked > _POLL_S:
+                    looked = time.monotonic()
+                    if not self._remote.is_up():
+                        raise LiveReplayError(f"the node {self._remote.name} has ended")
+                self._changed.wait(_POLL_S)
+            for stream in self._results:
+                self._published[stream] += stream not in lost
+        return lost
+
+    def _is_complete(self, stream: Stream) -> bool:
+        return self._results[stream].keys() >= OUTPUT_TOPICS[self._plan.roles[stream[0]]].keys()
+
+    def _lost(self, stream: Stream, waited_s: float) -> tuple[str, str] | None:
+        """Why the frame under way will have no result from this DNN; None: it may still come. Holds the lock."""
+        account = self._accounts.get(stream, StreamAccount())
+        arrived = account.offered >= self._offered[stream]
+        if arrived and account.pending == 0 and account.published == self._published[stream]:
+            new = account.dropped - self._dropped.get(stream, Counter())
+            self._dropped[stream] = account.dropped
+            return next(iter(new), "dropped"), "the node dropped the frame; its log says why"
+        if arrived and account.pending:
+            if waited_s > self._work_timeout_s:
+                raise LiveReplayError(f"DNN {stream[0]} has been busy with one frame for {self._work_timeout_s:g} s")
+        elif waited_s > self._arrival_timeout_s:
+            if arrived:
+                text = f"the node published the results, but they did not arrive within {self._arrival_timeout_s:g} s"
+            else:
+                text = f"the frame did not reach the node within {self._arrival_timeout_s:g} s"
+            # From here on the node's accounts count without it.
+            self._offered[stream], self._published[stream] = account.offered, account.published
+            return "lost", text
+        return None
+
+    def _drop(self, summary: Summary, camera: LiveCamera, reason: str, message: str) -> None:
+        for dnn in camera.dnns:
+            summary.drop(dnn, camera.name, reason, message)
+
+    # -- the new recording
+
+    def _declare(self, writer: BagWriter) -> None:
+        for dnn, role in self._plan.roles.items():
+            for camera in self._plan.cameras:
+                if dnn in camera.dnns:
+                    for name, msgtype in OUTPUT_TOPICS[role].items():
+                        writer.add_topic(f"{self._remote.name}/{camera.name}/{dnn}/{name}", msgtype)
+
+    def _write_labels(self, first: BagMessage, camera: LiveCamera, writer: BagWriter) -> None:
+        """As if the node had published them with the first frame, whatever its clock said when it was activated."""
+        try:
+            stamp = deserialize_message(first.data, message_class(first.msgtype)).header.stamp
+        except Exception:  # the frame itself is counted when its turn comes
+            stamp = nearest_time(first.stamp_ns)
+        for dnn in self._with_labels:
+            topic, msgtype = f"{self._remote.name}/{dnn}/label_info", "vision_msgs/msg/LabelInfo"
+            self._labels[dnn].header.stamp = stamp
+            writer.add_topic(topic, msgtype, latched=True)
+            writer.write(topic, first.stamp_ns, serialize_message(self._labels[dnn]))
+
+    # -- connections; called in the executor's thread
+
+    def _not_connected(self) -> str:
+        """Of what the replay needs and has not yet; empty when there is nothing."""
+        if not self._remote.is_up():
+            raise LiveReplayError(f"the node {self._remote.name} has ended")
+        for camera in self._plan.cameras:
+            if self._frames[camera.name].get_subscription_count() <= self._listeners.get(camera.name, 0):
+                return camera.topic
+        for subscription in self._subscriptions:
+            if not subscription.get_publisher_count():
+                return str(subscription.topic_name)
+        with self._changed:
+            silent = [dnn for dnn in self._with_labels if dnn not in self._labels]
+        return f"{self._remote.name}/{silent[0]}/label_info" if silent else ""
+
+    def _receive(self, stream: Stream, name: str, message: Any) -> None:
+        with self._changed:
+            if stream in self._results and message.header == self._header:
+                self._results[stream][name] = message
+                self._changed.notify_all()
+
+    def _receive_labels(self, dnn: str, message: Any) -> None:
+        with self._changed:
+            self._labels[dnn] = message
+            self._changed.notify_all()
+
+    def _count(self, message: Any) -> None:
+        with self._changed:
+            self._accounts.update(stream_accounts(message, self._remote.name))
+            self._changed.notify_all()

@@ -1,0 +1,99 @@
+"""Preparing a running node for a live replay: the recorded topic of each camera, and parameters that lose no frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rclpy.node import Node
+
+from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.replay.recorded_cameras import default_topic, recorded_topics
+from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
+from multi_dnn_ros.schema import CameraConfig, Role
+
+#: Depth of the node's camera subscription: one frame is under way at a time, the rest is reserve.
+_DEPTH = 10
+_ROLES: tuple[Role, ...] = ("lane", "object", "pedestrian")
+
+
+@dataclass(frozen=True)
+class LiveCamera:
+    """One camera of the node. topic: what the node subscribes to. recorded: the topic in the recording."""
+
+    name: str
+    topic: str
+    recorded: str
+    msgtype: str
+    dnns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LivePlan:
+    """What is replayed. cameras: those that a DNN serves. roles: of every DNN, in the order of the node's parameter."""
+
+    cameras: tuple[LiveCamera, ...]
+    roles: Mapping[str, Role]
+
+
+def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[str, str]) -> LivePlan:
+    """Read cameras and DNNs from the node's parameters and find each camera's topic in the recording.
+
+    node: resolves topic names, so it must have the remote node's namespace and remaps. chosen: as of recorded_topics.
+    Raises RemoteNodeError and BagError.
+    """
+    lists = remote.parameters(["cameras", "dnns"])
+    cameras, dnns = (tuple(lists[name] or ()) for name in ("cameras", "dnns"))
+    values = remote.parameters(
+        [f"camera.{camera}.{field}" for camera in cameras for field in ("topic", "transport")]
+        + [f"dnn.{dnn}.{field}" for dnn in dnns for field in ("role", "cameras")]
+    )
+    roles: dict[str, Role] = {}
+    for dnn in dnns:
+        role = values[f"dnn.{dnn}.role"]
+        if role not in _ROLES:
+            raise RemoteNodeError(
+                f"parameter dnn.{dnn}.role of {remote.name} is {role!r}; allowed: {', '.join(_ROLES)}"
+            )
+        roles[dnn] = role
+    served = {
+        camera: tuple(dnn for dnn in dnns if camera in (values[f"dnn.{dnn}.cameras"] or cameras)) for camera in cameras
+    }
+    settings = {
+        camera: CameraConfig(topic=values[f"camera.{camera}.topic"], transport=values[f"camera.{camera}.transport"])
+        for camera in cameras
+        if served[camera]
+    }
+    found = recorded_topics(bag, settings, chosen, node.resolve_topic_name)
+    return LivePlan(
+        tuple(
+            LiveCamera(
+                camera,
+                node.resolve_topic_name(
+                    settings[camera].topic or default_topic(camera, _transport(bag.topics[topic].msgtype))
+                ),
+                topic,
+                bag.topics[topic].msgtype,
+                served[camera],
+            )
+            for camera, topic in found.items()
+        ),
+        roles,
+    )
+
+
+def lossless_parameters(plan: LivePlan) -> dict[str, Any]:
+    """Parameters under which the node loses no frame that comes one at a time."""
+    values: dict[str, Any] = {}
+    for camera in plan.cameras:
+        values[f"camera.{camera.name}.transport"] = _transport(camera.msgtype)
+        values[f"camera.{camera.name}.qos"] = "reliable"
+        values[f"camera.{camera.name}.depth"] = _DEPTH
+    for dnn in plan.roles:
+        values[f"dnn.{dnn}.max_age_ms"] = values[f"dnn.{dnn}.deadline_ms"] = 0.0
+    return values
+
+
+def _transport(msgtype: str) -> str:
+    return "compressed" if msgtype.endswith("/CompressedImage") else "raw"

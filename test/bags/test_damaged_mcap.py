@@ -1,0 +1,121 @@
+"""MCAP files that are cut or have wrong bytes: every whole message, and a name for each part that is not."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recordings import messages, plain_mcap, read, write_bag
+
+from multi_dnn_ros.bags import BagError
+
+WRITTEN = messages(24, 300)
+PLAIN, PLAIN_ENDS = plain_mcap(WRITTEN)
+CHUNKED, CHUNKED_ENDS = plain_mcap(WRITTEN, chunk=4)
+
+
+def saved(data: bytes, folder: Path) -> Path:
+    path = folder / "x.mcap"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(("whole", "ends"), [(PLAIN, PLAIN_ENDS), (CHUNKED, CHUNKED_ENDS)], ids=["plain", "chunked"])
+def test_cut_anywhere_it_gives_every_whole_message(tmp_path: Path, whole: bytes, ends: list[int]) -> None:
+    for cut in {*range(ends[0], len(whole), 97), *ends, *(end - 1 for end in ends[1:])}:
+        path = saved(whole[:cut], tmp_path)
+        found, damage = read(path)
+        assert found == WRITTEN[: sum(end <= cut for end in ends)], cut
+        assert any("cut short" in text for text in damage)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_of_a_compressed_chunk_that_is_cut_the_whole_messages_are_given(tmp_path: Path, compression: str) -> None:
+    written = messages(400, 4000)
+    data, _ = plain_mcap(written, chunk=400, compression=compression)
+    found, damage = read(saved(data[: len(data) // 2], tmp_path))
+    assert found == written[: len(found)]
+    assert 100 <= len(found) < 399
+    assert any("cut short at byte" in text for text in damage)
+
+
+def test_a_chunk_with_a_wrong_checksum_is_left_out_and_named(tmp_path: Path) -> None:
+    data = bytearray(CHUNKED)
+    data[CHUNKED_ENDS[9] - 10] ^= 0x40  # in the third of six chunks
+    found, damage = read(saved(bytes(data), tmp_path))
+    assert found == [*WRITTEN[:8], *WRITTEN[12:]]
+    (text,) = damage
+    assert text.startswith("x.mcap: chunk at byte ")
+    assert "checksum" in text
+    assert text.endswith("; 4 messages are lost")
+
+
+def test_a_chunk_without_a_checksum_is_taken_as_it_is(tmp_path: Path) -> None:
+    whole, ends = plain_mcap(WRITTEN, chunk=4, checksums=False)
+    data = bytearray(whole)
+    data[ends[9] - 10] ^= 0x40
+    found, damage = read(saved(bytes(data), tmp_path))
+    assert len(found) == len(WRITTEN)
+    assert damage == []
+
+
+def test_an_indexed_file_with_a_bad_chunk_gives_the_rest(tmp_path: Path) -> None:
+    written = messages(60, 200_000)  # a dozen chunks
+    file = write_bag(tmp_path / "bag", written, "mcap")
+    data = bytearray(file.read_bytes())
+    middle = data.index(b"\x28\xb5\x2f\xfd", len(data) // 2)  # where a zstd frame begins
+    data[middle : middle + 100] = bytes(100)
+    file.write_bytes(data)
+    for path in (file, tmp_path / "bag"):
+        found, damage = read(path)
+        lost = [message for message in written if message not in found]
+        assert found == [message for message in written if message not in lost]
+        assert 1 <= len(lost) <= 12
+        (text,) = damage
+        assert text.startswith(f"{file.name}: chunk at byte ")
+        assert text.endswith(f"; {len(lost)} messages are lost")
+
+
+def test_a_flipped_byte_in_the_summary_loses_nothing(tmp_path: Path) -> None:
+    written = messages(6, 100)
+    file = write_bag(tmp_path / "bag", written, "mcap")
+    data = bytearray(file.read_bytes())
+    at = data.rindex(b"/a")  # the channel's topic, as the summary repeats it
+    start, offsets, _ = struct.unpack("<QQI", data[-28:-8])
+    checksum = crc32(data[start:-12])  # as recorders of ROS write it; rosbags leaves it out
+    data[at + 1] = ord("x")
+    data[-28:-8] = struct.pack("<QQI", start, offsets, checksum)
+    file.write_bytes(data)
+    for path in (file, tmp_path / "bag"):
+        found, damage = read(path)
+        assert found == written
+        assert any("summary at byte" in text and "checksum" in text for text in damage)
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.integers(300, len(CHUNKED) - 1), patch=st.binary(min_size=1, max_size=80), chunked=st.booleans())
+def test_wrong_bytes_never_become_messages_of_a_checked_chunk(at: int, patch: bytes, chunked: bool) -> None:
+    whole = CHUNKED if chunked else PLAIN
+    data = whole[:at] + patch + whole[at + len(patch) :]
+    with tempfile.TemporaryDirectory() as folder:
+        found, damage = read(saved(data, Path(folder)))
+    if chunked:
+        assert all(message in WRITTEN for message in found)
+        assert len(found) >= len(WRITTEN) - 8  # the patch touches two chunks at most
+        assert len(found) == len(WRITTEN) or damage
+    else:  # no checksums: the message under the patch is given as it is, or is lost with its record
+        assert sum(message in WRITTEN for message in found) >= len(WRITTEN) - 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=400))
+def test_any_bytes_behind_the_magic_are_read_or_refused(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = saved(b"\x89MCAP0\r\n" + data, Path(folder))
+        with pytest.raises(BagError, match=r"x\.mcap: "):
+            read(path)

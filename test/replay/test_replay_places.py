@@ -1,0 +1,49 @@
+"""The output of ``multi-dnn replay`` is the same wherever it and the input lie, and whoever runs it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from road_bag import scenes, write_road
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def replay(folder: Path, home: Path, *arguments: str) -> dict[str, bytes]:
+    """The files below the output, by their names."""
+    done = subprocess.run(
+        [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *arguments, "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=folder,
+        env={**os.environ, "HOME": str(home), "USER": home.name, "HOSTNAME": home.name, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 1, done.stderr  # the recording is damaged, so that its damage is in the output, too
+    output = folder / arguments[1]
+    return {str(file.relative_to(output)): file.read_bytes() for file in output.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+def test_two_outputs_are_equal_file_by_file(tmp_path: Path, storage: str) -> None:
+    outputs = []
+    for place, name in (("here", "results"), ("there/in a folder", "other name")):
+        folder, home = tmp_path / place, tmp_path / "homes" / name
+        folder.mkdir(parents=True)
+        home.mkdir(parents=True)
+        write_road(folder / "drive", scenes(3), storage)
+        (file,) = (file for file in (folder / "drive").iterdir() if file.stem == "recording")
+        file.write_bytes(file.read_bytes()[: file.stat().st_size * 3 // 4])
+        # Once by a relative, once by an absolute path.
+        bag = "drive" if name == "results" else str(folder / "drive")
+        outputs.append(replay(folder, home, bag, name, "--storage", storage, "--with-input"))
+        shutil.rmtree(folder / "drive")
+    one, two = outputs
+    assert one.keys() == two.keys() >= {"metadata.yaml", "summary.json"}
+    assert [name for name in one if one[name] != two[name]] == []
+    assert not any(str(tmp_path).encode() in content for content in one.values())

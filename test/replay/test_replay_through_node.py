@@ -1,0 +1,167 @@
+"""``multi-dnn replay --live``: a recording through a node in another process, every frame, twice the same."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from replay_fakes import parsed, read_bag
+from road_bag import CORRUPT, TOPIC, scenes, write_road
+
+from multi_dnn_ros.bags import BagWriter
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
+
+FRAMES = 12
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every frame of it can be decoded."""
+    return write_road(tmp_path_factory.mktemp("road") / "drive", scenes(CORRUPT))
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[dict[str, str]]:
+    with claimed_domain() as domain:
+        yield on_loopback(domain)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[Child]:
+    log = tmp_path_factory.mktemp("node") / "node.log"
+    parameters = ("-p", "autostart:=false", "-p", "device:=cpu", "-p", "use_sim_time:=true")
+    with Child("node", ["run", "--ros-args", *parameters], log, environment) as child:
+        yield child
+
+
+def replay(environment: dict[str, str], *arguments: str | Path) -> tuple[int, list[str], str]:
+    """Exit code, lines of the output, and errors of a live replay."""
+    done = subprocess.run(
+        [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *map(str, arguments), "--live", "--rate", "100"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, **environment},
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def same_files(one: Path, two: Path) -> bool:
+    """Whether two folders hold the same names with the same bytes."""
+    names = sorted(file.name for file in one.iterdir())
+    assert names == sorted(file.name for file in two.iterdir())
+    return filecmp.cmpfiles(one, two, names, shallow=False) == (names, [], [])
+
+
+@pytest.fixture(scope="module")
+def live(node: Child, environment: dict[str, str], recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Replayed at a hundred times its speed, which no CPU follows."""
+    output = tmp_path_factory.mktemp("live") / "results"
+    code, lines, errors = replay(environment, recording, output)
+    assert code == 0, errors + node.last_lines(20)
+    assert lines[-1] == f"{CORRUPT} of {CORRUPT} frames"
+    return output
+
+
+def test_every_frame_has_the_results_of_every_dnn(live: Path) -> None:
+    results = read_bag(live)
+    for name in ("lane/mask", "lane/points", "object/detections", "pedestrian/detections"):
+        headers = [parsed(message).header for message in results if message.topic == f"/multi_dnn/front/{name}"]
+        assert len(headers) == CORRUPT
+        assert [header.frame_id for header in headers] == ["windscreen"] * CORRUPT
+    summary = json.loads((live / "summary.json").read_text())
+    assert (summary["frames"], summary["complete"], summary["stopped"]) == (CORRUPT, CORRUPT, "")
+
+
+def test_it_is_the_recording_that_a_replay_without_ros_writes(live: Path, recording: Path, tmp_path: Path) -> None:
+    assert main(["replay", str(recording), str(tmp_path / "offline"), "--device", "cpu"]) == 0
+    for name in ("recording.mcap", "metadata.yaml"):
+        assert (tmp_path / "offline" / name).read_bytes() == (live / name).read_bytes()
+
+
+def test_again_it_is_the_same_in_every_byte_and_the_node_is_as_before(
+    node: Child, environment: dict[str, str], live: Path, recording: Path, tmp_path: Path
+) -> None:
+    code, _, errors = replay(environment, recording, tmp_path / "another name")  # of the same node, set up anew
+    assert code == 0, errors
+    assert same_files(live, tmp_path / "another name")
+
+
+def test_a_frame_that_the_node_drops_is_counted_and_the_next_is_played(
+    node: Child, environment: dict[str, str], tmp_path: Path
+) -> None:
+    drive = write_road(tmp_path / "drive", scenes(FRAMES), "sqlite3")
+    code, lines, _ = replay(environment, drive, tmp_path / "results", "--storage", "sqlite3", "--with-input")
+    assert code == 1
+    assert lines[-1] == f"{FRAMES - 1} of {FRAMES} frames"
+    summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+    assert [stream["dropped"] for stream in summary["streams"]] == [{"bad_image": 1}] * 3
+    results = read_bag(tmp_path / "results")
+    assert [message for message in results if message.topic == TOPIC] == read_bag(drive)
+    assert sum(message.topic == "/multi_dnn/front/object/detections" for message in results) == FRAMES - 1
+
+
+def test_bytes_that_are_no_image_are_counted(node: Child, environment: dict[str, str], tmp_path: Path) -> None:
+    drive = write_road(tmp_path / "drive", scenes(2))
+    frames = read_bag(drive)
+    with BagWriter(tmp_path / "broken") as writer:
+        writer.add_topic(TOPIC, frames[0].msgtype)
+        for message in (frames[0], frames[1]):
+            writer.write(TOPIC, message.stamp_ns, message.data if message is frames[0] else message.data[:40])
+    code, lines, _ = replay(environment, tmp_path / "broken", tmp_path / "results")
+    assert (code, lines[-1]) == (1, "1 of 2 frames")
+
+
+def test_a_recording_without_the_camera_is_an_error_that_lists_what_there_is(
+    node: Child, environment: dict[str, str], recording: Path, tmp_path: Path
+) -> None:
+    code, _, errors = replay(environment, recording, tmp_path / "results", "--topic", "front:=/up")
+    assert code == 1
+    assert "no topic /up for camera 'front'; it has /front/image_raw" in errors
+    assert not (tmp_path / "results").exists()
+
+
+def test_without_a_node_it_says_which_service_it_waited_for(recording: Path, tmp_path: Path) -> None:
+    with claimed_domain() as domain:
+        code, _, errors = replay(on_loopback(domain), recording, tmp_path / "results", "--start-timeout", "1")
+    assert code == 1
+    assert "no service /multi_dnn/get_state after 1 s" in errors
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, tmp_path: Path) -> None:
+    """Killed at the first result."""
+    with claimed_domain() as domain:
+        log, environment = tmp_path / "node.log", on_loopback(domain)
+        parameters = ("-p", "autostart:=false", "-p", "device:=cpu")
+        with Child("node", ["run", "--ros-args", *parameters], log, environment) as child:
+            command = ["replay", str(recording), str(tmp_path / "results"), "--live", "--rate", "0.2"]
+            with Child("replay", command, tmp_path / "replay.log", environment) as player:
+                _until(lambda: "active" in log.read_text(), child)
+                child.stop()
+                _until(lambda: player.exit_code() is not None, player)
+                text = (tmp_path / "replay.log").read_text()
+    assert player.exit_code() == 1, text
+    assert "the node /multi_dnn has ended" in text
+    last = text.splitlines()[-1]
+    if "frames" in last:  # it ended while frames were played, not while the two connected
+        assert last.endswith(f" of {CORRUPT} frames")
+        summary = json.loads((tmp_path / "results" / "summary.json").read_text())
+        assert summary["complete"] < CORRUPT
+        assert summary["stopped"] == "the node /multi_dnn has ended"
+
+
+def _until(condition: object, child: Child) -> None:
+    import time
+
+    deadline = time.monotonic() + 120
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, child.last_lines(30)
+        time.sleep(0.05)
