@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.models.decoders.anchor import DetectorCore
-from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.schema import Role
 
@@ -28,7 +28,8 @@ class Source:
     module: eval mode, on the CPU. size: input (width, height); None: the configuration must give it.
     decoder: name of the decoder; "": the configuration must name it. labels: class names, empty: unknown.
     preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
-    description: what a file of `multi-dnn decompose` says of itself.
+    description: what a file of `multi-dnn decompose` says of itself. score_threshold: what parameter score_threshold 0
+    stands for.
     """
 
     module: nn.Module
@@ -39,6 +40,7 @@ class Source:
     detector: nn.Module | None = None
     fixed_size: bool = False
     description: Description | None = None
+    score_threshold: float = DEFAULT_SCORE_THRESHOLD
 
     @property
     def network(self) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import nn
 
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, read_description
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import ModelError, Source
 from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive
@@ -136,14 +137,21 @@ def _builtin(where: str, model: str, classifiers: bool) -> Source:
         raise ModelError(f"{where}model is 'builtin:{model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}")
     path = _WEIGHTS / f"{model}.safetensors"
     if read_description(path) is not None:
-        return _rebuilt(where, path, classifiers)
+        return replace(_rebuilt(where, path, classifiers), score_threshold=SCORE_THRESHOLDS[model])
     weights = read_state_dict(path)
     with safe_open(path, "pt") as file:
         header = {key: json.loads(value) for key, value in file.metadata().items()}
     module = networks.build(header["architecture"], header["arguments"])
     load_weights(module, weights, str(path))
     width, height = header["input_size"]
-    return Source(module.eval(), (width, height), header["decoder"], tuple(header["labels"]), fixed_size=True)
+    return Source(
+        module.eval(),
+        (width, height),
+        header["decoder"],
+        tuple(header["labels"]),
+        fixed_size=True,
+        score_threshold=SCORE_THRESHOLDS[model],
+    )
 
 
 def _exported(path: Path) -> Source:

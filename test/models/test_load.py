@@ -65,7 +65,7 @@ def test_exported_program(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(dnn.module, dnn.example_inputs()), file)
     copy = load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car", "truck"], resize="stretch"))
     image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-    copy.decoder.score_threshold = dnn.decoder.score_threshold = 0.0
+    copy.decoder.score_threshold = dnn.decoder.score_threshold = 1e-9
     np.testing.assert_allclose(run(copy, image).scores, run(dnn, image).scores, atol=1e-5)
     with pytest.raises(ModelError, match=r"shape \(1, 6, 2268\), but decoder yolo with 1 classes"):
         load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car"]))
