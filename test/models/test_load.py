@@ -12,6 +12,8 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
+from multi_dnn_ros.models.decoders.base import DEFAULT_SCORE_THRESHOLD
 from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.results import Detections, Lanes
@@ -39,6 +41,24 @@ def test_builtin(role: str, labels: tuple[str, ...], suffix: str) -> None:
     assert dnn.labels == labels
     assert not dnn.module.training
     assert isinstance(run(dnn, np.zeros((48, 64, 3), np.uint8)), Lanes if role == "lane" else Detections)
+
+
+def test_a_builtin_brings_its_own_score_threshold() -> None:
+    for model, own in SCORE_THRESHOLDS.items():
+        role = model.partition("_")[0]
+        decoder = load_dnn(role, config(role=role, model=f"builtin:{model}")).decoder
+        assert decoder.score_threshold == own, model
+        decoder.score_threshold = 0.3
+        assert decoder.score_threshold == 0.3
+        decoder.score_threshold = 0.0  # as the parameter may be set while the node runs
+        assert decoder.score_threshold == own, model
+    chosen = config(role="object", model="builtin:object", score_threshold=0.25)
+    assert load_dnn("object", chosen).decoder.score_threshold == 0.25
+
+
+def test_another_model_has_the_common_score_threshold() -> None:
+    dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights="random"))
+    assert dnn.decoder.score_threshold == DEFAULT_SCORE_THRESHOLD == 0.4
 
 
 def test_torchvision_detector_equals_its_own_forward() -> None:
