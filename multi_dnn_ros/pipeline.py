@@ -23,6 +23,7 @@ from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.choices import ConfigError, choose_backend, default_workers, timing_target
 from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.decoders.base import TwoParts
 from multi_dnn_ros.models.dnn import Dnn, ModelError
@@ -78,6 +79,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
     levels = stream_priorities(settings.priority for settings in config.dnns.values())
     shortage = ""
+    if notice := builtin_notice(config.dnns):
+        progress(notice)
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
         begin, allocated = time.perf_counter(), _allocated(device)
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))

@@ -140,7 +140,12 @@ class DnnConfig(_Section):
         description="Jobs (runs of consecutive hidden layers) the DNN is cut into; see also `blocking_ms`.",
     )
     score_threshold: float = Field(
-        0.4, ge=0.0, le=1.0, description="Results under this score are not published.", json_schema_extra=RUNTIME
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Results under this score are not published; 0: the model's own (built-in models, see "
+        "docs/models.md), 0.4 where it has none.",
+        json_schema_extra=RUNTIME,
     )
     iou_threshold: float = Field(
         0.5, ge=0.0, le=1.0, description="Boxes that overlap more than this are one (NMS).", json_schema_extra=RUNTIME

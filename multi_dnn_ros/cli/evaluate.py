@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.training.data import Data
+    from multi_dnn_ros.training.data import Data, Rows
+    from multi_dnn_ros.training.operating_points import OperatingPoint
     from multi_dnn_ros.training.trainee import Trainee
 
 _DESCRIPTION = f"""\
@@ -47,6 +48,7 @@ examples:
   multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
   multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
   multi-dnn evaluate people.onnx --decoder yolo --labels person --data coco:coco
+  multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
 """
 
 
@@ -68,6 +70,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_data(parser)
     add("--limit", type=positive, metavar="N", help="score the first N images only")
+    add(
+        "--thresholds",
+        action="store_true",
+        help="detectors and lane networks: also precision and recall, and of boxes the false ones per image, at score "
+        "thresholds from 0.05 to 0.95, NMS as the node does it; images may show no object at all",
+    )
     add("--batch-size", type=positive, default=64, help="images at once while scoring (default: %(default)s)")
     add_network(parser.add_argument_group("networks"))
     times = parser.add_argument_group("serving and timing")
@@ -87,13 +95,15 @@ def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
     from multi_dnn_ros.choices import choose_device
     from multi_dnn_ros.reporting import provenance, table
-    from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, write_report
+    from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, threshold_tables, write_report
 
     check_built(args, args.models)
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
     device = choose_device(args.device)
     networks = [read_trainee(args, model) for model in args.models]
+    if args.thresholds and networks[0].task == "classes":
+        raise UsageError(f"--thresholds is for detectors and lane networks; {networks[0].model} is a classifier")
     for network in networks[1:]:
         if network.task != networks[0].task:
             raise UsageError(f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}")
@@ -105,6 +115,8 @@ def run(args: argparse.Namespace) -> int:
     content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": rows}
     header, lines = rows_of(content)
     print(table(header, lines))
+    for title, text in threshold_tables(content):
+        print(f"\n{title}\n{text}")
     if args.report is not None:
         write_report(args.report, content)
         print(f"report in {args.report}")
@@ -135,7 +147,11 @@ def _scored(
     try:
         for data in read_data(args, network):
             for entry, module in zip(entries, modules, strict=True):
-                entry["scores"][data.name] = _scores(args, network, data, module, label(entry, short=True))
+                name = label(entry, short=True)
+                entry["scores"][data.name] = _scores(args, network, data, module, name)
+                if args.thresholds:
+                    points = _points(args, network, data, module, name)
+                    entry.setdefault("operating_points", {})[data.name] = [point.as_json() for point in points]
     finally:
         network.network.cpu()
     return entries
@@ -166,14 +182,12 @@ def _cost(network: Trainee) -> dict[str, Any]:
 
 def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.Module, name: str) -> dict[str, float]:
     from multi_dnn_ros.models.results import OutputError
-    from multi_dnn_ros.training.data import SomeRows
     from multi_dnn_ros.training.exercise import score_rows
+    from multi_dnn_ros.training.metrics import NoTruth
     from multi_dnn_ros.training.retrain import check_labels
 
     check_labels(network, data)
-    rows = data.part("test")
-    if args.limit is not None and args.limit < len(rows):
-        rows = SomeRows(rows, range(args.limit))
+    rows = _rows(args, data)
     try:
         scores = score_rows(
             module, network.task, rows, network.inputs, network.decoder, network.labels, args.batch_size,
@@ -181,7 +195,35 @@ def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.M
         )  # fmt: skip
     except OutputError as error:
         raise CommandError(f"{name} cannot be scored: {error}") from None
+    except NoTruth as error:
+        if not args.thresholds:
+            raise CommandError(f"{data.name}: {error}; --thresholds counts false detections there") from None
+        scores = {}
     return {"images": len(rows), **scores}
+
+
+def _points(
+    args: argparse.Namespace, network: Trainee, data: Data, module: nn.Module, name: str
+) -> list[OperatingPoint]:
+    from multi_dnn_ros.training.operating_points import operating_points
+
+    assert network.decoder is not None
+    return operating_points(
+        module,
+        _rows(args, data),
+        network.inputs,
+        network.decoder,
+        args.batch_size,
+        f"{name} on {data.name}, thresholds",
+    )
+
+
+def _rows(args: argparse.Namespace, data: Data) -> Rows:
+    """Those of the test part that --limit leaves."""
+    from multi_dnn_ros.training.data import SomeRows
+
+    rows = data.part("test")
+    return rows if args.limit is None or args.limit >= len(rows) else SomeRows(rows, range(args.limit))
 
 
 def _add_latency(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.models.decoders.anchor import DetectorCore
-from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.schema import Role
 
@@ -29,7 +29,8 @@ class Source:
     decoder: name of the decoder; "": the configuration must name it. labels: class names, empty: unknown.
     preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
     description: what a file of `multi-dnn decompose` says of itself. classes: how many it tells apart; 0: unknown.
-    outputs: shapes of its outputs by its file, 0 for a free axis; None: unknown.
+    outputs: shapes of its outputs by its file, 0 for a free axis; None: unknown. score_threshold: what parameter
+    score_threshold 0 stands for.
     """
 
     module: nn.Module
@@ -42,6 +43,7 @@ class Source:
     description: Description | None = None
     classes: int = 0
     outputs: tuple[tuple[int, ...], ...] | None = None
+    score_threshold: float = DEFAULT_SCORE_THRESHOLD
 
     @property
     def network(self) -> nn.Module:

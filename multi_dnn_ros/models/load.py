@@ -81,6 +81,7 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     options: dict[str, Any] = {
         "keep": config.keep,
         "score_threshold": config.score_threshold,
+        "own_threshold": source.score_threshold,
         "iou_threshold": config.iou_threshold,
         "max_detections": config.max_detections,
     }

@@ -14,6 +14,7 @@ from torch import nn
 
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, read_description
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import ModelError, Source
 from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_shapes
@@ -157,7 +158,7 @@ def _builtin(where: str, model: str, classifiers: bool, outline: bool) -> Source
         raise ModelError(f"{where}model is 'builtin:{model}'; allowed: builtin:{', builtin:'.join(_builtin_names())}")
     path = _WEIGHTS / f"{model}.safetensors"
     if read_description(path) is not None:
-        return _rebuilt(where, path, classifiers, outline)
+        return replace(_rebuilt(where, path, classifiers, outline), score_threshold=SCORE_THRESHOLDS[model])
     weights = read_state_dict(path, shapes_only=outline)
     with safe_open(path, "pt") as file:
         header = {key: json.loads(value) for key, value in file.metadata().items()}
@@ -166,7 +167,15 @@ def _builtin(where: str, model: str, classifiers: bool, outline: bool) -> Source
     (check_weights if outline else load_weights)(module, weights, str(path))
     width, height = header["input_size"]
     labels = tuple(header["labels"])
-    return Source(module.eval(), (width, height), header["decoder"], labels, fixed_size=True, classes=len(labels))
+    return Source(
+        module.eval(),
+        (width, height),
+        header["decoder"],
+        labels,
+        fixed_size=True,
+        classes=len(labels),
+        score_threshold=SCORE_THRESHOLDS[model],
+    )
 
 
 def _exported(path: Path, outline: bool) -> Source:

@@ -154,8 +154,8 @@ class MultiDnnNode(LifecycleNode):
         try:
             self._serving = Serving(self, self._config, self._pipeline, self._outputs, self._receive_check)
             self._report.restart()
-            for name, settings in self._config.dnns.items():
-                self._outputs.publish_labels(name, settings.score_threshold)
+            for name, dnn in self._pipeline.dnns.items():
+                self._outputs.publish_labels(name, dnn.decoder.score_threshold)
         except Exception as error:
             self._fail("activate", error)
             self._stop()
@@ -238,9 +238,10 @@ class MultiDnnNode(LifecycleNode):
             return
         setattr(self._config.dnns[dnn], field, value)
         if field in _DECODER:
-            setattr(self._pipeline.dnns[dnn].decoder, field, value)
+            decoder = self._pipeline.dnns[dnn].decoder
+            setattr(decoder, field, value)
             if field == "score_threshold" and self._serving is not None and self._outputs is not None:
-                self._outputs.publish_labels(dnn, value)
+                self._outputs.publish_labels(dnn, decoder.score_threshold)  # never 0, which stands for the model's own
         elif self._serving is not None:
             self._serving.update(dnn, field, value)
         self.get_logger().info(f"{name} is now {value}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
 
 import torch
 
+from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.training import distributed, recipes
 from multi_dnn_ros.training.datasets import DatasetError, render, road_frames
 from multi_dnn_ros.training.loop import TrainingError, train
@@ -38,6 +40,15 @@ def parser() -> argparse.ArgumentParser:
             verb.add_argument(
                 "--road", type=Path, help="folder of a road video with lane_masks/: its first half is used too"
             )
+        else:
+            verb.add_argument(
+                "--real",
+                type=Path,
+                metavar="DIR",
+                help="real images to learn from beside the scenes, as coco:DIR of multi-dnn retrain; those without a "
+                f"{role} are hard negatives",
+            )
+        verb.add_argument("--start", type=Path, metavar="FILE", help="weights to begin with, as --out writes them")
     from multi_dnn_ros.training import curve, evaluate
 
     evaluate.add_parser(verbs)
@@ -71,8 +82,15 @@ def main(arguments: list[str] | None = None) -> int:
             data["road"] = {"frames": [frame.name for frame in road]}
             exercise = recipes.lane_exercise(recipe, scenes, choice, road, device)
         else:
-            exercise = recipes.detector_exercise(recipe, scenes, choice, device)
-        network = recipe.network().to(device)
+            real = recipes.real_images(recipe, args.real) if args.real else None
+            if real is not None:
+                data["real"] = {"images": len(real.part("train")), "choice": len(real.part("choice"))}
+            exercise = recipes.detector_exercise(recipe, scenes, choice, device, real)
+        network = recipe.network()
+        if args.start is not None:
+            load_weights(network, read_state_dict(existing_file(str(args.start), "--start")), str(args.start))
+            data["start"] = {"weights": args.start.name, "sha256": hashlib.sha256(args.start.read_bytes()).hexdigest()}
+        network = network.to(device)
         if device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         outcome = train(

@@ -28,13 +28,36 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
     rows = []
     for network in networks:
         cells = [label(network)]
-        cells += [f"{network['scores'][name][score]:.4f}" for name in sets for score in _SHOWN[task]]
+        cells += [_share(network["scores"][name].get(score)) for name in sets for score in _SHOWN[task]]
         for key, scale in (("macs", 1e9), ("parameters", 1e6), ("file_bytes", 1e6)):
             cells.append(against(network[key] / scale, None if network is first else first[key] / scale))
         for own, other in zip(network["latency_ms"], first["latency_ms"], strict=True):
             cells.append(against(own["ms"], None if network is first else other["ms"]))
         rows.append(tuple(cells))
     return tuple(header), rows
+
+
+def threshold_tables(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Title and table of the operating points of each network on each set; none where they were not asked for."""
+    tables = []
+    for network in content["networks"]:
+        for name, points in network.get("operating_points", {}).items():
+            rows = [
+                (
+                    f"{point['threshold']:.2f}",
+                    _share(point["precision"]),
+                    _share(point["recall"]),
+                    _share(point["false_per_image"]),
+                )
+                for point in points
+            ]
+            text = table(("score threshold", "precision", "recall", "false per image"), rows)
+            tables.append((f"{label(network)} on {name}", text))
+    return tables
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def label(network: Mapping[str, Any], *, short: bool = False, separator: str = ", ") -> str:
@@ -63,6 +86,8 @@ def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
         "",
         f"![networks]({PLOT})",
     ]
+    for title, text in threshold_tables(content):
+        lines += ["", f"## {title}", "", text]
     write_text(folder / MARKDOWN_NAME, "\n".join(lines) + "\n")
     plot(folder / PLOT, content)
     return [folder / name for name in (JSON_NAME, MARKDOWN_NAME, PLOT)]
@@ -76,7 +101,7 @@ def plot(path: Path, content: Mapping[str, Any]) -> None:
     names = [label(network, short=True, separator=",\n") for network in networks]
     panels: list[tuple[str, Sequence[float]]] = [("MACs, billions", [network["macs"] / 1e9 for network in networks])]
     panels += [
-        (f"{MAIN[task]} on {name}", [network["scores"][name][MAIN[task]] for network in networks])
+        (f"{MAIN[task]} on {name}", [network["scores"][name].get(MAIN[task], 0.0) for network in networks])
         for name in networks[0]["scores"]
     ]
     panels += [

@@ -84,6 +84,12 @@ class SomeRows:
         return self.rows.read(self.indices[index])
 
 
+def in_memory(rows: Rows) -> ArrayRows:
+    """All rows, read once."""
+    read = [rows.read(index) for index in range(len(rows))]
+    return ArrayRows({name: torch.stack([row[name] for row in read]) for name in read[0]})
+
+
 class Data(Protocol):
     """A data set. name: as it was given. labels: classes by number; the numbers in its rows are these."""
 
@@ -211,7 +217,7 @@ class _Coco:
                 f"{self.folder / 'annotations'}: no instances_{stem}*.json; expected {KINDS['coco']}"
             )  # fmt: skip
         images = self.folder / annotations[0].stem.removeprefix("instances_")
-        return CocoBoxes(images, annotations[0], self.framing, self.labels)
+        return CocoBoxes(images, annotations[0], self.framing, self.labels, empty=part == "test")
 
 
 class _Road:

@@ -34,7 +34,7 @@ from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precis
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
 _VARY: dict[Task, Vary] = {"boxes": vary_detection, "lanes": vary_lanes}
 #: A pixel of a true mask is lane when two fifths of it are, of 255.
-_LANE_SHARE = 102
+LANE_SHARE = 102
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def score_rows(
                 mask = batch["mask"][k, 0].cpu().numpy()
                 lanes = decoder(leaves, mask.shape)
                 assert isinstance(lanes, Lanes)
-                counted.add(lanes.mask, mask >= _LANE_SHARE)
+                counted.add(lanes.mask, mask >= LANE_SHARE)
         return counted.scores()
     detections: list[Detections] = []
     truths: list[Truth] = []

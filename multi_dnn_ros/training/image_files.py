@@ -70,8 +70,12 @@ class CocoBoxes:
     Crowds become boxes that count neither way. Categories are matched to the network's labels by name.
     """
 
-    def __init__(self, images: Path, annotations: Path, framing: Preprocess, labels: Sequence[str]) -> None:
-        """DatasetError names the file and what is expected."""
+    def __init__(
+        self, images: Path, annotations: Path, framing: Preprocess, labels: Sequence[str], *, empty: bool = False
+    ) -> None:
+        """empty: none of the images may show an object, as where false detections are counted. DatasetError names the
+        file and what is expected.
+        """
         if not images.is_dir():
             raise DatasetError(f"{images}: no such folder of images")
         content = _json(annotations)
@@ -99,7 +103,7 @@ class CocoBoxes:
             raise DatasetError(
                 f"{annotations}: categories {_few(names.values())}; the network's classes are {_few(labels)}"
             )
-        if not any(boxes.values()):
+        if not empty and not any(boxes.values()):
             raise DatasetError(f"{annotations}: no box of the classes {_few(labels)}")
         for name, width, height in entries.values():
             if Path(name).is_absolute() or ".." in Path(name).parts:

@@ -40,6 +40,10 @@ class Truth:
         return cls(boxes[own >= 0], own[own >= 0], ignored)
 
 
+class NoTruth(ValueError):
+    """Images without a true box: average precision has no meaning."""
+
+
 class Found(Protocol):
     """What was detected in one image; `Detections` fits.
 
@@ -62,7 +66,7 @@ def mean_average_precision(
     predictions: one an image. ignore: a detection that lies on an ignored box counts neither for nor against (COCO's
     crowd rule); otherwise it is a false one.
     Returns "map50" (IoU 0.5, mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to
-    0.95). Raises ValueError when the two sequences differ in length or hold no true box.
+    0.95). Raises ValueError when the two sequences differ in length, NoTruth when there is no true box.
     """
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -70,7 +74,7 @@ def mean_average_precision(
     if len(predictions) != len(truths):
         raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
     if not any(len(truth.boxes) for truth in truths):
-        raise ValueError(f"no true box in {len(truths)} images: average precision has no meaning")
+        raise NoTruth(f"no true box in {len(truths)} images: average precision has no meaning")
     annotations = [
         row for image, truth in enumerate(truths, 1) for row in _true_rows(image, truth, len(labels), ignore)
     ]

@@ -20,7 +20,7 @@ from multi_dnn_ros.models.decoders.yolo import YoloDecoder
 from multi_dnn_ros.models.networks import DetectorNet, build
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.training.batches import Inputs
-from multi_dnn_ros.training.data import SEEDS, Rows, Task, drive_rows, road_rows
+from multi_dnn_ros.training.data import SEEDS, Data, Rows, Task, Wanted, drive_rows, in_memory, open_data, road_rows
 from multi_dnn_ros.training.datasets import RenderSpec, RoadFrame, SceneArrays
 from multi_dnn_ros.training.exercise import MAIN, Exercise, make_batches, score_rows
 from multi_dnn_ros.training.loop import Loss, Schedule
@@ -78,28 +78,49 @@ def lane_exercise(
     if road:
         sets.append(drive_rows(road, recipe.input_size))
     decoder = LaneDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.5)
-    return _exercise(recipe, "lanes", sets, choice, LaneLoss(), decoder, device)
+    return _exercise(recipe, "lanes", sets, [road_rows(choice, "lanes", recipe.labels)], LaneLoss(), decoder, device)
 
 
-def detector_exercise(recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, device: torch.device) -> Exercise:
-    """Generated scenes; objects of other classes do not exist for the network."""
+def real_images(recipe: Recipe, folder: Path) -> Data:
+    """Images with boxes in `folder`, in COCO's layout, framed for the network. DatasetError."""
+    framing = Preprocess(*recipe.input_size)
+    return open_data(f"coco:{folder}", Wanted("boxes", framing, recipe.labels))
+
+
+def detector_exercise(
+    recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, device: torch.device, real: Data | None = None
+) -> Exercise:
+    """Generated scenes; objects of other classes do not exist for the network.
+
+    real: real images, repeated until they make up a fifth of what is shown; the best epoch is then chosen by the mean
+    of the scores on the generated scenes and on the choice part of these.
+    """
     decoder = YoloDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.01, iou_threshold=0.6)
     loss = DetectionLoss(recipe.input_size, DetectorNet.STRIDES)
-    return _exercise(recipe, "boxes", [road_rows(scenes, "boxes", recipe.labels)], choice, loss, decoder, device)
+    sets: list[Rows] = [road_rows(scenes, "boxes", recipe.labels)]
+    shown: list[Rows] = [road_rows(choice, "boxes", recipe.labels)]
+    if real is not None:
+        sets.append(in_memory(real.part("train")))
+        shown.append(in_memory(real.part("choice")))
+    return _exercise(recipe, "boxes", sets, shown, loss, decoder, device)
 
 
 def _exercise(
-    recipe: Recipe, task: Task, sets: Sequence[Rows], choice: SceneArrays, loss: Loss, decoder: Decoder,
+    recipe: Recipe, task: Task, sets: Sequence[Rows], choice: Sequence[Rows], loss: Loss, decoder: Decoder,
     device: torch.device,
 ) -> Exercise:  # fmt: skip
     inputs = Inputs(recipe.input_size)
-    shown = road_rows(choice, task, recipe.labels)
+    main = MAIN[task]
 
     def score(network: nn.Module) -> dict[str, float]:
-        return score_rows(network, task, shown, inputs, decoder, recipe.labels)
+        each = [score_rows(network, task, rows, inputs, decoder, recipe.labels) for rows in choice]
+        if len(each) == 1:
+            return each[0]
+        own = {f"{main}_{name}": scores[main] for name, scores in zip(("generated", "real"), each, strict=True)}
+        return {main: sum(own.values()) / len(own), **own}
 
     batches = make_batches(sets, task, inputs, recipe.batch_size, recipe.schedule.seed, device)
-    return Exercise(batches, loss, score, MAIN[task])
+    return Exercise(batches, loss, score, main)
 
 
 def provenance(recipe: Recipe, data: dict[str, Any], best: dict[str, float], epoch: int) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
+from multi_dnn_ros.models.decoders.base import DEFAULT_SCORE_THRESHOLD
 from multi_dnn_ros.models.dnn import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.results import Detections, Lanes
@@ -41,6 +43,24 @@ def test_builtin(role: str, labels: tuple[str, ...], suffix: str) -> None:
     assert isinstance(run(dnn, np.zeros((48, 64, 3), np.uint8)), Lanes if role == "lane" else Detections)
 
 
+def test_a_builtin_brings_its_own_score_threshold() -> None:
+    for model, own in SCORE_THRESHOLDS.items():
+        role = model.partition("_")[0]
+        decoder = load_dnn(role, config(role=role, model=f"builtin:{model}")).decoder
+        assert decoder.score_threshold == own, model
+        decoder.score_threshold = 0.3
+        assert decoder.score_threshold == 0.3
+        decoder.score_threshold = 0.0  # as the parameter may be set while the node runs
+        assert decoder.score_threshold == own, model
+    chosen = config(role="object", model="builtin:object", score_threshold=0.25)
+    assert load_dnn("object", chosen).decoder.score_threshold == 0.25
+
+
+def test_another_model_has_the_common_score_threshold() -> None:
+    dnn = load_dnn("object", config(model=f"torchvision:{BUILDER}", weights="random"))
+    assert dnn.decoder.score_threshold == DEFAULT_SCORE_THRESHOLD == 0.4
+
+
 def test_torchvision_detector_equals_its_own_forward() -> None:
     """Decoder and preprocessing of ours, against the model as torchvision runs it."""
     torch.manual_seed(0)
@@ -65,7 +85,7 @@ def test_exported_program(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(dnn.module, dnn.example_inputs()), file)
     copy = load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car", "truck"], resize="stretch"))
     image = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-    copy.decoder.score_threshold = dnn.decoder.score_threshold = 0.0
+    copy.decoder.score_threshold = dnn.decoder.score_threshold = 1e-9
     np.testing.assert_allclose(run(copy, image).scores, run(dnn, image).scores, atol=1e-5)
     with pytest.raises(ModelError, match=r"shape \(1, 6, 2268\), but decoder yolo with 1 classes"):
         load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car"]))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -38,6 +41,48 @@ def test_a_role_is_trained_and_written(role: str, tmp_path: Path, capsys: pytest
     assert header["training"]["kept_epoch"] == said["epoch"]
     assert main(arguments(role, tmp_path)) == 0  # goes on from the checkpoint: nothing left to do
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == said
+
+
+def real_images(folder: Path) -> Path:
+    """COCO folder of two grey images each to learn from and to choose by; on one of each there is a pedestrian."""
+    for part in ("train", "val"):
+        (folder / part).mkdir(parents=True)
+        (folder / "annotations").mkdir(exist_ok=True)
+        images = [{"id": k, "file_name": f"{k}.png", "width": 192, "height": 128} for k in (1, 2)]
+        for image in images:
+            cv2.imwrite(str(folder / part / str(image["file_name"])), np.full((128, 192, 3), 90, np.uint8))
+        content = {
+            "images": images,
+            "categories": [{"id": 1, "name": "pedestrian"}],
+            "annotations": [{"image_id": 1, "category_id": 1, "bbox": [20, 20, 20, 60]}],
+        }
+        (folder / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_real_images_are_learned_from_beside_the_scenes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training goes on from weights that are there, and the file says what they and the images were."""
+    assert main(arguments("pedestrian", tmp_path)) == 0
+    begun = tmp_path / "pedestrian.safetensors"
+    more = [*arguments("pedestrian", tmp_path), "--real", str(real_images(tmp_path / "real")), "--start", str(begun)]
+    more[more.index("--out") + 1] = str(tmp_path / "better.safetensors")
+    more[more.index("--resume") + 1] = str(tmp_path / "other.ckpt")
+    assert main(more) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert said["map50"] == pytest.approx((said["map50_generated"] + said["map50_real"]) / 2)
+    with safe_open(tmp_path / "better.safetensors", "pt") as file:
+        data = json.loads(file.metadata()["training"])["data"]
+    assert data["real"] == {"images": 2, "choice": 2}
+    assert data["start"]["weights"] == "pedestrian.safetensors"
+    assert data["start"]["sha256"] == hashlib.sha256(begun.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("option", "said"), [("--start", "there is no such file"), ("--real", "no instances_train")])
+def test_what_is_missing_is_one_line(
+    option: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments("object", tmp_path), option, str(tmp_path / "nowhere")]) == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_missing_road_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,8 @@ from multi_dnn_ros.models.results import Decoded, Detections, OutputError
 
 #: Most boxes that go into non-maximum suppression; its time grows with their square.
 MAX_CANDIDATES = 4096
+#: Score threshold of a model that does not bring its own.
+DEFAULT_SCORE_THRESHOLD = 0.4
 
 
 def total_of(values: torch.Tensor) -> torch.Tensor:
@@ -49,8 +51,9 @@ class Decoder:
     """Raw outputs of a network on the CPU and the source image's (H, W) -> Detections or Lanes.
 
     preprocess: how the image became the network's input. labels: class names by index. keep: names of the classes to
-    report, empty: all. score_threshold (0..1), iou_threshold (0..1) and max_detections may be set at any time; a call
-    that is under way may still use the old values. Raises ValueError as :meth:`check_labels` does.
+    report, empty: all. score_threshold (0..1; 0 stands for own_threshold, the model's own), iou_threshold (0..1) and
+    max_detections may be set at any time; a call that is under way may still use the old values. Raises ValueError as
+    :meth:`check_labels` does.
     """
 
     #: Name in the configuration.
@@ -62,7 +65,8 @@ class Decoder:
         labels: Sequence[str],
         *,
         keep: Sequence[str] = (),
-        score_threshold: float = 0.4,
+        score_threshold: float = 0.0,
+        own_threshold: float = DEFAULT_SCORE_THRESHOLD,
         iou_threshold: float = 0.5,
         max_detections: int = 100,
     ) -> None:
@@ -70,6 +74,7 @@ class Decoder:
         self.preprocess = preprocess
         self.labels = tuple(labels)
         self.kept = tuple(index for index, label in enumerate(labels) if label in keep)
+        self.own_threshold = own_threshold
         self.score_threshold = score_threshold
         self.iou_threshold = iou_threshold
         self.max_detections = max_detections
@@ -80,6 +85,15 @@ class Decoder:
         unknown = [label for label in keep if label not in labels]
         if unknown:
             raise ValueError(f"keep = {list(keep)}: no class {unknown[0]!r}; allowed: {', '.join(labels)}")
+
+    @property
+    def score_threshold(self) -> float:
+        """The threshold in effect: never the 0 that stands for the model's own."""
+        return self._score_threshold
+
+    @score_threshold.setter
+    def score_threshold(self, value: float) -> None:
+        self._score_threshold = value or self.own_threshold
 
     def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
         """Decode one frame. Raises OutputError for a wrong number, shape or class count and for NaN or infinity."""

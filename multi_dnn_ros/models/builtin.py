@@ -1,0 +1,29 @@
+"""The networks that come with the package: what their weights were trained on decides how they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from multi_dnn_ros.schema import DnnConfig
+
+_PREFIX = "builtin:"
+#: Score threshold of each, chosen on real roads (docs/models.md; results/builtin_real_roads.json).
+SCORE_THRESHOLDS = {
+    "lane": 0.4,
+    "lane_small": 0.4,
+    "object": 0.8,
+    "object_small": 0.8,
+    "pedestrian": 0.8,
+    "pedestrian_small": 0.8,
+}
+
+
+def builtin_notice(dnns: Mapping[str, DnnConfig]) -> str:
+    """One line for the log about those of `dnns` that are built-in networks; empty when none is."""
+    names = [name for name, settings in dnns.items() if settings.model.startswith(_PREFIX)]
+    if not names:
+        return ""
+    return (
+        f"built-in networks ({', '.join(names)}) were trained on generated roads and are for trying things out; "
+        "docs/models.md says how well they do on real roads"
+    )

@@ -1,0 +1,162 @@
+"""Precision and recall of a DNN at each score threshold: what parameter score_threshold is chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.models.decoders.base import Decoder
+from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.training.batches import Inputs
+from multi_dnn_ros.training.data import Rows
+from multi_dnn_ros.training.datasets import IGNORED
+from multi_dnn_ros.training.exercise import LANE_SHARE, answers
+from multi_dnn_ros.training.metrics import Found, LaneScore, Truth
+
+THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
+#: A detection and a true box are one object from this overlap on, as in mAP@0.5.
+_SAME = 0.5
+#: NMS as the node does it at its default.
+_NODE_IOU = 0.5
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """What a score threshold gives: shares 0..1, None where there is nothing to divide by.
+
+    false_per_image: detections that are none; None for lanes, whose precision and recall are of pixels.
+    """
+
+    threshold: float
+    precision: float | None
+    recall: float | None
+    false_per_image: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: None if value is None else round(value, 4) for name, value in asdict(self).items()}
+
+
+def least_threshold(points: Iterable[OperatingPoint], precision: float) -> OperatingPoint | None:
+    """The lowest threshold from which on precision stays at or over `precision`: the most recall that it allows."""
+    chosen: OperatingPoint | None = None
+    for point in sorted(points, key=lambda point: -point.threshold):
+        if point.precision is not None and point.precision < precision:
+            break
+        if point.precision is not None:
+            chosen = point
+    return chosen
+
+
+def box_points(
+    predictions: Sequence[Found], truths: Sequence[Truth], thresholds: Sequence[float] = THRESHOLDS
+) -> list[OperatingPoint]:
+    """Operating points of a detector, all classes together.
+
+    predictions, truths: one per image. A detection is right when it overlaps (IoU at least 0.5) a true box of its class
+    that no detection of higher score took. One that lies with half of its area or more in an ignored box counts
+    neither way. ValueError when the two differ in length.
+    """
+    if len(predictions) != len(truths):
+        raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
+    scores: list[float] = []
+    right: list[bool] = []
+    for found, truth in zip(predictions, truths, strict=True):
+        for score, verdict in _judged(found, truth):
+            scores.append(score)
+            right.append(verdict)
+    total = sum(len(truth.boxes) for truth in truths)
+    score_of, is_right = np.array(scores, np.float64), np.array(right, bool)
+    points = []
+    for threshold in thresholds:
+        kept = score_of >= threshold
+        found_count, right_count = int(kept.sum()), int((kept & is_right).sum())
+        points.append(
+            OperatingPoint(
+                threshold,
+                right_count / found_count if found_count else None,
+                right_count / total if total else None,
+                (found_count - right_count) / len(truths) if truths else None,
+            )
+        )
+    return points
+
+
+def _judged(found: Found, truth: Truth) -> Iterator[tuple[float, bool]]:
+    """(score, whether it is right) of each detection of an image that counts."""
+    taken = np.zeros(len(truth.boxes), bool)
+    ignored = truth.ignored if truth.ignored is not None else np.zeros((0, 4), np.float32)
+    for k in np.argsort(-found.scores, kind="stable"):
+        box = found.boxes[k]
+        common = _common(box, truth.boxes)
+        overlap = common / np.maximum(_area(box) + _area(truth.boxes) - common, 1e-9)
+        overlap[taken | (truth.class_ids != found.class_ids[k])] = 0.0
+        if len(overlap) and overlap.max() >= _SAME:
+            taken[overlap.argmax()] = True
+            yield float(found.scores[k]), True
+        elif not len(ignored) or (_common(box, ignored) / np.maximum(_area(box), 1e-9)).max() < 0.5:
+            yield float(found.scores[k]), False
+
+
+def _area(boxes: npt.NDArray[np.float32]) -> Any:
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def _common(box: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Area that `box` (4,) shares with each of `boxes` (N, 4)."""
+    low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
+    return np.asarray(np.prod(np.clip(high - low, 0.0, None), axis=1))
+
+
+def operating_points(
+    network: nn.Module, rows: Rows, inputs: Inputs, decoder: Decoder, batch_size: int = 64, progress: str = ""
+) -> list[OperatingPoint]:
+    """Operating points of a network in eval mode on `rows` of boxes or lanes; boxes pass NMS as the node does it.
+
+    Boxes are compared in the network's input, lanes as LaneScore does. The decoder has its thresholds back afterwards.
+    """
+    before = decoder.score_threshold, decoder.iou_threshold
+    decoder.iou_threshold = _NODE_IOU
+    detections: list[Found] = []
+    truths: list[Truth] = []
+    lanes = {threshold: LaneScore() for threshold in THRESHOLDS}
+    try:
+        for outputs, batch in answers(network, rows, inputs, batch_size, progress):
+            leaves = [leaf.float().cpu() for leaf in pytree.tree_leaves(outputs)]
+            for k in range(len(leaves[0])):
+                own = [leaf[k : k + 1] for leaf in leaves]
+                if "mask" in batch:
+                    _add_lanes(decoder, own, batch["mask"][k, 0], lanes)
+                    continue
+                decoder.score_threshold = THRESHOLDS[0]
+                height, width = batch["image"].shape[2:]
+                result = decoder(own, (height, width))
+                assert isinstance(result, Detections)
+                detections.append(result)
+                boxes, classes = batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()
+                truths.append(Truth(boxes[classes >= 0], classes[classes >= 0], boxes[classes == IGNORED]))
+    finally:
+        decoder.score_threshold, decoder.iou_threshold = before
+    if truths:
+        return box_points(detections, truths)
+    return [
+        OperatingPoint(threshold, score.precision if score.predicted else None, score.recall if score.true else None)
+        for threshold, score in lanes.items()
+    ]
+
+
+def _add_lanes(
+    decoder: Decoder, outputs: Sequence[torch.Tensor], mask: torch.Tensor, scores: dict[float, LaneScore]
+) -> None:
+    true = mask.cpu().numpy()
+    for threshold, score in scores.items():
+        decoder.score_threshold = threshold
+        found = decoder(outputs, true.shape)
+        assert isinstance(found, Lanes)
+        score.add(found.mask, true >= LANE_SHARE)
