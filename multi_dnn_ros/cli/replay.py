@@ -157,7 +157,7 @@ def _replay(
             for name, msgtype in OUTPUT_TOPICS[config.dnns[task.name].role].items():
                 writer.add_topic(f"{args.node}/{camera}/{task.name}/{name}", msgtype)
     labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if config.dnns[name].role != "lane"}
-    thresholds = {name: dnn.score_threshold for name, dnn in config.dnns.items()}
+    thresholds = {name: dnn.decoder.score_threshold for name, dnn in pipeline.dnns.items()}
     replay = Replay(
         pipeline.tasks,
         topics,
