@@ -95,6 +95,7 @@ def test_outputs_that_are_not_finite_are_counted_and_told(bench: Bench) -> None:
 def test_another_type_on_the_topic_is_silence_not_harm(bench: Bench) -> None:
     start(bench, {"stale_after_s": 0.3})
     wrong = bench.peer.create_publisher(CompressedImage, "/front/image_raw", 10)
+    bench.until(lambda: bench.nodes[0].count_publishers("/front/image_raw") == 1, "the node to find the publisher")
     for _ in range(5):
         wrong.publish(CompressedImage(format="jpeg", data=b"x" * 100))
         bench.executor.spin_once(timeout_sec=0.05)
