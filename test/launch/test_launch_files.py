@@ -133,3 +133,30 @@ def test_show_args_teaches() -> None:
         for name, text in arguments(path).items():
             assert f"'{name}':" in done.stdout
             assert text in " ".join(done.stdout.split())
+
+
+AROUND = """
+from launch import LaunchDescription
+from launch.actions import GroupAction, IncludeLaunchDescription
+from launch.launch_description_sources import PythonLaunchDescriptionSource
+from launch_ros.actions import PushRosNamespace
+
+
+def generate_launch_description():
+    node = IncludeLaunchDescription(
+        PythonLaunchDescriptionSource({file!r}), launch_arguments={{"params_file": {params!r}}}.items()
+    )
+    return LaunchDescription([GroupAction([PushRosNamespace("left"), node])])
+"""
+
+
+def test_a_namespace_around_the_launch_file_is_part_of_the_nodes_name(tmp_path: Path) -> None:
+    pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
+    params = tmp_path / "robot.yaml"
+    params.write_text("/right/multi_dnn:\n  ros__parameters: {workers: 1}\n")
+    around = tmp_path / "left.launch.py"
+    around.write_text(AROUND.format(file=str(FOLDER / "multi_dnn.launch.py"), params=str(params)))
+    command = ["ros2", "launch", str(around)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "no parameters for node /left/multi_dnn; its sections are for /right/multi_dnn" in done.stdout + done.stderr
