@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint unit install clean
+.PHONY: demo test test-rclpy lint unit install clean
 
 demo: install ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
@@ -20,6 +20,10 @@ lint: install
 unit: install
 	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 --dist loadfile --ignore test/gpu
 	$(BIN)/python -m pytest test/gpu # a GPU is theirs alone: they capture graphs, and look at its clock
+
+test-rclpy: install ## rclpy's own tests on the standalone runtime; RCLPY is a checkout of ros2/rclpy, branch jazzy
+	$(BIN)/python test/standalone/rclpy_suite/run.py "$(RCLPY)" --output results/rclpy_suite.json
+	$(BIN)/python test/standalone/rclpy_suite/unclaimed.py "$(RCLPY)"
 
 install: $(INSTALLED)
 

@@ -133,7 +133,8 @@ class Executor(Surface):
         self._nodes: list[Node] = []
         self._lock = threading.RLock()
         self._ready: deque[Waitable] = deque()
-        self._tasks: deque[Task] = deque()  # those that can go on at once
+        self._tasks: list[Task] = []  # those that can go on at once
+        self._task_round: deque[Task] = deque()
         self._ends: dict[Task, Callable[[], None]] = {}
         self._task_is_next = True
         self._is_shutdown = False
@@ -165,9 +166,9 @@ class Executor(Surface):
         return task
 
     def adopt(self, task: Task, end: Callable[[], None]) -> None:
-        """Run a task while spinning, and call `end()` when it has ended."""
+        """Begin a task now and go on with it while spinning; call `end()` when it has ended."""
         self._ends[task] = end
-        self._go_on(task)
+        self._run_task(task)
 
     def _go_on(self, task: Task) -> None:
         with self._lock:
@@ -183,7 +184,7 @@ class Executor(Surface):
         elif task.awaits is None:
             self._go_on(task)
         else:
-            task.awaits.add_done_callback(lambda _: self._go_on(task))
+            task.awaits.resume_when_done(lambda: self._go_on(task))
 
     def add_node(self, node: Node) -> bool:
         """Run a node's callbacks too; return False when that was so already."""
@@ -286,8 +287,8 @@ class Executor(Surface):
             self._wait.wait(conditions, timeout_ns)
 
     def _claim(self, waitables: list[Waitable]) -> _Claim | None:
-        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others; tasks
-        # and entities take turns, so that a coroutine that never waits starves nobody.
+        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others.
+        # Tasks and entities take turns, so that a coroutine that never waits starves nobody.
         with self._lock:
             self._task_is_next = not self._task_is_next
             found = self._claim_task() if self._task_is_next else None
@@ -298,7 +299,11 @@ class Executor(Surface):
             return found or self._claim_task()
 
     def _claim_task(self) -> _Claim | None:
-        return _Claim(self, functools.partial(self._run_task, self._tasks.popleft())) if self._tasks else None
+        # As in rclpy, the newest task comes first, and each has its turn before any of them comes again.
+        if not self._task_round:
+            self._task_round.extend(reversed(self._tasks))
+            self._tasks.clear()
+        return _Claim(self, functools.partial(self._run_task, self._task_round.popleft())) if self._task_round else None
 
     def _claim_ready(self, waitables: list[Waitable]) -> _Claim | None:
         while self._ready:

@@ -88,6 +88,7 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
     "rclpy.subscription": _names(topics="Subscription"),
     "rclpy.task": _names(futures="Future Task"),
     "rclpy.time": _names(clock="Time"),
+    "rclpy.time_source": _names(time_source="CLOCK_TOPIC USE_SIM_TIME_NAME"),
     "rclpy.type_description_service": _names(type_description="START_TYPE_DESCRIPTION_SERVICE_PARAM"),
     "rclpy.timer": _names(entities="Timer"),
     "rclpy.utilities": _names(

@@ -184,5 +184,6 @@ def _takes_two_arguments(callback: Callable[..., Any]) -> bool:
             continue
         return len(arguments) == 2
     raise RuntimeError(
-        f"Subscription: the callback must be callable with the message, or with the message and its info, not {callback!r}"
+        "Subscription: the callback must be callable with the message, or with the message and its info, "
+        f"not {callback!r}"
     )

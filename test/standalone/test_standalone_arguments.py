@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.standalone import errors, names
 from multi_dnn_ros.standalone.arguments import parse, remove_ros_args
-from multi_dnn_ros.standalone.logs import LoggingSeverity
+from multi_dnn_ros.standalone.log_sites import LoggingSeverity
 from multi_dnn_ros.standalone.missing import UnsupportedError
 from multi_dnn_ros.standalone.yaml_values import ParameterFileError, load_parameter_file, parse_value
 

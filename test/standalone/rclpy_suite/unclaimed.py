@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,7 +91,7 @@ def _add_members(found: Names, module: str, definition: ast.ClassDef) -> None:
     own = getattr(importlib.import_module(module), definition.name)
     have = _own_attributes(own) if isinstance(own, type) else set()
     for name, _ in _defined(definition.body):
-        if _is_public(name) and name not in have:
+        if _is_public(name) and (name == "handle" or (name not in have and not hasattr(own, name))):
             found.setdefault(f"{module}.{definition.name}", []).append(name)
 
 
@@ -149,7 +150,7 @@ def touch(owner: str, name: str) -> Any:
         return getattr(importlib.import_module(owner), name)
     module, _, cls = owner.rpartition(".")
     kind = getattr(importlib.import_module(module), cls)
-    return getattr(object.__new__(kind), name)
+    return getattr(kind if issubclass(kind, Enum) else object.__new__(kind), name)
 
 
 if __name__ == "__main__":
