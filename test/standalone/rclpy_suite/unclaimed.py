@@ -141,11 +141,13 @@ def entries(page: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def touch(owner: str, name: str) -> Any:
-    """Use a name of the list as a program would: `owner` is a module, or a module and its class.
+    """Use a name of the list as a program would: `owner` is a module, or a module and its class; "" imports a module.
 
     Raises:
         ImportError, AttributeError: which say that the runtime has not got it.
     """
+    if not name:
+        return importlib.import_module(owner)
     if owner in SURFACE:
         return getattr(importlib.import_module(owner), name)
     module, _, cls = owner.rpartition(".")
