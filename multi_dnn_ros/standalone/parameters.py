@@ -65,6 +65,9 @@ class ParameterTypes(Enum):
         return any(number == self.value and isinstance(value, kind) for kind, number in _SCALARS.items())
 
 
+ParameterTypes.__name__, ParameterTypes.__qualname__ = "Type", "Parameter.Type"  # as messages and pickles name it
+
+
 class Parameter(Surface):
     """A parameter's name, type and value."""
 

@@ -12,7 +12,7 @@ from multi_dnn_ros.standalone.clock import Duration
 from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, hash_user_data
 from multi_dnn_ros.standalone.entities import Waitable, Work
 from multi_dnn_ros.standalone.errors import InvalidHandle
-from multi_dnn_ros.standalone.messages import Message
+from multi_dnn_ros.standalone.messages import Message, Service
 from multi_dnn_ros.standalone.missing import Surface
 from multi_dnn_ros.standalone.qos import QoSProfile, to_dds
 
@@ -24,7 +24,10 @@ def check_message_type(msg_type: _TypeT) -> _TypeT:
 
     Raises:
         AttributeError: names what was given instead; rclpy misses an attribute of generated classes.
+        RuntimeError: for a service's class.
     """
+    if isinstance(msg_type, type) and issubclass(msg_type, Service):
+        raise RuntimeError(f"The message type provided is not valid ({msg_type}), this might be a service or action")
     if not (isinstance(msg_type, type) and issubclass(msg_type, Message) and "/msg/" in msg_type.__msgtype__):
         raise AttributeError(f"a message class such as std_msgs.msg.String is expected, not {msg_type!r}")
     return msg_type

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -215,4 +216,11 @@ def _float(text: str) -> float | None:
             return None
     except OverflowError:
         return None
-    return None if math.isinf(number) else number
+    # strtod reports numbers that are too large, and those too small for full precision.
+    too_small = abs(number) < sys.float_info.min and any(digit in "123456789abcdef" for digit in _mantissa(text))
+    return None if math.isinf(number) or too_small else number
+
+
+def _mantissa(text: str) -> str:
+    lower = text.lower()
+    return lower.partition("x")[2].partition("p")[0] if "x" in lower else lower.partition("e")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import math
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,10 @@ def test_names_given_and_resolved(ros: Any) -> None:
         node.create_subscription(String, "{robot}/x", print, 1)
     with pytest.raises(ValueError, match="topic name '42' is invalid"):
         node.count_publishers("42")
+    with pytest.raises(RuntimeError, match="this might be a service"):
+        node.create_publisher(Empty, "x", 1)
+    with pytest.raises(RuntimeError, match="this might be a message"):
+        node.create_client(String, "x")
     with pytest.raises(AttributeError, match="cannot be modified"):
         node.handle = None
 
@@ -80,6 +85,8 @@ def test_a_timer_without_callback_is_given_one_later(ros: Any, spin_until: Calla
     spin_until(node, called.is_set)
     with pytest.raises(TypeError, match="must be callable, not 3"):
         node.create_timer(1.0, 3)
+    with pytest.raises(RuntimeError, match="timer period must be non-negative"):
+        node.create_timer(-1.0, None)
 
 
 def test_a_subscription_takes_one_argument_or_two(ros: Any) -> None:
@@ -191,6 +198,8 @@ def test_values_of_parameters_have_the_types_of_rclpy() -> None:
     from rcl_interfaces.msg import ParameterValue
     from rclpy.parameter import Parameter, parameter_value_to_python
 
+    assert str(Parameter.Type.BOOL) == "Type.BOOL"
+    assert pickle.loads(pickle.dumps(Parameter.Type.BOOL)) is Parameter.Type.BOOL  # noqa: S301 (our own bytes)
     assert Parameter("p", value=[1, True]).type_ is Parameter.Type.INTEGER_ARRAY
     assert Parameter("p", value=array.array("d", [1.0])).type_ is Parameter.Type.DOUBLE_ARRAY
     assert Parameter("p", value=[]).type_ is Parameter.Type.BYTE_ARRAY
