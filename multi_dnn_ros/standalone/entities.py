@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from multi_dnn_ros.standalone.callback_groups import CallbackGroup
-from multi_dnn_ros.standalone.clock import S_TO_NS, Clock, ROSClock
+from multi_dnn_ros.standalone.clock import Clock, ROSClock
 from multi_dnn_ros.standalone.errors import InvalidHandle, RCLError
 from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.time_values import S_TO_NS
 
 Work: TypeAlias = Callable[[], Any]
 

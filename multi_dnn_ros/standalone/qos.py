@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from cyclonedds.core import Policy, Qos
 
-from multi_dnn_ros.standalone.clock import Duration
 from multi_dnn_ros.standalone.missing import Surface, UnsupportedError, missing
+from multi_dnn_ros.standalone.time_values import Duration
 
 # How long a writer may block when a reader does not keep up. Every writer here keeps the last N samples only, so it
 # does not block on its history; this bounds the wait on the transmit window. rmw waits for ever, holding the GIL here.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 from multi_dnn_ros.standalone import logs
-from multi_dnn_ros.standalone.clock import Time
 from multi_dnn_ros.standalone.errors import InvalidHandle
 from multi_dnn_ros.standalone.log_sites import LoggingSeverity
 from multi_dnn_ros.standalone.messages import message_class
+from multi_dnn_ros.standalone.time_values import Time
 from multi_dnn_ros.standalone.topics import Publisher
 
 

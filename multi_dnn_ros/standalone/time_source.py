@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from multi_dnn_ros.standalone.clock import ROSClock, Time
+from multi_dnn_ros.standalone.clock import ROSClock
 from multi_dnn_ros.standalone.messages import message_class
 from multi_dnn_ros.standalone.parameters import Parameter, ParameterTypes
 from multi_dnn_ros.standalone.qos import qos_profile_clock
+from multi_dnn_ros.standalone.time_values import Time
 
 if TYPE_CHECKING:
     from multi_dnn_ros.standalone.node import Node

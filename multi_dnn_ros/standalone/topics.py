@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from multi_dnn_ros.standalone import cdr, logs
 from multi_dnn_ros.standalone.callback_groups import CallbackGroup
-from multi_dnn_ros.standalone.clock import Duration
 from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, hash_user_data
 from multi_dnn_ros.standalone.entities import Waitable, Work
 from multi_dnn_ros.standalone.errors import InvalidHandle
 from multi_dnn_ros.standalone.messages import Message, Service
 from multi_dnn_ros.standalone.missing import Surface
 from multi_dnn_ros.standalone.qos import QoSProfile, to_dds
+from multi_dnn_ros.standalone.time_values import Duration
 
 _TypeT = TypeVar("_TypeT", bound=type[Message])
 
