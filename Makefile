@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint unit test-gpu install clean
+.PHONY: demo test test-gpu test-rclpy lint unit install clean
 
 demo: install ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
@@ -22,6 +22,10 @@ unit: test-gpu
 
 test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, backends, training or benchmark: one part
 	$(BIN)/python -m pytest --durations 5 test/gpu/$(PART)
+
+test-rclpy: install ## rclpy's own tests on the standalone runtime; RCLPY is a checkout of ros2/rclpy, branch jazzy
+	$(BIN)/python test/standalone/rclpy_suite/run.py "$(RCLPY)" --output results/rclpy_suite.json
+	$(BIN)/python test/standalone/rclpy_suite/unclaimed.py "$(RCLPY)"
 
 install: $(INSTALLED)
 

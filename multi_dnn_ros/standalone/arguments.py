@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from multi_dnn_ros.standalone.errors import UnknownROSArgsError
-from multi_dnn_ros.standalone.logs import LoggingSeverity
+from multi_dnn_ros.standalone.log_sites import LoggingSeverity
 from multi_dnn_ros.standalone.missing import UnsupportedError, missing
 from multi_dnn_ros.standalone.names import RemapRule
 from multi_dnn_ros.standalone.yaml_values import ParameterFileError, Value, load_parameter_file, parse_value

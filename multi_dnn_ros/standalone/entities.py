@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from multi_dnn_ros.standalone.callback_groups import CallbackGroup
-from multi_dnn_ros.standalone.clock import S_TO_NS, Clock, ROSClock
-from multi_dnn_ros.standalone.errors import InvalidHandle
+from multi_dnn_ros.standalone.clock import Clock, ROSClock
+from multi_dnn_ros.standalone.errors import InvalidHandle, RCLError
 from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.time_values import S_TO_NS
 
 Work: TypeAlias = Callable[[], Any]
 
@@ -64,7 +65,7 @@ class Timer(Waitable):
     ) -> None:
         super().__init__(callback_group)
         if timer_period_ns < 0:
-            raise ValueError(f"a timer's period must not be negative, it is {timer_period_ns} ns")
+            raise RCLError(f"failed to create timer: timer period must be non-negative, not {timer_period_ns} ns")
         self.callback = callback
         self.clock = clock
         self._lock = threading.Lock()
@@ -84,7 +85,7 @@ class Timer(Waitable):
     @timer_period_ns.setter
     def timer_period_ns(self, value: int) -> None:
         if value < 0:
-            raise ValueError(f"a timer's period must not be negative, it is {value} ns")
+            raise RCLError(f"timer period must be non-negative, not {value} ns")
         self._period_ns = int(value)
 
     def _on_jump(self, difference_ns: int) -> None:

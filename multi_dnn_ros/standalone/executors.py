@@ -19,14 +19,11 @@ from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Final
 
-from cyclonedds.core import DDSException, WaitSet
-from cyclonedds.core import GuardCondition as DdsGuardCondition
-
-from multi_dnn_ros.standalone import dds
 from multi_dnn_ros.standalone.context import Context, get_default_context
 from multi_dnn_ros.standalone.entities import Waitable, Work
 from multi_dnn_ros.standalone.futures import Future, Task
 from multi_dnn_ros.standalone.missing import Surface
+from multi_dnn_ros.standalone.wait_set import Wait
 
 if TYPE_CHECKING:
     from multi_dnn_ros.standalone.node import Node
@@ -47,55 +44,6 @@ class ExternalShutdownException(Exception):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(args or ("The passed context is no longer ok",)))
-
-
-class _Wait:
-    """A DDS wait set with the guard condition that ends a wait."""
-
-    def __init__(self, context: Context) -> None:
-        self._lock = threading.Lock()  # held while waiting, so that nobody frees the wait set meanwhile
-        self._guard_lock = threading.Lock()
-        self._attached: set[Any] = set()
-        self._closed = False
-        self._guard = DdsGuardCondition(context.participant.entity)
-        self._set = WaitSet(context.participant.entity)
-        self._set.attach(self._guard)
-
-    def wait(self, conditions: set[Any], timeout_ns: int) -> None:
-        """Wait until a condition triggers, somebody calls :meth:`wake`, or the timeout ends."""
-        with self._lock:
-            if self._closed:
-                return
-            for condition in self._attached - conditions:
-                if hasattr(condition, "_ref"):
-                    with contextlib.suppress(DDSException):  # freed by another thread since
-                        self._set.detach(condition)
-                self._set.attached[:] = [entry for entry in self._set.attached if entry[0] is not condition]
-            for condition in conditions - self._attached:
-                try:
-                    self._set.attach(condition)
-                except (DDSException, AttributeError):  # freed by another thread since
-                    conditions = conditions - {condition}
-            self._attached = conditions
-            self._set.wait(timeout_ns)
-            self._guard.take()
-
-    def wake(self) -> None:
-        """End the wait that is under way, or the next one."""
-        with self._guard_lock:
-            if not self._closed:
-                self._guard.set(True)
-
-    def close(self) -> None:
-        """Free the wait set once nobody waits."""
-        self.wake()
-        with self._lock, self._guard_lock:
-            if not self._closed:
-                self._closed = True
-                self._set.attached.clear()  # freeing the set detaches them
-                dds.delete(self._set)
-                dds.delete(self._guard)
-                self._attached = set()
 
 
 class _Claim:
@@ -129,11 +77,12 @@ class Executor(Surface):
 
     def __init__(self, *, context: Context | None = None) -> None:
         self._context = context or get_default_context()
-        self._wait = _Wait(self._context)
+        self._wait = Wait(self._context)
         self._nodes: list[Node] = []
         self._lock = threading.RLock()
         self._ready: deque[Waitable] = deque()
-        self._tasks: deque[Task] = deque()  # those that can go on at once
+        self._tasks: list[Task] = []  # those that can go on at once
+        self._task_round: deque[Task] = deque()
         self._ends: dict[Task, Callable[[], None]] = {}
         self._task_is_next = True
         self._is_shutdown = False
@@ -165,9 +114,9 @@ class Executor(Surface):
         return task
 
     def adopt(self, task: Task, end: Callable[[], None]) -> None:
-        """Run a task while spinning, and call `end()` when it has ended."""
+        """Begin a task now and go on with it while spinning; call `end()` when it has ended."""
         self._ends[task] = end
-        self._go_on(task)
+        self._run_task(task)
 
     def _go_on(self, task: Task) -> None:
         with self._lock:
@@ -183,7 +132,7 @@ class Executor(Surface):
         elif task.awaits is None:
             self._go_on(task)
         else:
-            task.awaits.add_done_callback(lambda _: self._go_on(task))
+            task.awaits.resume_when_done(lambda: self._go_on(task))
 
     def add_node(self, node: Node) -> bool:
         """Run a node's callbacks too; return False when that was so already."""
@@ -286,8 +235,8 @@ class Executor(Surface):
             self._wait.wait(conditions, timeout_ns)
 
     def _claim(self, waitables: list[Waitable]) -> _Claim | None:
-        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others; tasks
-        # and entities take turns, so that a coroutine that never waits starves nobody.
+        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others.
+        # Tasks and entities take turns, so that a coroutine that never waits starves nobody.
         with self._lock:
             self._task_is_next = not self._task_is_next
             found = self._claim_task() if self._task_is_next else None
@@ -298,7 +247,11 @@ class Executor(Surface):
             return found or self._claim_task()
 
     def _claim_task(self) -> _Claim | None:
-        return _Claim(self, functools.partial(self._run_task, self._tasks.popleft())) if self._tasks else None
+        # As in rclpy, the newest task comes first, and each has its turn before any of them comes again.
+        if not self._task_round:
+            self._task_round.extend(reversed(self._tasks))
+            self._tasks.clear()
+        return _Claim(self, functools.partial(self._run_task, self._task_round.popleft())) if self._task_round else None
 
     def _claim_ready(self, waitables: list[Waitable]) -> _Claim | None:
         while self._ready:

@@ -18,6 +18,7 @@ from multi_dnn_ros.standalone.surface import SURFACE
 
 _ORIGIN: Final = "multi_dnn_ros.standalone"
 _lock = threading.Lock()
+_replaced: dict[tuple[str, str], Any] = {}  # module and name -> what stood there before a program replaced it
 
 
 def _missing(name: str) -> MissingFeatureError:
@@ -37,9 +38,9 @@ class _SurfaceModule(ModuleType):
         home = SURFACE[self.__name__].get(name)
         if home is None:
             raise _missing(f"{self.__name__}.{name}")
-        module, _, renamed = home.partition(":")  # "module", or "module:name there"
         try:
-            value = getattr(importlib.import_module(f"{_ORIGIN}.{module}"), renamed or name)
+            module, own_name = self._home(home, name)
+            return getattr(module, own_name)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "cyclonedds":
                 raise
@@ -48,16 +49,31 @@ class _SurfaceModule(ModuleType):
                 "cyclonedds; there are wheels for x86_64 only); elsewhere install a real ROS 2",
                 name="cyclonedds",
             ) from error
-        return value
+
+    # What a program replaces in rclpy's module, such as a test's stand-in, must count where the name is used; deleting
+    # it puts back what was there before, which is how `mock.patch` undoes a replacement.
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # What a program replaces in rclpy's module, a test's stand-in for one, must count where it is used.
         home = SURFACE.get(self.__name__, {}).get(name)
         if home is None:
             super().__setattr__(name, value)
-        else:
-            module, _, renamed = home.partition(":")
-            setattr(importlib.import_module(f"{_ORIGIN}.{module}"), renamed or name, value)
+            return
+        module, own_name = self._home(home, name)
+        _replaced.setdefault((self.__name__, name), getattr(module, own_name))
+        setattr(module, own_name, value)
+
+    def __delattr__(self, name: str) -> None:
+        home = SURFACE.get(self.__name__, {}).get(name)
+        if home is None or (self.__name__, name) not in _replaced:
+            super().__delattr__(name)
+            return
+        module, own_name = self._home(home, name)
+        setattr(module, own_name, _replaced.pop((self.__name__, name)))
+
+    @staticmethod
+    def _home(home: str, name: str) -> tuple[ModuleType, str]:
+        module, _, renamed = home.partition(":")  # "module", or "module:name there"
+        return importlib.import_module(f"{_ORIGIN}.{module}"), renamed or name
 
     def __dir__(self) -> list[str]:
         return sorted(SURFACE[self.__name__])

@@ -30,6 +30,7 @@ class Future(Surface):
         self._exception: Any = None
         self._exception_fetched = False
         self._callbacks: list[Callable[[Any], Any]] = []
+        self._resumes: list[Callable[[], Any]] = []
 
     def __del__(self) -> None:
         if getattr(self, "_exception", None) is not None and not self._exception_fetched:
@@ -82,6 +83,9 @@ class Future(Surface):
     def _run_callbacks(self) -> None:
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
+            resumes, self._resumes = self._resumes, []
+        for resume in resumes:
+            resume()
         executor = self._executor()
         for callback in callbacks:
             if executor is not None:
@@ -104,6 +108,14 @@ class Future(Surface):
             executor.create_task(callback, self)
         else:
             callback(self)
+
+    def resume_when_done(self, resume: Callable[[], Any]) -> None:
+        """Call `resume()` in the thread that ends this future, whatever its executor; at once when already done."""
+        with self._lock:
+            if not self._done:
+                self._resumes.append(resume)
+                return
+        resume()
 
 
 class Task(Future):

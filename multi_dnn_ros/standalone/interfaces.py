@@ -159,7 +159,7 @@ def constants(type_name: str) -> dict[str, bool | int | float | str | bytes]:
 
 
 def default(type_name: str, field: str) -> definitions.Default | None:
-    """Return the default value that the .msg file states for a field, a tuple for several, None where it states none."""
+    """Return the default value that the .msg file states for a field, a tuple for several, None for none."""
     return definitions.DEFAULTS.get((type_name, field))
 
 

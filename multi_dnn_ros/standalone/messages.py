@@ -1,8 +1,8 @@
 """Message and service classes as rclpy has them, generated on first use from the interface registry.
 
-A message class takes keywords, fills in the .msg file's defaults, checks every assigned value (AssertionError that names
-the field, see :mod:`field_checks`), and holds: unbounded and bounded sequences of numbers as `array.array`, fixed arrays
-of numbers as numpy arrays, `byte` as bytes of length 1, all else as plain Python values.
+A message class takes keywords, fills in the .msg file's defaults, checks every assigned value (AssertionError that
+names the field, see :mod:`field_checks`), and holds: unbounded and bounded sequences of numbers as `array.array`, fixed
+arrays of numbers as numpy arrays, `byte` as bytes of length 1, all else as plain Python values.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from multi_dnn_ros.standalone.errors import InvalidHandle, NameValidationExcepti
 from multi_dnn_ros.standalone.graph import NodeEntry
 from multi_dnn_ros.standalone.messages import Message, message_class
 from multi_dnn_ros.standalone.messages import Service as ServiceType
-from multi_dnn_ros.standalone.missing import refuse
+from multi_dnn_ros.standalone.missing import missing, refuse
 from multi_dnn_ros.standalone.node_graph import NodeGraph
 from multi_dnn_ros.standalone.node_parameters import NodeParameters
 from multi_dnn_ros.standalone.parameter_services import ParameterServices
-from multi_dnn_ros.standalone.parameters import Parameter
+from multi_dnn_ros.standalone.parameters import RELATIVE_TOLERANCE, Parameter
 from multi_dnn_ros.standalone.qos import (
     QoSProfile,
     profile_of,
@@ -40,6 +40,8 @@ from multi_dnn_ros.standalone.type_description import declare_type_description
 
 class Node(NodeGraph, NodeParameters):
     """A ROS node."""
+
+    PARAM_REL_TOL = RELATIVE_TOLERANCE
 
     def __init__(
         self,
@@ -166,6 +168,15 @@ class Node(NodeGraph, NodeParameters):
     def context(self) -> Context:
         """The context the node belongs to."""
         return self._context
+
+    @property
+    def handle(self) -> Any:
+        """The C object of rclpy's nodes, which is not here."""
+        raise AttributeError(missing("Node.handle"), name="handle", obj=self)
+
+    @handle.setter
+    def handle(self, value: Any) -> None:
+        raise AttributeError("handle cannot be modified after node creation")
 
     @property
     def default_callback_group(self) -> CallbackGroup:
@@ -379,8 +390,9 @@ class Node(NodeGraph, NodeParameters):
 
     @property
     def publishers(self) -> Iterator[Publisher]:
-        """The node's publishers."""
-        return self._of(Publisher)
+        """The node's publishers, without that of its log."""
+        own = None if self._rosout is None else self._rosout.publisher
+        return iter([publisher for publisher in self._of(Publisher) if publisher is not own])
 
     @property
     def subscriptions(self) -> Iterator[Subscription]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.standalone import names
+from multi_dnn_ros.standalone.errors import InvalidTopicNameException
 from multi_dnn_ros.standalone.missing import Surface, refuse
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class NodeGraph(Surface):
         return self._context.graph.count_subscribers(self._absolute(topic_name))
 
     def _absolute(self, topic_name: str) -> str:
+        try:
+            names.validate_topic_name(topic_name)
+        except InvalidTopicNameException as error:
+            raise ValueError(f"topic name {topic_name!r} is invalid: {error}") from None
         return names.expand(topic_name, self.get_name(), self.get_namespace())
 
     def get_topic_names_and_types(self, no_demangle: bool = False) -> list[tuple[str, list[str]]]:

@@ -211,7 +211,7 @@ class NodeParameters(Surface):
         """Return a rcl_interfaces/ListParametersResult: the names below the prefixes, at most `depth` deep (0: all).
 
         Raises:
-            TypeError, ValueError: for prefixes that are not a list of strings, and a depth that is not a natural number.
+            TypeError, ValueError: for prefixes that are not a list of strings, a depth that is not a natural number.
         """
         if not isinstance(prefixes, list):
             raise TypeError("The prefixes argument must be a list")
@@ -252,8 +252,8 @@ class NodeParameters(Surface):
                 ]
                 if not wanted:
                     return _result(
-                        "parameter list cannot be empty, this might be due to pre_set_parameters_callback modifying the "
-                        "original parameters list."
+                        "parameter list cannot be empty, this might be due to pre_set_parameters_callback modifying "
+                        "the original parameters list."
                     )
             self._check_declared(wanted)
             return self._set(wanted, None)

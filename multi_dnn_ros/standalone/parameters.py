@@ -13,7 +13,7 @@ from multi_dnn_ros.standalone.missing import Surface
 SEPARATOR: Final = "."
 _ELEMENTS: Final[dict[int, type]] = {5: bytes, 6: bool, 7: int, 8: float, 9: str}
 _SCALARS: Final[dict[type, int]] = {bool: 1, int: 2, float: 3, str: 4}
-_RELATIVE_TOLERANCE: Final = 1e-6
+RELATIVE_TOLERANCE: Final = 1e-6
 _FIELDS: Final = (
     *("", "bool_value", "integer_value", "double_value", "string_value", "byte_array_value", "bool_array_value"),
     *("integer_array_value", "double_array_value", "string_array_value"),
@@ -63,6 +63,9 @@ class ParameterTypes(Enum):
             fits = isinstance(value, kinds) and all(isinstance(item, element) for item in value)
             return fits and (element is not bytes or all(len(item) == 1 for item in value))
         return any(number == self.value and isinstance(value, kind) for kind, number in _SCALARS.items())
+
+
+ParameterTypes.__name__, ParameterTypes.__qualname__ = "Type", "Parameter.Type"  # as messages and pickles name it
 
 
 class Parameter(Surface):
@@ -165,12 +168,12 @@ def _outside(parameter: Parameter, limits: Any) -> str:
         outside, off_step = "out of range. ", "not a valid step"
     else:
         # The ends and the steps may be missed by a rounding error.
-        on_end = any(math.isclose(value, end, rel_tol=_RELATIVE_TOLERANCE) for end in (low, high))
+        on_end = any(math.isclose(value, end, rel_tol=RELATIVE_TOLERANCE) for end in (low, high))
         outside, off_step = "out of range ", "not close enough to a valid step"
         distance = 0
         if step and low < value < high:
             nearest = low + round((value - low) / step) * step
-            distance = not math.isclose(nearest, value, rel_tol=_RELATIVE_TOLERANCE)
+            distance = not math.isclose(nearest, value, rel_tol=RELATIVE_TOLERANCE)
     if on_end:
         return ""
     if not low < value < high:

@@ -7,13 +7,13 @@ service that keeps as many samples as its history.
 from __future__ import annotations
 
 import warnings
-from enum import Enum, IntEnum
+from enum import Enum, EnumMeta, IntEnum
 from typing import Any, Final
 
 from cyclonedds.core import Policy, Qos
 
-from multi_dnn_ros.standalone.clock import Duration
 from multi_dnn_ros.standalone.missing import Surface, UnsupportedError, missing
+from multi_dnn_ros.standalone.time_values import Duration
 
 # How long a writer may block when a reader does not keep up. Every writer here keeps the last N samples only, so it
 # does not block on its history; this bounds the wait on the transmit window. rmw waits for ever, holding the GIL here.
@@ -206,7 +206,16 @@ qos_profile_rosout_default: Final = QoSProfile(
 qos_profile_clock: Final = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
 
 
-class QoSPresetProfiles(Enum):
+class _PresetsMeta(EnumMeta):
+    """Metaclass: a preset that is not here says so."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name, name=name, obj=cls)
+        raise AttributeError(missing(f"{cls.__name__}.{name}"), name=name, obj=cls)
+
+
+class QoSPresetProfiles(Enum, metaclass=_PresetsMeta):
     """The named profiles of rclpy; `QoSPresetProfiles.SENSOR_DATA.value` is the profile."""
 
     SYSTEM_DEFAULT = qos_profile_system_default

@@ -43,6 +43,10 @@ class IncompatibleQos(Waitable):
         )
         kind = "requested" if reads else "offered"
         self._get_status = getattr(DDS._dll_handle, f"dds_get_{kind}_incompatible_qos_status")
+        self._get_changes = DDS._dll_handle.dds_get_status_changes
+        self._handle = endpoint.entity._ref
+        self._changes = ctypes.c_uint32()
+        self._changes_at = ctypes.byref(self._changes)
         self._mask = DDSStatus.RequestedIncompatibleQos if reads else DDSStatus.OfferedIncompatibleQos
         self._text = (_SUBSCRIPTION if reads else _PUBLISHER).format(topic, "{}")
         self._warn = warn
@@ -55,8 +59,10 @@ class IncompatibleQos(Waitable):
 
     def is_ready(self) -> bool:
         """Return whether such an endpoint was discovered."""
-        with self._endpoint.lock:
-            return not self._endpoint.closed and bool(self._endpoint.entity.get_status_changes() & self._mask)
+        # Asked before every callback that the executor runs: without the lock, and without an object for the answer.
+        if self._endpoint.closed or self._get_changes(self._handle, self._changes_at):
+            return False
+        return bool(self._changes.value & self._mask)
 
     def take(self) -> Work | None:
         """Take the status and return the warning."""

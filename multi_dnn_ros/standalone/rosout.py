@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 from multi_dnn_ros.standalone import logs
-from multi_dnn_ros.standalone.clock import Time
 from multi_dnn_ros.standalone.errors import InvalidHandle
-from multi_dnn_ros.standalone.logs import LoggingSeverity
+from multi_dnn_ros.standalone.log_sites import LoggingSeverity
 from multi_dnn_ros.standalone.messages import message_class
+from multi_dnn_ros.standalone.time_values import Time
 from multi_dnn_ros.standalone.topics import Publisher
 
 
@@ -17,7 +17,7 @@ class Rosout:
 
     def __init__(self, logger_name: str, publisher: Publisher) -> None:
         self._name = logger_name
-        self._publisher = publisher
+        self.publisher = publisher
         self._active = threading.local()
         self._type = message_class("rcl_interfaces/msg/Log")
         logs.add_sink(logger_name, self._publish)
@@ -33,7 +33,7 @@ class Rosout:
             return  # a message about publishing a message
         self._active.publishing = True
         try:
-            self._publisher.publish(
+            self.publisher.publish(
                 self._type(
                     stamp=Time(nanoseconds=stamp_ns).to_msg(),
                     level=int(severity),

@@ -36,7 +36,10 @@ def check_service_type(srv_type: Any) -> type[ServiceType]:
 
     Raises:
         AttributeError: names what was given instead; rclpy misses an attribute of generated classes.
+        RuntimeError: for a message's class.
     """
+    if isinstance(srv_type, type) and issubclass(srv_type, Message):
+        raise RuntimeError(f"The service type provided is not valid ({srv_type}), this might be a message or action")
     if not (isinstance(srv_type, type) and issubclass(srv_type, ServiceType)):
         raise AttributeError(f"a service class such as std_srvs.srv.SetBool is expected, not {srv_type!r}")
     return srv_type

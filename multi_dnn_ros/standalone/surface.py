@@ -34,12 +34,12 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
     ),
     "rclpy.client": _names(services="Client"),
     "rclpy.clock": _names(
-        clock="Clock ClockType ROSClock", clock_jumps="ClockChange JumpHandle JumpThreshold TimeJump"
+        clock="Clock ROSClock", time_values="ClockType", clock_jumps="ClockChange JumpHandle JumpThreshold TimeJump"
     ),
-    "rclpy.clock_type": _names(clock="ClockType"),
-    "rclpy.constants": _names(clock="S_TO_NS"),
+    "rclpy.clock_type": _names(time_values="ClockType"),
+    "rclpy.constants": _names(time_values="S_TO_NS"),
     "rclpy.context": _names(context="Context"),
-    "rclpy.duration": _names(clock="Duration Infinite"),
+    "rclpy.duration": _names(time_values="Duration Infinite"),
     "rclpy.exceptions": _names(
         errors=(
             "InvalidHandle InvalidNamespaceException InvalidNodeNameException InvalidParameterException "
@@ -87,7 +87,8 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
     ),
     "rclpy.subscription": _names(topics="Subscription"),
     "rclpy.task": _names(futures="Future Task"),
-    "rclpy.time": _names(clock="Time"),
+    "rclpy.time": _names(time_values="Time"),
+    "rclpy.time_source": _names(time_source="CLOCK_TOPIC USE_SIM_TIME_NAME"),
     "rclpy.type_description_service": _names(type_description="START_TYPE_DESCRIPTION_SERVICE_PARAM"),
     "rclpy.timer": _names(entities="Timer"),
     "rclpy.topic_endpoint_info": _names(endpoints="TopicEndpointInfo TopicEndpointTypeEnum"),

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 from multi_dnn_ros.standalone import cdr, logs
 from multi_dnn_ros.standalone.callback_groups import CallbackGroup
-from multi_dnn_ros.standalone.clock import Duration
 from multi_dnn_ros.standalone.dds import Participant, Payload, Reader, Writer, hash_user_data
 from multi_dnn_ros.standalone.entities import Waitable, Work
 from multi_dnn_ros.standalone.errors import InvalidHandle
-from multi_dnn_ros.standalone.messages import Message
+from multi_dnn_ros.standalone.messages import Message, Service
 from multi_dnn_ros.standalone.missing import Surface
 from multi_dnn_ros.standalone.qos import QoSProfile, to_dds
+from multi_dnn_ros.standalone.time_values import Duration
 
 _TypeT = TypeVar("_TypeT", bound=type[Message])
 
@@ -24,7 +24,10 @@ def check_message_type(msg_type: _TypeT) -> _TypeT:
 
     Raises:
         AttributeError: names what was given instead; rclpy misses an attribute of generated classes.
+        RuntimeError: for a service's class.
     """
+    if isinstance(msg_type, type) and issubclass(msg_type, Service):
+        raise RuntimeError(f"The message type provided is not valid ({msg_type}), this might be a service or action")
     if not (isinstance(msg_type, type) and issubclass(msg_type, Message) and "/msg/" in msg_type.__msgtype__):
         raise AttributeError(f"a message class such as std_msgs.msg.String is expected, not {msg_type!r}")
     return msg_type
@@ -184,5 +187,6 @@ def _takes_two_arguments(callback: Callable[..., Any]) -> bool:
             continue
         return len(arguments) == 2
     raise RuntimeError(
-        f"Subscription: the callback must be callable with the message, or with the message and its info, not {callback!r}"
+        "Subscription: the callback must be callable with the message, or with the message and its info, "
+        f"not {callback!r}"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -25,8 +26,8 @@ _MAX_DEPTH: Final = 100
 _PARAMETERS: Final = "ros__parameters"
 _INT64: Final = range(-(2**63), 2**63)
 _STRING_TAG: Final = "tag:yaml.org,2002:str"
-_TRUE: Final = frozenset(["Y", "y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"])
-_FALSE: Final = frozenset(["N", "n", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"])
+_TRUE: Final = frozenset(("Y", "y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"))
+_FALSE: Final = frozenset(("N", "n", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"))
 _INTEGER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _HEX_FLOAT: Final = re.compile(r"[-+]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][-+]?[0-9]+)?")
@@ -54,7 +55,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_scalar_node(self, anchor: Any) -> Any:
-        said = self.peek_event().tag
+        said = self.peek_event().tag  # type: ignore[no-untyped-call]
         node = super().compose_scalar_node(anchor)
         node.tag = said  # None unless the text itself has a tag
         return node
@@ -215,4 +216,11 @@ def _float(text: str) -> float | None:
             return None
     except OverflowError:
         return None
-    return None if math.isinf(number) else number
+    # strtod reports numbers that are too large, and those too small for full precision.
+    too_small = abs(number) < sys.float_info.min and any(digit in "123456789abcdef" for digit in _mantissa(text))
+    return None if math.isinf(number) or too_small else number
+
+
+def _mantissa(text: str) -> str:
+    lower = text.lower()
+    return lower.partition("x")[2].partition("p")[0] if "x" in lower else lower.partition("e")[0]

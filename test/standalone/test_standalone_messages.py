@@ -219,7 +219,7 @@ def test_unknown_keyword_and_attribute_are_refused() -> None:
     from sensor_msgs.msg import Image
 
     with pytest.raises(
-        AssertionError, match="Invalid arguments passed to constructor: heigth; .*sensor_msgs/msg/Image"
+        AssertionError, match=r"Invalid arguments passed to constructor: heigth; .*sensor_msgs/msg/Image"
     ):
         Image(heigth=3)
     with pytest.raises(AttributeError):

@@ -409,9 +409,11 @@ def test_a_node_takes_its_command_line(capfd: pytest.CaptureFixture[str]) -> Non
         assert node.resolve_topic_name("in") == "/robot/out"
         node.get_logger().info("hidden")
         node.get_logger().warning("shown")
+    from rclpy.logging import LoggingSeverity
+
     from multi_dnn_ros.standalone import logs
 
-    logs.configure(logs.LoggingSeverity.INFO, {}, console=True)
+    logs.configure(LoggingSeverity.INFO, {}, console=True)
     err = capfd.readouterr().err
     assert "hidden" not in err
     assert "[robot.renamed]: shown" in err

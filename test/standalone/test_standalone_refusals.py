@@ -29,7 +29,7 @@ def test_unsupported_arguments_are_refused(ros: Any) -> None:
     from std_msgs.msg import String
 
     node = ros.create_node("n")
-    with pytest.raises(UnsupportedError, match="no endpoints with history KEEP_ALL.*use KEEP_LAST"):
+    with pytest.raises(UnsupportedError, match=r"no endpoints with history KEEP_ALL.*use KEEP_LAST"):
         node.create_publisher(String, "t", QoSProfile(history=HistoryPolicy.KEEP_ALL))
     with pytest.raises(UnsupportedError, match="BEST_AVAILABLE"):
         node.create_publisher(String, "t", QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_AVAILABLE))
@@ -41,9 +41,9 @@ def test_unsupported_arguments_are_refused(ros: Any) -> None:
         Node("n", parameter_overrides=[Parameter("start_type_description_service", value=True)])
     with pytest.raises(UnsupportedError, match="check_fields=False"):
         String(check_fields=False)
-    with pytest.raises(AttributeError, match="standalone runtime .* no std_msgs.msg.String.SLOT_TYPES"):
+    with pytest.raises(AttributeError, match=r"standalone runtime .* no std_msgs.msg.String.SLOT_TYPES"):
         String.SLOT_TYPES  # noqa: B018
-    with pytest.raises(AttributeError, match="standalone runtime .* no QoSProfile.get_c_qos_profile"):
+    with pytest.raises(AttributeError, match=r"standalone runtime .* no QoSProfile.get_c_qos_profile"):
         QoSProfile(depth=1).get_c_qos_profile()
     with pytest.raises(AttributeError, match="message class"):
         node.create_publisher(str, "t", 1)

@@ -1,4 +1,4 @@
-"""The interfaces of the package test_msgs (ROS 2 Jazzy), by which rclpy's tests send: registered for a run, not shipped.
+"""The interfaces of test_msgs (ROS 2 Jazzy), which rclpy's tests send: registered for a run, not shipped.
 
 Left out is WStrings, as the standalone runtime has no wide strings, and the action, as it has no actions.
 """
@@ -111,7 +111,7 @@ def fixture(name: str) -> list[Any]:
     elif name in ("Arrays", "BoundedSequences", "UnboundedSequences"):
         for kind in _STATED_ORDER:
             setattr(extremes, f"{kind}_values", list(_STATED[kind]))
-        extremes.basic_types_values = fixture("BasicTypes") + [test_msgs.msg.BasicTypes()]
+        extremes.basic_types_values = [*fixture("BasicTypes"), test_msgs.msg.BasicTypes()]
         extremes.alignment_check = 4
     elif name == "MultiNested":
         for nested, field in _ALL_NESTED:

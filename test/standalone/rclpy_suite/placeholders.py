@@ -1,8 +1,8 @@
 """Imports of rclpy's test files: a name that the runtime does not claim is imported as a placeholder.
 
 Without it one such name among a file's imports would hide every other test of the file. A placeholder raises the
-runtime's own error as soon as it is used: called, looked into, entered, inherited from, compared. The attribute `handle`
-of a node and other entities, a C object of rclpy, is a placeholder, too.
+runtime's own error as soon as it is used: called, looked into, entered, inherited from, compared. The attribute
+`handle` of a node and other entities, a C object of rclpy, is a placeholder, too.
 """
 
 from __future__ import annotations

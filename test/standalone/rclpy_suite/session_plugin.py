@@ -56,5 +56,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     elif report.failed and call.excinfo is not None:
         outcome, evidence = classify.classify(call.excinfo.value)
     if call.when == "call" or outcome != classify.PASSED:
-        _write(test=_function(item), outcome=outcome, evidence=evidence)
+        case = item.nodeid.partition("::")[2]
+        _write(test=_function(item), case=case, outcome=outcome, evidence=evidence)
     return report

@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,7 +91,7 @@ def _add_members(found: Names, module: str, definition: ast.ClassDef) -> None:
     own = getattr(importlib.import_module(module), definition.name)
     have = _own_attributes(own) if isinstance(own, type) else set()
     for name, _ in _defined(definition.body):
-        if _is_public(name) and name not in have:
+        if _is_public(name) and (name == "handle" or (name not in have and not hasattr(own, name))):
             found.setdefault(f"{module}.{definition.name}", []).append(name)
 
 
@@ -140,16 +141,18 @@ def entries(page: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def touch(owner: str, name: str) -> Any:
-    """Use a name of the list as a program would: `owner` is a module, or a module and its class.
+    """Use a name of the list as a program would: `owner` is a module, or a module and its class; "" imports a module.
 
     Raises:
         ImportError, AttributeError: which say that the runtime has not got it.
     """
+    if not name:
+        return importlib.import_module(owner)
     if owner in SURFACE:
         return getattr(importlib.import_module(owner), name)
     module, _, cls = owner.rpartition(".")
     kind = getattr(importlib.import_module(module), cls)
-    return getattr(object.__new__(kind), name)
+    return getattr(kind if issubclass(kind, Enum) else object.__new__(kind), name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""What an executor waits on."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+from cyclonedds.core import DDSException, WaitSet
+from cyclonedds.core import GuardCondition as DdsGuardCondition
+
+from multi_dnn_ros.standalone import dds
+from multi_dnn_ros.standalone.context import Context
+
+
+class Wait:
+    """A DDS wait set with the guard condition that ends a wait."""
+
+    def __init__(self, context: Context) -> None:
+        self._lock = threading.Lock()  # held while waiting, so that nobody frees the wait set meanwhile
+        self._guard_lock = threading.Lock()
+        self._attached: set[Any] = set()
+        self._closed = False
+        self._guard = DdsGuardCondition(context.participant.entity)
+        self._set = WaitSet(context.participant.entity)
+        self._set.attach(self._guard)
+
+    def wait(self, conditions: set[Any], timeout_ns: int) -> None:
+        """Wait until a condition triggers, somebody calls :meth:`wake`, or the timeout ends."""
+        with self._lock:
+            if self._closed:
+                return
+            for condition in self._attached - conditions:
+                if hasattr(condition, "_ref"):
+                    with contextlib.suppress(DDSException):  # freed by another thread since
+                        self._set.detach(condition)
+                self._set.attached[:] = [entry for entry in self._set.attached if entry[0] is not condition]
+            for condition in conditions - self._attached:
+                try:
+                    self._set.attach(condition)
+                except (DDSException, AttributeError):  # freed by another thread since
+                    conditions = conditions - {condition}
+            self._attached = conditions
+            self._set.wait(timeout_ns)
+            self._guard.take()
+
+    def wake(self) -> None:
+        """End the wait that is under way, or the next one."""
+        with self._guard_lock:
+            if not self._closed:
+                self._guard.set(True)
+
+    def close(self) -> None:
+        """Free the wait set once nobody waits."""
+        self.wake()
+        with self._lock, self._guard_lock:
+            if not self._closed:
+                self._closed = True
+                self._set.attached.clear()  # freeing the set detaches them
+                dds.delete(self._set)
+                dds.delete(self._guard)
+                self._attached = set()
