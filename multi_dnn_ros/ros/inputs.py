@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
+from rclpy.qos import ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
@@ -95,12 +96,12 @@ class CameraInput:
     def update_losses(self) -> None:
         """Bring the record's losses up to date; to be called before each diagnostics message."""
         record = self.record
-        losses = record.account.losses(self._clock(), record.image_bytes)
+        reliable = self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE
+        losses = record.account.losses(self._clock(), record.image_bytes, reliable)
         record.losses = losses
         record.loss_cause = ""
         if losses.share > record.max_loss:
             self._check.losing(self._camera, record.shape, record.image_bytes)
-            reliable = described(self._subscription.qos).startswith("reliable")
             record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera)
 
     def _wanted_qos(self) -> Any:

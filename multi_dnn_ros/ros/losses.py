@@ -118,9 +118,12 @@ class LossAccount:
         self._gaps.clear()
         self._period_ns = None
 
-    def losses(self, now_ns: int, image_bytes: int = 0) -> Losses:
-        """The account up to now; to be called about once a second. image_bytes: of the last image, 0: none yet."""
-        lost, source = self._lost(now_ns, image_bytes)
+    def losses(self, now_ns: int, image_bytes: int = 0, reliable: bool = False) -> Losses:
+        """The account up to now; to be called about once a second.
+
+        image_bytes: of the last image, 0: none yet. reliable: the subscription is; what is late may still arrive.
+        """
+        lost, source = self._lost(now_ns, image_bytes, reliable)
         if lost is not None:
             self._history.append((now_ns, self._received, lost))
         return Losses(self._received, lost, self._share(now_ns, lost), source, self._drops)
@@ -169,15 +172,15 @@ class LossAccount:
             self._pending.clear()
         return max(0, self._missing_periods)
 
-    def _missing_now(self, now_ns: int, period_ns: float) -> int:
-        """Periods since the last image, where something says that images were sent in them."""
-        if self._last_arrival_ns is None or not self._sign_since(self._last_arrival_ns + round(period_ns)):
+    def _missing_now(self, period_ns: float) -> int:
+        """Periods from the last image until something last said that data was lost."""
+        if self._last_arrival_ns is None or self._sign_ns is None:
             return 0
-        return max(0, math.floor((now_ns - self._last_arrival_ns) / period_ns) - 1)
+        return max(0, math.floor((self._sign_ns - self._last_arrival_ns) / period_ns))
 
     # -- what tells
 
-    def _lost(self, now_ns: int, image_bytes: int) -> tuple[int | None, str]:
+    def _lost(self, now_ns: int, image_bytes: int, reliable: bool) -> tuple[int | None, str]:
         if self._numbered:
             return max(self._missing_numbers, self._events), "the publisher's sequence numbers"
         if self._events:
@@ -186,7 +189,8 @@ class LossAccount:
         if period is None:
             period, source = self._learn(now_ns), "gaps between the stamps"
         if period is not None and self._received:
-            return self._compare(period) + self._missing_now(now_ns, period), source
+            # Reliable: images are sent again, and dropped again, long after the camera has ended.
+            return self._compare(period) + (0 if reliable else self._missing_now(period)), source
         if self._drops and image_bytes:
             return math.ceil(self._drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
         return None, "nothing tells yet"

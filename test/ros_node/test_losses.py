@@ -165,6 +165,16 @@ def test_a_pause_is_no_loss_and_a_gap_with_dropped_datagrams_is() -> None:
     assert camera.losses().lost == 100  # ... and exactly once something does
 
 
+def test_what_is_dropped_after_the_camera_has_ended_is_no_image() -> None:
+    camera = Camera(30.0)
+    camera.run(20.0, loss=0.5, drops_per_image=100)
+    before = camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost
+    for _ in range(30):  # a reliable writer sends again what nobody takes
+        camera.wait(1.0)
+        camera.account.dropped(round(camera.now), 100)
+    assert camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost == before
+
+
 def test_stamps_that_never_change_tell_nothing() -> None:
     account = LossAccount()
     for index in range(100):
