@@ -42,6 +42,23 @@ def definition(msgtype: str) -> tuple[str, str]:
 
     Raises LookupError: there is no such type here.
     """
+    store = _typestore(msgtype)
+    return store.generate_msgdef(msgtype, ros_version=2)[0], store.hash_rihs01(msgtype)
+
+
+def canonical(msgtype: str, data: bytes) -> bytes:
+    """The CDR bytes of a message, with its fields one after another and zeros in between.
+
+    Middlewares differ: Fast DDS leaves what its memory held before in the gaps that alignment makes, so that equal
+    messages have different bytes from one run to the next. Raises LookupError: there is no such type here.
+    """
+    store = _typestore(msgtype)
+    return bytes(store.serialize_cdr(store.deserialize_cdr(data, msgtype), msgtype))
+
+
+@functools.cache
+def _typestore(msgtype: str) -> Typestore:
+    """A message type and those nested in it."""
     store = Typestore()
     pending = [msgtype]
     texts: dict[str, str] = {}
@@ -53,7 +70,7 @@ def definition(msgtype: str) -> tuple[str, str]:
             pending += [nested for kind in fields.values() if (nested := _nested(kind))]
     for name, text in texts.items():
         store.register(get_types_from_msg(text, name))
-    return store.generate_msgdef(msgtype, ros_version=2)[0], store.hash_rihs01(msgtype)
+    return store
 
 
 def _element(kind: str) -> tuple[str, str]:

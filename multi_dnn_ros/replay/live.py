@@ -23,7 +23,7 @@ from rclpy.serialization import deserialize_message, serialize_message
 from rosgraph_msgs.msg import Clock
 
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
-from multi_dnn_ros.bags.definitions import message_class
+from multi_dnn_ros.bags.definitions import canonical, message_class
 from multi_dnn_ros.camera.pace import Pace
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
 from multi_dnn_ros.replay.node_accounts import StreamAccount, stream_accounts
@@ -193,10 +193,11 @@ class LiveReplay:
             self._header, results = None, self._results
         for dnn in camera.dnns:
             stream = dnn, camera.name
-            for name in OUTPUT_TOPICS[self._plan.roles[dnn]]:
+            for name, msgtype in OUTPUT_TOPICS[self._plan.roles[dnn]].items():
                 if name in results[stream]:
                     topic = f"{self._remote.name}/{camera.name}/{dnn}/{name}"
-                    writer.write(topic, message.stamp_ns, serialize_message(results[stream][name]))
+                    data = canonical(msgtype, serialize_message(results[stream][name]))
+                    writer.write(topic, message.stamp_ns, data)
             if stream in lost:
                 summary.drop(dnn, camera.name, *lost[stream])
             else:
@@ -274,7 +275,7 @@ class LiveReplay:
             topic, msgtype = f"{self._remote.name}/{dnn}/label_info", "vision_msgs/msg/LabelInfo"
             self._labels[dnn].header.stamp = stamp
             writer.add_topic(topic, msgtype, latched=True)
-            writer.write(topic, first.stamp_ns, serialize_message(self._labels[dnn]))
+            writer.write(topic, first.stamp_ns, canonical(msgtype, serialize_message(self._labels[dnn])))
 
     # -- connections; called in the executor's thread
 

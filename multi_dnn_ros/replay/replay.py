@@ -14,6 +14,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header
 
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
+from multi_dnn_ros.bags.definitions import canonical
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, Result
@@ -159,9 +160,9 @@ class Replay:
         recording = first.frame.context
         assert isinstance(recording, Recording)
         for name, message in self._to_latched(Header(stamp=recording.header.stamp)):
-            topic = f"{self._node}/{name}"
-            writer.add_topic(topic, msgtype_of(message), latched=True)
-            writer.write(topic, recording.message.stamp_ns, serialize_message(message))
+            topic, msgtype = f"{self._node}/{name}", msgtype_of(message)
+            writer.add_topic(topic, msgtype, latched=True)
+            writer.write(topic, recording.message.stamp_ns, canonical(msgtype, serialize_message(message)))
 
     def _write(self, outcome: FrameOutcome, writer: BagWriter, summary: Summary, with_input: bool) -> None:
         recording = outcome.frame.context
@@ -173,9 +174,9 @@ class Replay:
         for end in outcome.in_order():
             if isinstance(end, Result):
                 for name, message in self._to_messages(end, recording.header):
-                    topic = f"{self._node}/{outcome.frame.camera}/{end.dnn}/{name}"
-                    writer.add_topic(topic, msgtype_of(message))
-                    writer.write(topic, source.stamp_ns, serialize_message(message))
+                    topic, msgtype = f"{self._node}/{outcome.frame.camera}/{end.dnn}/{name}", msgtype_of(message)
+                    writer.add_topic(topic, msgtype)
+                    writer.write(topic, source.stamp_ns, canonical(msgtype, serialize_message(message)))
                 summary.publish(end.dnn, end.frame.camera)
             else:
                 summary.drop(end.dnn, end.frame.camera, end.reason.value, end.message)

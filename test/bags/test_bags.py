@@ -10,7 +10,7 @@ from rosbags.rosbag2 import Reader as RosbagsReader
 from rosbags.typesys import Stores, get_typestore
 
 from multi_dnn_ros.bags import BagError, BagMessage, BagReader, BagWriter
-from multi_dnn_ros.bags.definitions import definition
+from multi_dnn_ros.bags.definitions import canonical, definition
 
 STRING = "std_msgs/msg/String"
 SECOND = 1_000_000_000
@@ -75,6 +75,20 @@ def test_vision_msgs_have_the_hash_of_a_real_ros() -> None:
     # From `ros2 topic info -v` of a Jazzy node that publishes it.
     assert definition("vision_msgs/msg/Detection2DArray")[1].startswith("RIHS01_")
     assert "ObjectHypothesisWithPose[] results" in definition("vision_msgs/msg/Detection2DArray")[0]
+
+
+def test_bytes_between_the_fields_of_a_message_are_zero() -> None:
+    """Fast DDS leaves there what its memory held before."""
+    from rclpy.serialization import serialize_message
+    from std_msgs.msg import Header
+    from vision_msgs.msg import Detection2D, Detection2DArray
+
+    message = Detection2DArray(header=Header(frame_id="front"))  # 6 bytes of text, then 2 up to the next number
+    message.detections = [Detection2D(id="x")]
+    clean = bytes(serialize_message(message))
+    at = clean.index(b"front\0") + 6
+    assert clean[at : at + 2] == bytes(2)
+    assert canonical("vision_msgs/msg/Detection2DArray", clean[:at] + b"\xaa\xbb" + clean[at + 2 :]) == clean
 
 
 def test_unknown_type_is_named() -> None:

@@ -209,33 +209,6 @@ def test_a_signal_ends_the_node_in_time(
     assert "frames published" in run.text()
 
 
-def test_replay_launch_file(ros: RosSystem, recording: Path, parameters: str, tmp_path: Path) -> None:
-    from multi_dnn_ros.bags import BagReader
-
-    output = tmp_path / "results"
-    launched = ros.start(
-        *("ros2", "launch", "multi_dnn_ros", "replay.launch.py", f"bag:={recording}", f"output:={output}"),
-        *(f"params_file:={parameters}", "start_delay:=12.0", "rate:=1.0"),
-    )
-    launched.process.wait(120.0)
-    with BagReader(output) as bag:
-        stamps = [message.header.stamp.sec for message in _messages(bag, OUT)]
-    assert stamps, launched.text()
-    assert set(stamps) <= set(range(8))
-    assert len(stamps) >= 6, f"{stamps}: the playback lasts 8 s, the DNN takes a tenth of that"
-    assert stamps == sorted(stamps)
-
-
-def test_replay_launch_file_ends_when_nothing_is_recorded(ros: RosSystem, recording: Path, tmp_path: Path) -> None:
-    launched = ros.start(
-        *("ros2", "launch", "multi_dnn_ros", "replay.launch.py", f"bag:={recording}", f"output:={tmp_path}"),
-        "start_delay:=60.0",
-    )
-    launched.process.wait(30.0)
-    assert "already exists" in launched.text()
-    assert "configured:" not in launched.text()
-
-
 def test_standalone_camera_and_real_node(ros: RosSystem, recording: Path, parameters: str) -> None:
     ros.start("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}")
     heard = ros.listen(OUT, detections())
