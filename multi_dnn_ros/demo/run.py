@@ -25,10 +25,11 @@ from multi_dnn_ros.demo.evaluation import last_statuses
 from multi_dnn_ros.demo.moments import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Course, Outcome, report
+from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.training.scenes import LABELS
 
 NODE = "/multi_dnn"
@@ -108,7 +109,7 @@ class Demo:
             *("--count", str(frames), "--rate", str(self.rate_hz), "--size", f"{self.size[0]}x{self.size[1]}"),
             *("--seed", str(self.seed), "--wait-for-subscribers", "2", "--wait-timeout", str(_START_LIMIT_S)),
         ]
-        serve = ["run", "--params-file", str(self.params_file)]
+        serve = ["run", "--params-file", str(self.params_file), *_thresholds(read_params_file(self.params_file))]
         with ExitStack() as stack:
             domain = stack.enter_context(claimed_domain()) if self.domain_id is None else self.domain_id
             environment = on_loopback(domain)
@@ -132,6 +133,13 @@ class Demo:
             _watch_drive(executor, recorder, node, source, image, streams, bar)
             _finish(executor, recorder)
             return node.peak_memory_bytes, node.stop()
+
+
+def _thresholds(config: NodeConfig) -> list[str]:
+    """Arguments that give the built-in DNNs, where nothing else is asked for, the threshold for generated roads."""
+    own = [name for name, dnn in config.dnns.items() if is_builtin(dnn.model) and not dnn.score_threshold]
+    pairs = [("-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}") for name in own]
+    return ["--ros-args", *(word for pair in pairs for word in pair)] if pairs else []
 
 
 def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:

@@ -11,16 +11,23 @@ _PREFIX = "builtin:"
 SCORE_THRESHOLDS = {
     "lane": 0.4,
     "lane_small": 0.4,
-    "object": 0.8,
-    "object_small": 0.8,
-    "pedestrian": 0.8,
-    "pedestrian_small": 0.8,
+    "object": 0.65,
+    "object_small": 0.75,
+    "pedestrian": 0.65,
+    "pedestrian_small": 0.6,
 }
+#: On generated roads they need less: what they are shown there is what they were trained on.
+GENERATED_ROAD_THRESHOLD = 0.4
+
+
+def is_builtin(model: str) -> bool:
+    """Whether parameter `dnn.<dnn>.model` names a network of the package."""
+    return model.startswith(_PREFIX)
 
 
 def builtin_notice(dnns: Mapping[str, DnnConfig]) -> str:
     """One line for the log about those of `dnns` that are built-in networks; empty when none is."""
-    names = [name for name, settings in dnns.items() if settings.model.startswith(_PREFIX)]
+    names = [name for name, settings in dnns.items() if is_builtin(settings.model)]
     if not names:
         return ""
     return (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -35,7 +37,9 @@ def recording(drive: list[Scene], tmp_path_factory: pytest.TempPathFactory) -> P
 def replayed(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("replayed")
     command = ["replay", str(recording), str(out / "results"), "--device", "cpu"]
-    assert main([*command, "--overlay", str(out / "overlay.mp4")]) == 0
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        assert main([*command, "--overlay", str(out / "overlay.mp4")]) == 0
+    (out / "said.txt").write_text(said.getvalue())
     return out
 
 
@@ -46,6 +50,13 @@ def results(replayed: Path) -> list[BagMessage]:
 
 def on(results: list[BagMessage], name: str) -> list[object]:
     return [parsed(message) for message in results if message.topic == f"/multi_dnn/front/{name}"]
+
+
+def test_one_line_says_what_the_builtin_dnns_were_trained_on(replayed: Path) -> None:
+    lines = [line for line in (replayed / "said.txt").read_text().splitlines() if "generated roads" in line]
+    assert len(lines) == 1
+    assert "lane, object, pedestrian" in lines[0]
+    assert "docs/models.md" in lines[0]
 
 
 def test_detections_are_where_the_truth_is(results: list[BagMessage], drive: list[Scene]) -> None:
