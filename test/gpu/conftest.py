@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -28,10 +28,11 @@ def part_of(path: Path) -> str | None:
 class WithoutGpu(pytest.Item):
     """Stands for all tests that need a GPU, where there is none."""
 
-    count = 0
+    counts: Counter[str]
 
     def runtest(self) -> None:
-        pytest.skip(f"{self.count} tests need a CUDA GPU; PyTorch {torch.__version__} sees none")
+        parts = ", ".join(f"{part} {self.counts[part]}" for part in PARTS if self.counts[part])
+        pytest.skip(f"{self.counts.total()} tests need a CUDA GPU ({parts}); PyTorch {torch.__version__} sees none")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         return HERE, None, self.name
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         item.add_marker("gpu")
     if own and not torch.cuda.is_available() and not config.option.collectonly:
         skipped = WithoutGpu.from_parent(session, name="tests that need a GPU")
-        skipped.count = len(own)
+        skipped.counts = Counter(part_of(item.path) for item in own)
         items[:] = [*(item for item in items if item not in own), skipped]
 
 

@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -102,14 +103,25 @@ def wheels(pins: dict[str, str], python: str, machine: str, folder: Path) -> dic
     return {**found, **{name: _anywhere[name, version] for name, version in pins.items() if name not in found}}
 
 
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Future]:
+    """What `wheels` returns or raises for each target. pip mostly waits for the index, so several run at once."""
+    asked: dict[tuple[str, str], Future] = {}
+    with ThreadPoolExecutor() as pool:
+        for target in TARGETS:
+            asked[target] = pool.submit(wheels, pins_for(*target), *target, tmp_path_factory.mktemp("pins"))
+            wait([asked[TARGETS[0]]])  # what it learns of wheels for any target, the others need not ask
+    return asked
+
+
 @pytest.mark.skipif(
     Version(metadata.version("pip")) < Version("26"),
     reason=f"pip {metadata.version('pip')} downloads whole wheels to read what they need; needs pip 26",
 )
 @pytest.mark.parametrize(("python", "machine"), TARGETS)
-def test_the_pins_can_be_installed_together(python: str, machine: str, tmp_path: Path) -> None:
+def test_the_pins_can_be_installed_together(python: str, machine: str, answers: dict[tuple[str, str], Future]) -> None:
     pins, there = pins_for(python, machine), environment(python, machine)
-    known = wheels(pins, python, machine, tmp_path)
+    known = answers[python, machine].result()
     wrong, reached = [], set()
     open_requirements = [("setup.py", requirement, "") for requirement in roots()]
     while open_requirements:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,25 +23,12 @@ CONFTEST = ast.parse((FOLDER / "conftest.py").read_text(encoding="utf-8"))
 )
 
 
-def run(*arguments: str, path: Path = ROOT, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """pytest in a process of its own. path: of modules, before the installed ones."""
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": str(path)}, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-
-
-def test_each_test_that_needs_a_gpu_belongs_to_one_part() -> None:
-    """And the parts together are all of them."""
+def test_the_parts_are_the_folders_and_the_makefile_names_them() -> None:
+    """That each test belongs to one of them is an error of the collection otherwise, which `make test` runs."""
+    assert {path.parent.name for path in FOLDER.glob("*/test_*.py")} == set(PARTS)
+    assert list(FOLDER.glob("test_*.py")) == []
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert f"PART={', '.join(PARTS[:-1])} or {PARTS[-1]}" in makefile
-    done = run("--collect-only", "-q", "test/gpu")
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = re.findall(r"^test/gpu/.+::.+$", done.stdout, re.M)
-    counts = Counter(name.split("/")[2] for name in names)
-    assert set(counts) == set(PARTS)
-    assert f"{counts.total()} tests collected" in done.stdout
-    assert len(set(names)) == len(names)
 
 
 class Folder:
@@ -62,7 +48,11 @@ class Folder:
     def run(self, *, gpu: bool) -> subprocess.CompletedProcess[str]:
         stub = f"__version__ = 'of the test'\n\n\nclass cuda:\n    is_available = staticmethod(lambda: {gpu})\n"
         (self.root / "torch.py").write_text(stub)
-        return run("-rs", "gpu", path=self.root, cwd=self.root)
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "gpu"],
+            cwd=self.root, env={**os.environ, "PYTHONPATH": str(self.root)}, capture_output=True, text=True,
+            timeout=200, check=False,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -71,9 +61,11 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_without_a_gpu_all_are_skipped_as_one(folder: Folder) -> None:
+    folder.add(f"{PARTS[1]}/test_one.py")
     done = folder.run(gpu=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^SKIPPED \[1\] .*: 2 tests need a CUDA GPU; PyTorch of the test sees none$", done.stdout, re.M)
+    said = rf"3 tests need a CUDA GPU \({PARTS[0]} 2, {PARTS[1]} 1\); PyTorch of the test sees none"
+    assert re.search(rf"^SKIPPED \[1\] .*: {said}$", done.stdout, re.M)
     assert re.search(r"^=+ 1 skipped in ", done.stdout, re.M)
 
 

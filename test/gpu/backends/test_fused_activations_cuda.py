@@ -59,7 +59,9 @@ def test_the_gpu_bears_what_is_fused(name: str, precision: str):
         prepared = InPrecision(PRECISIONS[precision], fusing, "a").prepare(stages, EXAMPLE, GPU)
     assert warnings == []
     assert all(isinstance(stage, Captured) for stage in prepared)
-    assert 0 < sum(map(fusions, kernels.given)) <= sum(fusions(fused(stage)) for stage in stages)
+    # In float32 cuDNN may be slower at one call for each of so few layers.
+    fewest = 0 if PRECISIONS[precision].dtype is torch.float32 else 1
+    assert fewest <= sum(map(fusions, kernels.given)) <= sum(fusions(fused(stage)) for stage in stages)
     check_agreement(through(prepared, on_gpu(inputs)), expected, 2 * tolerance)
 
 
