@@ -18,8 +18,9 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 #: once the node is configured.
 RUNTIME: JsonDict = {"runtime": True}
 
-#: Queue depth of a camera's subscription where the parameter is 0 (measured, docs/cameras.md).
-AUTOMATIC_DEPTH = 5
+#: Queue depth of a camera's subscription where the parameter is 0 (measured, docs/cameras.md). Reliable: images that
+#: waited for one that was sent again arrive together.
+BEST_EFFORT_DEPTH, RELIABLE_DEPTH = 5, 10
 
 
 class _Section(BaseModel):
@@ -43,7 +44,7 @@ class CameraConfig(_Section):
         ge=0,
         le=100,
         description="Queue depth of the subscription; every step may add age to the frames. "
-        f"0: {AUTOMATIC_DEPTH}, the smallest that lost nothing (docs/cameras.md).",
+        f"0: {BEST_EFFORT_DEPTH} for best effort, {RELIABLE_DEPTH} for reliable, which lost least (docs/cameras.md).",
     )
     max_pixels: int = Field(
         33_177_600, ge=1, le=268_435_456, description="Frames that claim more pixels than this are refused."

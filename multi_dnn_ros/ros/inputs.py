@@ -101,7 +101,8 @@ class CameraInput:
         record.losses = losses
         record.loss_cause = ""
         if losses.share > record.max_loss:
-            self._check.losing(self._camera, record.shape, record.image_bytes)
+            if losses.drops or not reliable:  # else nothing speaks for the kernel's buffers
+                self._check.losing(self._camera, record.shape, record.image_bytes)
             record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera)
 
     def _wanted_qos(self) -> Any:

@@ -90,13 +90,25 @@ def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Pa
     for own in _FAST_FILES:
         if (folder / own).is_file():
             return Middleware(name, f"middleware: {name}, with your own {folder / own}")
+    if not _is_fast_dds_2():
+        return Middleware(name, f"middleware: {name} with Fast DDS 3, whose settings this package leaves alone")
     rmem_max = rmem_max_bytes() or 0
     file = config_file("fastdds_udp.xml" if rmem_max >= FAST_UDP_LEAST_BYTES else "fastdds_shared_memory.xml")
-    for variable in _FAST_VARIABLES:
-        environment[variable] = str(file)
+    environment[_FAST_VARIABLES[0]] = str(file)
     return Middleware(
         name,
-        f"middleware: {name}, with {file} ({', '.join(_FAST_VARIABLES)} and {_FAST_OWN[-1]} are not set; "
+        f"middleware: {name}, with {file} ({' and '.join((_FAST_VARIABLES[0], _FAST_OWN[-1]))} are not set; "
         f"net.core.rmem_max is {rmem_max})",
         file,
     )
+
+
+def _is_fast_dds_2() -> bool:
+    """Fast DDS 2 (Humble to Jazzy) is the package fastrtps; 3 is called fastdds, with other names in its files."""
+    from ament_index_python.packages import PackageNotFoundError, get_package_prefix
+
+    try:
+        get_package_prefix("fastrtps")
+    except PackageNotFoundError:
+        return False
+    return True

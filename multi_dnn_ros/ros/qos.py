@@ -13,7 +13,7 @@ from rclpy.qos import (
     qos_profile_system_default,
 )
 
-from multi_dnn_ros.schema import AUTOMATIC_DEPTH
+from multi_dnn_ros.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 #: Results: reliable, which readers of either kind can take.
 RESULTS = QoSProfile(depth=10)
@@ -24,22 +24,23 @@ LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -> QoSProfile:
-    """The profile of the parameters ``camera.<camera>.qos`` and ``.depth`` (0: AUTOMATIC_DEPTH).
+    """The profile of the parameters ``camera.<camera>.qos`` and ``.depth`` (0: by the reliability).
 
     auto: reliable if all publishers offer it, else best effort, which every publisher fits. offers: the publishers'
     QoS. sensor_data: best effort. default, reliable: reliable. system_default: what the middleware is configured for.
     """
-    depth = depth or AUTOMATIC_DEPTH
+    durability: DurabilityPolicy = DurabilityPolicy.VOLATILE
+    reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
     if name == "auto":
         reliable = [offer.reliability == ReliabilityPolicy.RELIABLE for offer in offers]
-        best = ReliabilityPolicy.RELIABLE if reliable and all(reliable) else ReliabilityPolicy.BEST_EFFORT
-        return QoSProfile(depth=depth, reliability=best)
-    if name in ("default", "reliable"):
-        return QoSProfile(depth=depth)
-    preset = {"sensor_data": qos_profile_sensor_data, "system_default": qos_profile_system_default}[name]
-    reliability: ReliabilityPolicy = preset.reliability
+        if not (reliable and all(reliable)):
+            reliability = ReliabilityPolicy.BEST_EFFORT
+    elif name not in ("default", "reliable"):
+        preset = {"sensor_data": qos_profile_sensor_data, "system_default": qos_profile_system_default}[name]
+        reliability, durability = preset.reliability, preset.durability
+    automatic = BEST_EFFORT_DEPTH if reliability == ReliabilityPolicy.BEST_EFFORT else RELIABLE_DEPTH
     return QoSProfile(
-        history=HistoryPolicy.KEEP_LAST, depth=depth, reliability=reliability, durability=preset.durability
+        history=HistoryPolicy.KEEP_LAST, depth=depth or automatic, reliability=reliability, durability=durability
     )
 
 

@@ -94,6 +94,12 @@ class ReceiveCheck:
             return f"the camera sends less than camera.{camera}.rate_hz says, or the network loses images"
         if not reliable:
             return "the network, or the camera's shared-memory segment (Fast DDS), loses images; docs/cameras.md"
+        if self._middleware.name.startswith("rmw_fastrtps"):
+            return (
+                "its shared-memory segment is too small for the camera's images at this load: "
+                "config/fastdds_shared_memory.xml for the camera's process, or a larger net.core.rmem_max; "
+                "docs/cameras.md"
+            )
         return f"the camera left them out, its queue overflowed, or the subscription's did (camera.{camera}.depth)"
 
     def _needs_sockets(self) -> bool:

@@ -11,7 +11,7 @@ import measure_cameras
 import pytest
 from measure_cameras import Case
 
-from multi_dnn_ros.schema import AUTOMATIC_DEPTH
+from multi_dnn_ros.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 ROOT = Path(__file__).resolve().parents[2]
 MIDDLEWARES = ("rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
@@ -45,7 +45,8 @@ def test_what_the_standalone_runtime_shows_holds_on_the_real_one(middleware: str
 def test_every_image_of_a_plain_camera_arrives(middleware: str, reliability: str) -> None:
     """Images that fit the buffers of every kernel; larger ones are measured by measure_cameras.py."""
     row = measure_cameras.run(Case(middleware, reliability, "320x240", 10.0), 6.0)
-    assert row["qos"] == f"{reliability.replace('_', ' ')}, depth {AUTOMATIC_DEPTH}"
+    depth = RELIABLE_DEPTH if reliability == "reliable" else BEST_EFFORT_DEPTH
+    assert row["qos"] == f"{reliability.replace('_', ' ')}, depth {depth}"
     assert row["received"] == row["sent"] == 60
     assert row["stated_lost"] in ("0", "unknown")
     assert row["warned_after_s"] is None

@@ -16,7 +16,7 @@ from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.ros import inputs
-from multi_dnn_ros.schema import AUTOMATIC_DEPTH
+from multi_dnn_ros.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 TOPIC = "/front/image_raw"
 OUT = "/multi_dnn/front/object/detections"
@@ -66,18 +66,18 @@ def qos(bench: Bench) -> str:
 
 def test_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
     start(bench)
-    bench.until(lambda: qos(bench) == f"best effort, depth {AUTOMATIC_DEPTH}", "the QoS that fits whoever comes")
+    bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "the QoS that fits whoever comes")
     first = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
-    bench.until(lambda: qos(bench) == f"reliable, depth {AUTOMATIC_DEPTH}", "the publisher's offer")
+    bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "the publisher's offer")
     stranger.create_publisher(String, TOPIC, BEST_EFFORT)  # of another type: not asked
     second = bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
-    bench.until(lambda: qos(bench) == f"best effort, depth {AUTOMATIC_DEPTH}", "what both offer")
+    bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "what both offer")
     bench.peer.destroy_publisher(second)
-    bench.until(lambda: qos(bench) == f"reliable, depth {AUTOMATIC_DEPTH}", "what is left")
+    bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "what is left")
     bench.peer.destroy_publisher(first)
     reports = len(bench.reports)
     bench.until(lambda: len(bench.reports) > reports + 20, "two seconds without a publisher")
-    assert qos(bench) == f"reliable, depth {AUTOMATIC_DEPTH}"  # a camera that is started again finds what it had
+    assert qos(bench) == f"reliable, depth {RELIABLE_DEPTH}"  # a camera that is started again finds what it had
 
 
 def test_no_image_is_lost_or_taken_twice_while_the_qos_changes(bench: Bench) -> None:

@@ -17,10 +17,11 @@ VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 def running_on(monkeypatch: pytest.MonkeyPatch):
     """A real rclpy with this RMW implementation and this limit of the kernel."""
 
-    def run(name: str, limit: int = 4_194_304) -> None:
+    def run(name: str, limit: int = 4_194_304, fast_2: bool = True) -> None:
         monkeypatch.setattr(middleware, "is_standalone", lambda: False)
         monkeypatch.setattr(middleware, "get_rmw_implementation_identifier", lambda: name)
         monkeypatch.setattr(middleware, "rmem_max_bytes", lambda: limit)
+        monkeypatch.setattr(middleware, "_is_fast_dds_2", lambda: fast_2)
 
     return run
 
@@ -49,7 +50,7 @@ def test_fast_dds_gets_the_file_that_the_kernel_allows(running_on, tmp_path: Pat
     found = configure(environment, tmp_path)
     assert found.ours is not None
     assert found.ours.name == name
-    assert environment == dict.fromkeys(VARIABLES, str(found.ours))
+    assert environment == {VARIABLES[0]: str(found.ours)}
     assert f"net.core.rmem_max is {limit}" in found.text
 
 
@@ -76,6 +77,13 @@ def test_what_the_user_has_set_stays(running_on, tmp_path: Path, name: str, own:
 def test_fast_dds_finds_a_users_file_by_itself(running_on, tmp_path: Path, name: str) -> None:
     running_on(FAST)
     (tmp_path / name).write_text("<profiles/>")
+    environment: dict[str, str] = {}
+    assert configure(environment, tmp_path).ours is None
+    assert environment == {}
+
+
+def test_fast_dds_3_is_left_alone(running_on, tmp_path: Path) -> None:
+    running_on(FAST, fast_2=False)
     environment: dict[str, str] = {}
     assert configure(environment, tmp_path).ours is None
     assert environment == {}

@@ -129,3 +129,8 @@ def test_configuring_says_what_fits_where_common_images_do_not() -> None:
 def test_the_cause_fits_the_signs(limit: int, drops: int, source: str, reliable: bool, words: str) -> None:
     losses = Losses(10, 90, 0.9, source, drops)
     assert words in Said(OURS, limit).check.cause(losses, HD, reliable, "front")
+
+
+def test_a_reliable_fast_dds_camera_has_a_segment_that_is_too_small() -> None:
+    losses = Losses(10, 90, 0.9, "the publisher's sequence numbers", 0)
+    assert "fastdds_shared_memory.xml" in Said(FAST_SHARED).check.cause(losses, HD, True, "front")
