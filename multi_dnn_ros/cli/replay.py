@@ -43,7 +43,8 @@ examples:
   multi-dnn replay drive.mcap results --overlay results.mp4
   multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
   multi-dnn replay drive results --with-input --storage sqlite3
-  multi-dnn run --ros-args -p autostart:=false &  multi-dnn replay drive results --live
+  multi-dnn run --ros-args -p autostart:=false     the node for the next line, in another terminal
+  multi-dnn replay drive results --live
 """
 
 

@@ -41,6 +41,7 @@ _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 _POLL_S = 0.5
 #: A frame that is so late against the recording moves the schedule.
 _SLACK_S = 0.05
+_LONGEST_GAP_S = 3600.0
 
 
 class LiveReplayError(RuntimeError):
@@ -142,17 +143,18 @@ class LiveReplay:
         cameras = {camera.recorded: camera for camera in self._plan.cameras}
         self._declare(writer)
         pace = Pace(_SLACK_S)
-        first_ns: int | None = None
+        due_s, last_ns = 0.0, None
         for message in bag.messages(cameras):
-            if first_ns is None:
-                first_ns = message.stamp_ns
+            if last_ns is None:
                 self._write_labels(message, cameras[message.topic], writer)
             summary.frames += 1
             if with_input:
                 writer.add_topic(message.topic, message.msgtype)
                 writer.write(message.topic, message.stamp_ns, message.data)
             if not summary.stopped:
-                pace.wait((message.stamp_ns - first_ns) * 1e-9 / self._rate)
+                due_s += _gap_s(last_ns, message.stamp_ns) / self._rate
+                pace.wait(due_s)
+            last_ns = message.stamp_ns
             try:
                 complete = self._play(message, cameras[message.topic], writer, summary)
             except LiveReplayError as error:
@@ -308,3 +310,9 @@ class LiveReplay:
         with self._changed:
             self._accounts.update(stream_accounts(message, self._remote.name))
             self._changed.notify_all()
+
+
+def _gap_s(last_ns: int | None, now_ns: int) -> float:
+    """Seconds between two messages; none where a damaged time or two recordings in one make it longer than an hour."""
+    gap_s = 0.0 if last_ns is None else (now_ns - last_ns) * 1e-9
+    return gap_s if 0.0 < gap_s < _LONGEST_GAP_S else 0.0
