@@ -26,6 +26,7 @@ _FAST_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
 #: From this net.core.rmem_max on, images of 1280x720 fit a socket's receive buffer (measured, docs/cameras.md).
 FAST_UDP_LEAST_BYTES = 2_000_000
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
+_MAPS = Path("/proc/self/maps")
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,8 @@ def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Pa
 
 
 def _is_fast_dds_2() -> bool:
-    """Fast DDS 2 (Humble to Jazzy) is the package fastrtps; 3 is called fastdds, with other names in its files."""
-    from ament_index_python.packages import PackageNotFoundError, get_package_prefix
+    """Fast DDS 2 (Humble to Jazzy) is the library fastrtps; 3 is called fastdds, with other names in its files.
 
-    try:
-        get_package_prefix("fastrtps")
-    except PackageNotFoundError:
-        return False
-    return True
+    The library is loaded: the middleware has told its name.
+    """
+    return "/libfastrtps.so" in _MAPS.read_text()
