@@ -96,7 +96,7 @@ class CameraInput:
     def update_losses(self) -> None:
         """Bring the record's losses up to date; to be called before each diagnostics message."""
         record = self.record
-        reliable = self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE
+        reliable = self._is_reliable()
         losses = record.account.losses(self._clock(), record.image_bytes, reliable)
         record.losses = losses
         record.loss_cause = ""
@@ -104,6 +104,9 @@ class CameraInput:
             if losses.drops or not reliable:  # else nothing speaks for the kernel's buffers
                 self._check.losing(self._camera, record.shape, record.image_bytes)
             record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera)
+
+    def _is_reliable(self) -> bool:
+        return bool(self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE)
 
     def _wanted_qos(self) -> Any:
         offers = [publisher.qos for publisher in self._publishers if publisher.type == self._type]
@@ -154,7 +157,7 @@ class CameraInput:
         age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
         record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns)
         if record.received == 1:
-            self._check.first_image(self._camera, shape, size)
+            self._check.first_image(self._camera, shape, size, self._is_reliable())
 
     def _on_lost(self, count: int) -> None:
         self.record.account.reported(self._clock(), count)

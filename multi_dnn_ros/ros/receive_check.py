@@ -65,9 +65,13 @@ class ReceiveCheck:
                 "docs/cameras.md says what they need"
             )
 
-    def first_image(self, camera: str, image: str, image_bytes: int) -> None:
-        """The camera's first image has shown its size. image: in words."""
-        if self._needs_sockets():
+    def first_image(self, camera: str, image: str, image_bytes: int, reliable: bool) -> None:
+        """The camera's first image has shown its size. image: in words. reliable: the subscription is.
+
+        A reliable camera may send what the buffer holds and the rest on demand (config/cyclonedds.xml): only losses
+        tell that it does not.
+        """
+        if self._needs_sockets() and not reliable:
             self._check(camera, image, image_bytes)
 
     def losing(self, camera: str, image: str, image_bytes: int) -> None:
@@ -130,7 +134,6 @@ class ReceiveCheck:
             f"{begin}net.core.rmem_max must be at least {needed} and is {limit}. As root: "
             f"`sysctl -w net.core.rmem_max={recommended}`; permanently: "
             f"`echo net.core.rmem_max={recommended} > {_SYSCTL_FILE}`; then start the node again. Without root: "
-            f"JPEG images (parameter camera.{camera}.transport: compressed), a reliable camera with Fast DDS "
-            "(RMW_IMPLEMENTATION=rmw_fastrtps_cpp for both), or Fast DDS with config/fastdds_shared_memory.xml at "
-            "the camera; docs/cameras.md"
+            f"JPEG images (parameter camera.{camera}.transport: compressed), or a reliable camera whose process has "
+            "config/cyclonedds.xml (Cyclone DDS) or config/fastdds_shared_memory.xml (Fast DDS); docs/cameras.md"
         )

@@ -4,7 +4,7 @@
     python3 test/ros/measure_cameras.py --seconds 600 --rmem-max 212992 10485760
 
 Each case starts the node by `ros2 launch` at our defaults and a camera that is not configured (plain_camera.py), or
-whose Fast DDS has config/fastdds_shared_memory.xml. --rmem-max (root) sets net.core.rmem_max and puts it back after;
+whose middleware has our file under config/. --rmem-max (root) sets net.core.rmem_max and puts it back after;
 without it the present value counts. Results go into results/cameras_ros2.json, beside those of other limits.
 """
 
@@ -33,11 +33,16 @@ LIMIT = Path("/proc/sys/net/core/rmem_max")
 CONFIGURED = ("CYCLONEDDS_URI", "FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE",
               "FASTDDS_BUILTIN_TRANSPORTS")  # fmt: skip
 READY_S = 120.0
+#: For the camera's process: variable and file under config/.
+CONFIGURATIONS = {
+    "rmw_cyclonedds_cpp": ("CYCLONEDDS_URI", "cyclonedds.xml"),
+    "rmw_fastrtps_cpp": ("FASTRTPS_DEFAULT_PROFILES_FILE", "fastdds_shared_memory.xml"),
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One row. camera_side: `plain` or `segment` (Fast DDS with a larger shared-memory segment)."""
+    """One row. camera_side: `plain` or `configured` (by our file for its middleware)."""
 
     middleware: str
     reliability: str
@@ -59,7 +64,8 @@ def cases() -> list[Case]:
         for image, rate in images
     ]
     found += [
-        Case("rmw_fastrtps_cpp", reliability, image, 30.0, "segment")
+        Case(middleware, reliability, image, 30.0, "configured")
+        for middleware in CONFIGURATIONS
         for reliability in ("reliable", "best_effort")
         for image in ("1280x720", "1920x1080")
     ]
@@ -97,7 +103,6 @@ def main() -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: a line for each middleware, camera and kernel, a column for each kind of images."""
     names = {"rmw_cyclonedds_cpp": "Cyclone DDS", "rmw_fastrtps_cpp": "Fast DDS"}
-    sides = {"plain": "not configured", "segment": "`fastdds_shared_memory.xml`"}
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     columns = list(dict.fromkeys(f"{case.image} {case.rate:g} Hz" for case in cases()))
     for row in rows:
@@ -106,7 +111,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['rmem_max']:,}",
             names[case.middleware],
             case.reliability.replace("_", " "),
-            sides[case.camera_side],
+            "not configured" if case.camera_side == "plain" else f"`{CONFIGURATIONS[case.middleware][1]}`",
         )
         share = row["received"] / row["sent"]
         age = "" if share == 0 else f", {row['age_p50_ms']:.0f} / {row['age_p99_ms']:.0f} ms"
@@ -272,8 +277,10 @@ def write_jpeg(path: Path, size: str) -> None:
 def camera_environment(case: Case) -> dict[str, str]:
     if case.camera_side == "plain":
         return {}
-    file = str(ROOT / "config" / "fastdds_shared_memory.xml")
-    return {"FASTRTPS_DEFAULT_PROFILES_FILE": file}
+    variable, name = CONFIGURATIONS[case.middleware]
+    return {
+        variable: (ROOT / "config" / name).as_uri() if variable == "CYCLONEDDS_URI" else str(ROOT / "config" / name)
+    }
 
 
 def start(command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:

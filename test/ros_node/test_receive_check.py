@@ -51,47 +51,56 @@ def test_the_bound_is_the_measured_one(limit: int, image_bytes: int, enough: boo
 
 def test_the_warning_has_values_command_and_alternatives_and_comes_once() -> None:
     said = Said(OURS)
-    said.check.first_image("front", "1280 x 720 bgr8", HD)
-    said.check.first_image("rear", "1280 x 720 bgr8", HD)
+    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
+    said.check.first_image("rear", "1280 x 720 bgr8", HD, reliable=False)
     said.check.losing("front", "1280 x 720 bgr8", HD)
     (line,) = said.warnings
     assert f"must be at least {needed_rmem_max(HD)} and is 212992" in line
     assert "`sysctl -w net.core.rmem_max=10485760`" in line
     assert "`echo net.core.rmem_max=10485760 > /etc/sysctl.d/60-multi-dnn-ros.conf`" in line
-    for alternative in ("transport: compressed", "reliable camera with Fast DDS", "fastdds_shared_memory.xml"):
+    for alternative in ("transport: compressed", "config/cyclonedds.xml", "fastdds_shared_memory.xml"):
         assert alternative in line
 
 
 def test_an_image_that_needs_more_than_was_recommended_is_told_again() -> None:
     said = Said(OURS)
-    said.check.first_image("front", "1280 x 720 bgr8", HD)
-    said.check.first_image("rear", "7680 x 4320 bgr8", 7680 * 4320 * 3)
+    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
+    said.check.first_image("rear", "7680 x 4320 bgr8", 7680 * 4320 * 3, reliable=False)
     assert len(said.warnings) == 2
 
 
 @pytest.mark.parametrize("middleware", [OURS, FAST_UDP])
 def test_what_fits_is_not_told(middleware: Middleware) -> None:
     said = Said(middleware)
-    said.check.first_image("front", "150000 bytes jpeg", 150_000)
+    said.check.first_image("front", "150000 bytes jpeg", 150_000, reliable=False)
     said.check.losing("front", "150000 bytes jpeg", 150_000)
     raised = Said(middleware, 4_194_304)
-    raised.check.first_image("front", "1920 x 1080 bgr8", FULL_HD)
+    raised.check.first_image("front", "1920 x 1080 bgr8", FULL_HD, reliable=False)
     assert said.warnings == raised.warnings == []
 
 
 @pytest.mark.parametrize("middleware", [FAST_SHARED, OWN])
 def test_where_shared_memory_may_carry_the_images_only_losses_make_a_warning(middleware: Middleware) -> None:
     said = Said(middleware)
-    said.check.first_image("front", "1280 x 720 bgr8", HD)
+    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
     assert said.warnings == []
     said.check.losing("front", "", 0)  # nothing has arrived at all
     (line,) = said.warnings
     assert "images of 1280x720 bgr8" in line
 
 
+def test_a_reliable_camera_is_warned_of_when_images_are_lost() -> None:
+    """It may send what the buffer holds and the rest on demand."""
+    said = Said(OURS)
+    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=True)
+    assert said.warnings == []
+    said.check.losing("front", "1280 x 720 bgr8", HD)
+    assert len(said.warnings) == 1
+
+
 def test_without_udp_sockets_the_kernel_does_not_matter() -> None:
     said = Said(OURS, buffer=None)
-    said.check.first_image("front", "1280 x 720 bgr8", HD)
+    said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
     said.check.losing("front", "1280 x 720 bgr8", HD)
     said.check.configured(["front"])
     assert said.warnings == said.infos == []
