@@ -140,7 +140,7 @@ def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, tmp_path: Pat
     """Killed at the first result."""
     with claimed_domain() as domain:
         log, environment = tmp_path / "node.log", on_loopback(domain)
-        parameters = ("-p", "autostart:=false", "-p", "device:=cpu")
+        parameters = ("-p", "autostart:=false", "-p", "device:=cpu", "-p", "dnns:=[object]")
         with Child("node", ["run", "--ros-args", *parameters], log, environment) as child:
             command = ["replay", str(recording), str(tmp_path / "results"), "--live", "--rate", "0.2"]
             with Child("replay", command, tmp_path / "replay.log", environment) as player:
