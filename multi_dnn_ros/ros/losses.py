@@ -113,8 +113,11 @@ class LossAccount:
 
     def restart(self) -> None:
         """Other publishers than before: the next image is not compared with the last one."""
+        if self._period_ns is not None:
+            self._compare(self._period_ns)
         self._sequence = self._last = None
         self._numbered = False
+        self._pending.clear()
         self._gaps.clear()
         self._period_ns = None
 

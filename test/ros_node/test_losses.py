@@ -193,6 +193,15 @@ def test_another_publisher_is_not_compared_with_the_last() -> None:
     assert account.losses(600).lost == 0
 
 
+def test_images_of_a_camera_that_went_are_not_measured_by_the_period_of_the_next() -> None:
+    camera = Camera(10.0)
+    camera.run(20.3)  # the gaps since the last report are still to be compared
+    camera.account.restart()
+    camera.period = SECOND / 30.0
+    camera.run(20.0)
+    assert camera.losses().lost <= 1
+
+
 @given(gaps=st.lists(st.integers(1, 10**10), max_size=80))
 def test_any_gaps_have_a_period_that_is_sane_or_none(gaps: list[int]) -> None:
     period = period_of(gaps)
