@@ -13,8 +13,8 @@ SCORE_THRESHOLDS = {
     "lane_small": 0.4,
     "object": 0.65,
     "object_small": 0.75,
-    "pedestrian": 0.65,
-    "pedestrian_small": 0.6,
+    "pedestrian": 0.75,
+    "pedestrian_small": 0.75,
 }
 #: On generated roads they need less: what they are shown there is what they were trained on.
 GENERATED_ROAD_THRESHOLD = 0.4

