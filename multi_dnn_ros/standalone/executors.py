@@ -69,7 +69,6 @@ class _Claim:
         """Give the right back."""
         if self._entity is not None and self._entity.callback_group is not None:
             self._entity.callback_group.ending_execution(self._entity)
-            self._executor.wake()
 
 
 class Executor(Surface):
@@ -126,7 +125,10 @@ class Executor(Surface):
     def _run_task(self, task: Task) -> None:
         task()
         if task.done():
-            self._ends.pop(task, _nothing)()
+            end = self._ends.pop(task, None)
+            if end is not None:
+                end()
+                self.wake()  # what waited for its callback group may run now
             if task.exception() is not None:
                 raise task.exception()
         elif task.awaits is None:
@@ -362,10 +364,6 @@ class MultiThreadedExecutor(Executor):
         """Free the wait set and let the pool's threads end; called when the context ends."""
         super().close()
         self._pool.shutdown(wait=False)
-
-
-def _nothing() -> None:
-    """Stand in where nothing is to be done when a task has ended."""
 
 
 def _never() -> bool:

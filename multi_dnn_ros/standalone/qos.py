@@ -210,6 +210,9 @@ class _PresetsMeta(EnumMeta):
     """Metaclass: a preset that is not here says so."""
 
     def __getattr__(cls, name: str) -> Any:
+        members = cls.__dict__.get("_member_map_", {})
+        if name in members:  # as Python 3.10 finds them
+            return members[name]
         if name.startswith("_"):
             raise AttributeError(name, name=name, obj=cls)
         raise AttributeError(missing(f"{cls.__name__}.{name}"), name=name, obj=cls)

@@ -18,6 +18,8 @@ sys.path.insert(0, str(SUITE))
 import unclaimed  # noqa: E402
 
 SAMPLES = """
+from pathlib import Path
+
 import pytest
 import rclpy
 from rclpy.action import ActionClient
@@ -99,6 +101,13 @@ def test_has_cases(value):
     assert value == 1
 
 
+@pytest.mark.parametrize('value', [1, 2])
+def test_passes_the_second_time(value):
+    seen = Path(f'seen_{value}')
+    before, _ = seen.exists(), seen.touch()
+    assert value == 1 or before
+
+
 class TestInAClass:
 
     def test_inside(self):
@@ -166,9 +175,10 @@ def test_every_failure_is_classified_by_its_error(result: tuple[dict[str, Any], 
         ("test_differs", "AssertionError"),
         ("test_misses_an_attribute_of_its_own", "AttributeError: 'Own' object has no attribute '_name'"),
         ("test_has_cases", "AssertionError"),
+        ("test_passes_the_second_time", "AssertionError"),
     ):
         kind, evidence = outcome("samples", test)
-        assert kind == "differs"
+        assert kind == ("timing" if test == "test_passes_the_second_time" else "differs")
         assert text in evidence
 
 
@@ -182,7 +192,7 @@ def test_files_that_cannot_be_imported_and_processes_that_die_are_counted(
     dies = content["files"]["test_dies.py"]
     assert dies["test_lives"] == "passed"
     assert dies["test_dies"]["evidence"] == "no outcome: the process ended with exit code 3"
-    assert content["tests"] == sum(len(tests) for tests in content["files"].values()) == 19
+    assert content["tests"] == sum(len(tests) for tests in content["files"].values()) == 20
     assert content["counts"]["differs"] == 4
     assert content["rclpy"]["version"] == "7.1.3"
     assert code == 1
