@@ -18,9 +18,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 TEXT = "\n".join(PAGES.values())
 #: Code blocks, and code inside the text.
-CODE = [line for block in re.findall(r"```\w*\n(.*?)```", TEXT, re.S) for line in block.splitlines()] + re.findall(
-    r"`([^`\n]+)`", TEXT
-)
+CODE = [
+    line for block in re.findall(r"```\w*\n(.*?)```", TEXT, re.S) for line in block.replace("\\\n", " ").splitlines()
+] + re.findall(r"`([^`\n]+)`", TEXT)
 
 
 def commands(first: str) -> list[str]:
