@@ -17,9 +17,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
-from multi_dnn_ros.ros.frame_period import is_steady, multiples, period_of
+from multi_dnn_ros.ros.frame_period import is_steady, period_of
 
 _SECOND_NS = 1_000_000_000
 #: The share that is missing is about the images of this time.
@@ -37,6 +35,8 @@ _PAUSE_NS = 2 * _SECOND_NS
 _PAUSE_PERIODS = 20
 #: A gap between stamps that is so many times the time that passed here: the stamps jumped (a recording starts again).
 _JUMP = 4
+#: A gap that is so near to a multiple of the period, in periods, is nothing but jitter.
+_REGULAR = 0.25
 #: What a datagram of an image carries at Cyclone DDS's default MaxMessageSize; others send fewer, larger ones, so that
 #: the estimate is a lower bound.
 _DATAGRAM_BYTES = 14_720
@@ -83,6 +83,7 @@ class LossAccount:
         # Gaps that were not compared with a period yet, and whether something said that data was lost in them.
         self._pending: deque[tuple[int, bool]] = deque(maxlen=4096)
         self._missing_periods = 0
+        self._carry = 0.0
         self._period_ns: float | None = None
         self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
 
@@ -167,12 +168,17 @@ class LossAccount:
 
     def _compare(self, period_ns: float) -> int:
         """Periods without an image so far, those since the last image not included."""
-        if self._pending:
-            gaps = [gap for gap, signed in self._pending if signed or not _is_pause(gap, period_ns)]
-            counts = multiples(np.asarray(gaps, np.float64), period_ns)
-            # 0 for an image behind a late one: it takes back the period that the late one seemed to miss.
-            self._missing_periods += int((counts - 1).sum())
-            self._pending.clear()
+        while self._pending:
+            gap, signed = self._pending.popleft()
+            if _is_pause(gap, period_ns) and not signed:
+                continue
+            # What rounding leaves goes into the next gap: stamps of a camera that was held up and then hurries add up.
+            position = gap / period_ns + self._carry
+            periods = round(position)
+            self._carry = position - periods
+            if abs(self._carry) < _REGULAR:
+                self._carry /= 2  # so that a small error of the period does not
+            self._missing_periods += periods - 1
         return max(0, self._missing_periods)
 
     def _missing_now(self, period_ns: float) -> int:

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -25,6 +26,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from multi_dnn_ros.reporting import provenance
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -305,7 +308,10 @@ def save(path: Path, row: dict[str, Any]) -> None:
     rows = json.loads(path.read_text())["rows"] if path.is_file() else []
     key = (row["rmem_max"], row["case"])
     rows = [old for old in rows if (old["rmem_max"], old["case"]) != key] + [row]
-    about = {"kernel": os.uname().release, "cores": os.cpu_count(), "ROS_DISTRO": os.environ.get("ROS_DISTRO", "")}
+    order = {case: index for index, case in enumerate(cases())}
+    rows.sort(key=lambda old: (old["rmem_max"], order[Case(**old["case"])]))
+    command = shlex.join(["python3", "test/ros/measure_cameras.py", *sys.argv[1:]])
+    about = {**provenance(), "command": command, "ROS_DISTRO": os.environ.get("ROS_DISTRO", "")}
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 

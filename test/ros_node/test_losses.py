@@ -193,6 +193,16 @@ def test_another_publisher_is_not_compared_with_the_last() -> None:
     assert account.losses(600).lost == 0
 
 
+def test_a_camera_that_is_held_up_and_hurries_hides_no_loss() -> None:
+    account, now_ms = LossAccount(), 0
+    for index, gap_ms in enumerate([100] * 40 + [140, 140, 20, 200] * 20):  # one image in each group is lost
+        now_ms += gap_ms
+        account.arrived(now_ms * 1_000_000, now_ms * 1_000_000)
+        if index % 8 == 7:
+            account.losses(now_ms * 1_000_000)
+    assert account.losses(now_ms * 1_000_000).lost == pytest.approx(20, abs=2)
+
+
 def test_images_of_a_camera_that_went_are_not_measured_by_the_period_of_the_next() -> None:
     camera = Camera(10.0)
     camera.run(20.3)  # the gaps since the last report are still to be compared
