@@ -35,6 +35,7 @@ from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
+from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.schema import CameraConfig, NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 
@@ -158,6 +159,7 @@ class Rig:
         domain = self._stack.enter_context(claimed_domain())
         self._environment = on_loopback(domain)
         os.environ.update(self._environment)
+        configure()
         rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
         self._stack.callback(rclpy.try_shutdown)
         self._clock_node = rclpy.create_node("rig")

@@ -109,12 +109,17 @@ def run(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.camera.playback import Player
     from multi_dnn_ros.camera.publisher import CameraPublisher
+    from multi_dnn_ros.ros.middleware import configure
 
+    middleware = configure()
     rclpy.init(args=["--ros-args", *args.ros_args])
     node = None
     try:
         node = rclpy.create_node(f"camera_{args.camera}")
-        publisher = CameraPublisher(node, camera_format, f"{args.camera}/truth" if args.truth else None)
+        node.get_logger().info(middleware.text)
+        publisher = CameraPublisher(
+            node, camera_format, f"{args.camera}/truth" if args.truth else None, node.get_logger().warning
+        )
         player = Player(
             source,
             publisher,

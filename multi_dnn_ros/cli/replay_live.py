@@ -92,6 +92,9 @@ def _spinning(name: str, ros_args: list[str]) -> Iterator[Any]:
     from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
     from rclpy.signals import SignalHandlerOptions
 
+    from multi_dnn_ros.ros.middleware import configure
+
+    configure()
     # Python's own KeyboardInterrupt: rclpy's handlers would shut the context down under the replay.
     rclpy.init(args=["--ros-args", *ros_args], signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node(name)

@@ -29,6 +29,7 @@ from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
+from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.training.scenes import LABELS
 
@@ -117,6 +118,7 @@ class Demo:
             interrupts = stack.enter_context(Interrupts())
             writer = stack.enter_context(BagWriter(self.output / "bag"))
             os.environ.update(environment)
+            configure()
             rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
             stack.callback(rclpy.try_shutdown)
             listener = rclpy.create_node("multi_dnn_demo")

@@ -33,6 +33,22 @@ def recommended_rmem_max(image_bytes: int) -> int:
     return max(_RECOMMENDED, math.ceil(2 * needed_rmem_max(image_bytes) / 2**20) * 2**20)
 
 
+def publisher_warning(topic: str, image_bytes: int, limit: int | None) -> str:
+    """What a publisher of raw images says about subscribers that are not configured for them; empty where they fit.
+
+    limit: this computer's net.core.rmem_max; None: unknown.
+    """
+    needed = needed_rmem_max(image_bytes)
+    if limit is None or limit >= needed:
+        return ""
+    return (
+        f"images of {image_bytes} bytes on {topic} do not fit the receive buffers of ordinary subscribers, which lose most "
+        f"of them: net.core.rmem_max must be at least {needed} and is {limit}. As root: "
+        f"`sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}`; or publish JPEG (--transport compressed); "
+        "docs/cameras.md"
+    )
+
+
 class ReceiveCheck:
     """Of one node: warns once, not for each camera and image.
 
