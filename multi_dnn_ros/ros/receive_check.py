@@ -42,8 +42,8 @@ def publisher_warning(topic: str, image_bytes: int, limit: int | None) -> str:
     if limit is None or limit >= needed:
         return ""
     return (
-        f"images of {image_bytes} bytes on {topic} do not fit the receive buffers of ordinary subscribers, which lose most "
-        f"of them: net.core.rmem_max must be at least {needed} and is {limit}. As root: "
+        f"images of {image_bytes} bytes on {topic} do not fit the receive buffers of ordinary subscribers, which lose "
+        f"most of them: net.core.rmem_max must be at least {needed} and is {limit}. As root: "
         f"`sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}`; or publish JPEG (--transport compressed); "
         "docs/cameras.md"
     )
