@@ -21,6 +21,7 @@ from multi_dnn_ros.flat_parameters import (
     shown,
     unknown_parameters,
 )
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import NodeConfig
 
 _LISTS = ("cameras", "dnns")
@@ -146,9 +147,10 @@ class NodeParameters:
         for name, camera in config.cameras.items():
             try:
                 self._node.resolve_topic_name(camera.topic or name)
-            except Exception as error:  # rclpy's are of several types
+            except Exception as error:  # rclpy's are of several types, with a picture of the name in further lines
+                reason = reason_of(error).rstrip(":")
                 problems.append(
-                    f"parameter camera.{name}.topic is {shown(camera.topic)}; allowed: the name of a topic: {error}"
+                    f"parameter camera.{name}.topic is {shown(camera.topic)}; allowed: a topic name: {reason}"
                 )
         return problems
 

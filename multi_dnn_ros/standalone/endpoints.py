@@ -1,4 +1,4 @@
-"""What the graph tells about one publisher of a topic: `rclpy.topic_endpoint_info`."""
+"""What `Node.get_publishers_info_by_topic` tells about one publisher of a topic."""
 
 from __future__ import annotations
 

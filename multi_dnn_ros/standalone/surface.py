@@ -91,7 +91,6 @@ SURFACE: Final[dict[str, dict[str, str]]] = {
     "rclpy.time_source": _names(time_source="CLOCK_TOPIC USE_SIM_TIME_NAME"),
     "rclpy.type_description_service": _names(type_description="START_TYPE_DESCRIPTION_SERVICE_PARAM"),
     "rclpy.timer": _names(entities="Timer"),
-    "rclpy.topic_endpoint_info": _names(endpoints="TopicEndpointInfo TopicEndpointTypeEnum"),
     "rclpy.utilities": _names(
         runtime="get_rmw_implementation_identifier ok remove_ros_args shutdown try_shutdown",
         context="get_default_context",

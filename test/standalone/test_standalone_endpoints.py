@@ -9,9 +9,10 @@ from typing import Any
 def test_publishers_of_a_topic_are_described(ros: Any, spin_until: Callable[..., None]) -> None:
     from rclpy.context import Context
     from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
-    from rclpy.topic_endpoint_info import TopicEndpointTypeEnum
     from sensor_msgs.msg import Image
     from std_msgs.msg import String
+
+    from multi_dnn_ros.standalone.endpoints import TopicEndpointTypeEnum
 
     other = Context()
     ros.init(context=other)
