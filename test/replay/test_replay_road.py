@@ -17,6 +17,7 @@ from std_msgs.msg import String
 
 from multi_dnn_ros.bags import BagMessage
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.training.scenes import Scene
 
 FRAMES = 24
@@ -77,7 +78,9 @@ def test_class_names_come_first_and_are_kept_for_late_subscribers(replayed: Path
         ["pedestrian"],
     ]
     assert [[label.class_id for label in parsed(message).class_map] for message in results[:2]] == [[0, 1], [0]]
-    assert [parsed(message).threshold for message in results[:2]] == [np.float32(0.4)] * 2
+    assert [parsed(message).threshold for message in results[:2]] == [
+        np.float32(SCORE_THRESHOLDS[name]) for name in ("object", "pedestrian")
+    ]
     assert {message.stamp_ns for message in results[:2]} == {stamp_ns(0) + 3_000_000}
     topics = yaml.safe_load((replayed / "results" / "metadata.yaml").read_text())["rosbag2_bagfile_information"]
     latched = {

@@ -11,6 +11,7 @@ import torch
 from node_bench import Bench, image
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline import build as build_for_real
 from multi_dnn_ros.ros.qos import LATCHED
@@ -76,7 +77,7 @@ def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_p
         "pt2": lambda: {"model": str(exported(tmp_path)), **files},
         "onnx": lambda: {"model": str(onnx_file(tmp_path)), **files},
     }[source]()
-    own = {f"dnn.object.{name}": value for name, value in {"score_threshold": 0.0, **settings}.items()}
+    own = {f"dnn.object.{name}": value for name, value in {"score_threshold": 1e-4, **settings}.items()}
     start(bench, {"device": "cpu", "dnn.object.backend": "eager", "dnn.object.jobs": 1, **own}, build=build_for_real)
     found = bench.listen("/multi_dnn/front/object/detections", Detection2DArray)
     infos = label_infos(bench)
@@ -84,7 +85,7 @@ def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_p
     bench.until(lambda: found and infos, "detections and label_info")
     names = class_names(infos[0])
     ids = {detection.results[0].hypothesis.class_id for detection in found[0].detections}
-    assert ids, "no detection at threshold 0"
+    assert ids, "no detection at threshold 0.0001"
     assert ids <= names.keys()
     if source == "torchvision":
         assert (names["1"], names["3"], len(names)) == ("person", "car", 91)
@@ -105,6 +106,18 @@ def test_the_threshold_of_the_label_info_is_the_dnns_and_follows_it(bench: Bench
     late = label_infos(bench)
     bench.until(lambda: late, "what is kept for late subscribers")
     assert [message.threshold for message in late] == [0.5]
+
+
+def test_the_models_own_threshold_is_told_as_its_value(bench: Bench) -> None:
+    """0, the parameter's default, stands for it."""
+    start(bench, {"dnn.object.score_threshold": 0.0, "device": "cpu"}, build=build_for_real)
+    heard = label_infos(bench)
+    bench.until(lambda: heard, "label_info")
+    assert heard[0].threshold == np.float32(SCORE_THRESHOLDS["object"])
+    assert bench.set("dnn.object.score_threshold", 0.125)[0]
+    assert bench.set("dnn.object.score_threshold", 0.0)[0]
+    bench.until(lambda: len(heard) == 3, "label_info again")
+    assert [message.threshold for message in heard[1:]] == [0.125, np.float32(SCORE_THRESHOLDS["object"])]
 
 
 def test_a_threshold_that_changed_while_inactive_is_told_when_active_again(bench: Bench) -> None:
