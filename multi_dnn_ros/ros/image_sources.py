@@ -37,7 +37,7 @@ class Publisher:
 
 
 def publishers_of(node: Node, topic: str) -> list[Publisher]:
-    """The publishers of an absolute topic name that discovery has found so far."""
+    """The publishers of a topic that discovery has found so far. topic: as for a subscription, before remaps."""
     return [
         Publisher(
             _node_name(info.node_namespace, info.node_name),
@@ -61,7 +61,7 @@ def judge(publishers: Sequence[Publisher], type_name: str, requested: QoSProfile
     of_type = [publisher for publisher in publishers if publisher.type == type_name]
     if not of_type:
         return Source.OTHER_TYPE
-    if any(incompatibility(publisher.qos, requested) for publisher in of_type):
+    if all(incompatibility(publisher.qos, requested) for publisher in of_type):
         return Source.OTHER_QOS
     return Source.FITS
 
@@ -95,7 +95,7 @@ def explain_silence(camera: str, topic: str, transport: str, seconds: float, top
     """A sentence for the log about a topic without a publisher. topics: name -> type, of those that are published."""
     wanted = TYPES[transport]
     same = [name for name, type_name in topics.items() if type_name == wanted and name != topic]
-    text = f"camera {camera}: nobody publishes on {topic} after {seconds:g} s"
+    text = f"camera {camera}: no publisher on {topic} after {seconds:g} s"
     if not same:
         text += f"; there is no topic of type {wanted}"
         other, kind = next(item for item in TYPES.items() if item[0] != transport)
@@ -122,7 +122,7 @@ def published_topics(node: Node, types: Iterable[str]) -> dict[str, str]:
         name: kind
         for name, kinds in node.get_topic_names_and_types()
         for kind in kinds
-        if kind in types and any(at.type == kind and at.node != own for at in publishers_of(node, name))
+        if kind in types and not name.startswith(f"{own}/") and node.count_publishers(name)
     }
 
 

@@ -51,9 +51,9 @@ class CameraInput:
         self._clock = clock
         self._check = check
         self._type = image_sources.TYPES[config.transport]
-        topic = config.topic or default_topic(camera, config.transport)
+        self._topic = topic = config.topic or default_topic(camera, config.transport)
         self._gids: frozenset[bytes] = frozenset()
-        self._publishers: list[Publisher] = image_sources.publishers_of(node, _resolved(node, topic))
+        self._publishers: list[Publisher] = image_sources.publishers_of(node, topic)
         self._source, self._since_ns, self._told = Source.FITS, clock(), False
         compressed = config.transport == "compressed"
         self._subscription = CameraSubscription(
@@ -81,7 +81,7 @@ class CameraInput:
         now_ns = self._clock()
         self.record.account.dropped(now_ns, drops)
         self._subscription.tick(now_ns)
-        self._publishers = image_sources.publishers_of(self._node, self._subscription.topic_name)
+        self._publishers = image_sources.publishers_of(self._node, self._topic)
         of_type = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
         if of_type and of_type != self._gids:
             if self._gids:
@@ -171,10 +171,6 @@ class CameraInput:
 def default_topic(camera: str, transport: str) -> str:
     """Where a camera publishes by convention; relative, so that namespace and remaps apply."""
     return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
-
-
-def _resolved(node: LifecycleNode, topic: str) -> str:
-    return str(node.resolve_topic_name(topic))
 
 
 def _stamp_ns(message: Image | CompressedImage) -> int:

@@ -8,6 +8,7 @@ At their defaults neither Cyclone DDS nor Fast DDS brings whole raw images from 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ _FAST_OWN = (*_FAST_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS")
 _FAST_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
 #: From this net.core.rmem_max on, images of 1280x720 fit a socket's receive buffer (measured, docs/cameras.md).
 FAST_UDP_LEAST_BYTES = 2_000_000
+#: What Fast DDS reserves in /dev/shm for the segment of our files (measured: 70,258,688 bytes). Docker gives 64 MB.
+_SHARED_MEMORY_BYTES = 72_000_000
+_SHARED_MEMORY = Path("/dev/shm")
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 _MAPS = Path("/proc/self/maps")
 
@@ -43,7 +47,7 @@ class Middleware:
 
 def is_standalone() -> bool:
     """Whether rclpy is this package's standalone runtime."""
-    return "multi_dnn_ros" in (getattr(rclpy, "__file__", None) or "multi_dnn_ros")
+    return getattr(rclpy.__spec__, "origin", "") == "multi_dnn_ros.standalone"
 
 
 def rmem_max_bytes() -> int | None:
@@ -52,6 +56,13 @@ def rmem_max_bytes() -> int | None:
         return int(_RMEM_MAX.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _free_shared_memory_bytes() -> int:
+    try:
+        return shutil.disk_usage(_SHARED_MEMORY).free
+    except OSError:
+        return 0
 
 
 def found() -> Middleware:
@@ -94,6 +105,13 @@ def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Pa
     if not _is_fast_dds_2():
         return Middleware(name, f"middleware: {name} with Fast DDS 3, whose settings this package leaves alone")
     rmem_max = rmem_max_bytes() or 0
+    free = _free_shared_memory_bytes()
+    if rmem_max < FAST_UDP_LEAST_BYTES and free < _SHARED_MEMORY_BYTES:
+        return Middleware(
+            name,
+            f"middleware: {name} at its own defaults: {_SHARED_MEMORY} has {free} bytes free and our shared-memory "
+            f"segment needs {_SHARED_MEMORY_BYTES} (Docker: --shm-size=1g or --ipc=host)",
+        )
     file = config_file("fastdds_udp.xml" if rmem_max >= FAST_UDP_LEAST_BYTES else "fastdds_shared_memory.xml")
     environment[_FAST_VARIABLES[0]] = str(file)
     return Middleware(

@@ -46,9 +46,9 @@ class NodeGraph(Surface):
         return graph.topic_names_and_types_of_dds() if no_demangle else graph.topic_names_and_types()
 
     def get_publishers_info_by_topic(self, topic_name: str, no_mangle: bool = False) -> list[Any]:
-        """Return a TopicEndpointInfo for each publisher of a topic, whatever its type. The name is not remapped."""
+        """Return a TopicEndpointInfo for each publisher of a topic, whatever its type; the name is remapped."""
         refuse("get_publishers_info_by_topic", no_mangle=no_mangle or None)
-        return self._context.graph.publishers_info(self._absolute(topic_name))
+        return self._context.graph.publishers_info(self.resolve_topic_name(self._absolute(topic_name)))
 
     def get_service_names_and_types(self) -> list[tuple[str, list[str]]]:
         """Return every service on the network with its types."""

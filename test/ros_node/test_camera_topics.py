@@ -116,7 +116,7 @@ def test_a_topic_without_publishers_is_told_with_those_that_are_there(
     start(bench)
     bench.until(warned, "a warning")
     (line,) = warned()
-    assert "nobody publishes on /front/image_raw" in line
+    assert "no publisher on /front/image_raw" in line
     assert "sensor_msgs/msg/Image: /front/image_rwa, /unlike;" in line
     assert "did you mean /front/image_rwa?" in line
     assert "image_text" not in line
@@ -127,6 +127,28 @@ def test_a_topic_without_publishers_is_told_with_those_that_are_there(
     bench.until(lambda: qos(bench).startswith("reliable"), "a publisher")
     bench.peer.destroy_publisher(camera)
     bench.until(lambda: len(warned()) == 2, "the next episode")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_publisher_that_does_not_fit_is_no_error_beside_one_that_does(
+    bench: Bench, warned: Callable[[], list[str]]
+) -> None:
+    bench.peer.create_publisher(Image, TOPIC, RELIABLE)
+    bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
+    start(bench, qos="reliable")
+    bench.until(lambda: len(bench.reports) > 30, "some time")
+    assert warned() == []
+    assert bench.status("camera front").level != ERROR
+
+
+def test_the_publishers_are_those_of_the_remapped_topic(bench: Bench) -> None:
+    """Also where another camera has the topic's own name, as when left and right are swapped."""
+    swap = ["--ros-args", "-r", "front/image_raw:=rear/image_raw", "-r", "rear/image_raw:=front/image_raw"]
+    bench.node(cli_args=swap)
+    assert bench.change("configure")
+    assert bench.change("activate")
+    bench.peer.create_publisher(Image, "/rear/image_raw", RELIABLE)
+    bench.until(lambda: qos(bench).startswith("reliable"), "the publisher's offer")
 
 
 @pytest.mark.usefixtures("impatient")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,8 @@ VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 def running_on(monkeypatch: pytest.MonkeyPatch):
     """A real rclpy with this RMW implementation and this limit of the kernel."""
 
-    def run(name: str, limit: int = 4_194_304, fast_2: bool = True) -> None:
+    def run(name: str, limit: int = 4_194_304, fast_2: bool = True, shared_memory: int = 10**9) -> None:
+        monkeypatch.setattr(middleware, "_free_shared_memory_bytes", lambda: shared_memory)
         monkeypatch.setattr(middleware, "is_standalone", lambda: False)
         monkeypatch.setattr(middleware, "get_rmw_implementation_identifier", lambda: name)
         monkeypatch.setattr(middleware, "rmem_max_bytes", lambda: limit)
@@ -52,6 +54,21 @@ def test_fast_dds_gets_the_file_that_the_kernel_allows(running_on, tmp_path: Pat
     assert found.ours.name == name
     assert environment == {VARIABLES[0]: str(found.ours)}
     assert f"net.core.rmem_max is {limit}" in found.text
+
+
+def test_fast_dds_keeps_its_defaults_where_shared_memory_does_not_hold_our_segment(running_on, tmp_path: Path) -> None:
+    running_on(FAST, 212_992, shared_memory=64 * 2**20)  # a container at Docker's defaults
+    environment: dict[str, str] = {}
+    found = configure(environment, tmp_path)
+    assert (environment, found.ours) == ({}, None)
+    assert "/dev/shm has 67108864 bytes free" in found.text
+    assert "--shm-size" in found.text
+
+
+def test_an_rclpy_below_a_folder_of_our_name_is_not_the_standalone_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SimpleNamespace(origin="/home/me/multi_dnn_ros_ws/install/rclpy/__init__.py")
+    monkeypatch.setattr(middleware, "rclpy", SimpleNamespace(__spec__=spec, __file__=spec.origin))
+    assert not middleware.is_standalone()
 
 
 @pytest.mark.parametrize(
