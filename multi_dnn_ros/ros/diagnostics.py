@@ -1,4 +1,4 @@
-"""Statistics to diagnostic_msgs: one status a DNN and camera, one a camera, one for the node.
+"""Statistics to diagnostic_msgs: one status per DNN and camera, one per camera, one for the node.
 
 Units stand in the keys. Times are the engine's (monotonic), so they are right under simulated time too; only the stamp
 and the age of a result against its header are on the node's clock.
@@ -86,7 +86,7 @@ class CameraRecord:
 
 
 class PublishAges:
-    """How old results are when they go out: header stamp to publishing, on the node's clock; a window a stream.
+    """How old results are when they go out: header stamp to publishing, on the node's clock; one window per stream.
 
     Written by the DNN threads; a deque's append is atomic.
     """
@@ -130,7 +130,7 @@ class DiagnosticsReport:
     def streams(
         self, statistics: Statistics, cameras: Mapping[str, CameraRecord], ages: PublishAges, now_ns: int
     ) -> list[DiagnosticStatus]:
-        """A status a DNN and camera."""
+        """One status per DNN and camera."""
         statuses = []
         for (dnn, camera), stream in statistics.streams.items():
             before = self._last.get((dnn, camera), StreamStatistics())
@@ -143,7 +143,7 @@ class DiagnosticsReport:
     def cameras(
         self, statistics: Statistics, cameras: Mapping[str, CameraRecord], now_ns: int
     ) -> list[DiagnosticStatus]:
-        """A status a camera."""
+        """One status per camera."""
         statuses = []
         for name, camera in cameras.items():
             bad = max(
@@ -191,7 +191,9 @@ class DiagnosticsReport:
         silent_s = camera.silent_s(now_ns)
         if silent_s <= self._stale_after_s:
             return ""
-        return f"no image on {camera.topic} {'yet' if camera.last_ns is None else 'any more'}, for {silent_s:.1f} s"
+        if camera.last_ns is None:
+            return f"no image on {camera.topic} since subscribing {silent_s:.1f} s ago"
+        return f"no image on {camera.topic} for {silent_s:.1f} s"
 
     def _judge(
         self, now: StreamStatistics, before: StreamStatistics, disabled: str | None, camera: CameraRecord, now_ns: int
@@ -230,7 +232,7 @@ def _loss_values(losses: Losses) -> dict[str, object]:
         "sent (estimated)": "unknown" if losses.sent is None else losses.sent,
         "lost (estimated)": "unknown" if losses.lost is None else losses.lost,
         "missing of the last 10 s (%)": f"{100 * losses.share:.1f}",
-        "losses known by": losses.source,
+        "loss estimate from": losses.source,
         "datagrams dropped by the kernel": losses.drops,
     }
 
@@ -242,7 +244,7 @@ def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, obje
         "published": stream.published,
         "pending": stream.pending,
         "deadline misses": stream.deadline_misses,
-        "frames an inference": f"{stream.batch:.2f}",
+        "frames per inference": f"{stream.batch:.2f}",
     }
     values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
     for stage, percentiles in {**stream.stages, "header stamp to publish": age}.items():

@@ -61,8 +61,9 @@ class Losses:
         return None if self.lost is None else self.received + self.lost
 
 
+NO_DATA = "no data yet"
 #: Before anything is known.
-NO_LOSSES = Losses(0, None, 0.0, "nothing tells yet", 0)
+NO_LOSSES = Losses(0, None, 0.0, NO_DATA, 0)
 
 
 class LossAccount:
@@ -202,7 +203,7 @@ class LossAccount:
             return self._compare(period) + (0 if reliable else self._missing_now(period)), source
         if self._drops and image_bytes:
             return math.ceil(self._drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
-        return None, "nothing tells yet"
+        return None, NO_DATA
 
     def _share(self, now_ns: int, lost: int | None) -> float:
         if lost is None:

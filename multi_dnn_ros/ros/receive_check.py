@@ -120,7 +120,7 @@ class ReceiveCheck:
                 "config/fastdds_shared_memory.xml for the camera's process, or a larger net.core.rmem_max; "
                 "docs/cameras.md"
             )
-        return f"the camera left them out, its queue overflowed, or the subscription's did (camera.{camera}.depth)"
+        return f"the camera skipped frames, or its queue or the subscription's queue (camera.{camera}.depth) overflowed"
 
     def _needs_sockets(self) -> bool:
         """Whether images surely come in by UDP: by settings of ours. A user's own may use shared memory or TCP."""
