@@ -34,14 +34,15 @@ _HARMLESS = (DropReason.OVERWRITTEN, DropReason.SHUTDOWN, *_FAILURES)
 class CameraRecord:
     """What came in from one camera. Times are the engine's clock, nanoseconds.
 
-    rate_hz, max_loss: the camera's parameters. error: why no image can arrive (incompatible QoS). loss_cause: why more
-    than max_loss is missing, and what helps.
+    rate_hz, max_loss: the camera's parameters. raw: its transport is. error: why no image can arrive (incompatible
+    QoS). loss_cause: why more than max_loss is missing, and what helps.
     """
 
     name: str
     topic: str
     since_ns: int  # subscribed
     rate_hz: InitVar[float] = 0.0
+    raw: InitVar[bool] = True
     max_loss: float = 1.0
     qos: str = ""
     error: str = ""
@@ -54,19 +55,29 @@ class CameraRecord:
     arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=512))
     ages: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=512))  # arrival, age
 
-    def __post_init__(self, rate_hz: float) -> None:
-        self.account = LossAccount(rate_hz)
+    def __post_init__(self, rate_hz: float, raw: bool) -> None:
+        self.account = LossAccount(rate_hz, raw)
 
     def arrived(
-        self, now_ns: int, shape: str, image_bytes: int, stamp_ns: int, sequence: int | None, age_ns: int
+        self,
+        now_ns: int,
+        shape: str,
+        image_bytes: int,
+        stamp_ns: int,
+        sequence: int | None,
+        age_ns: int,
+        *,
+        alone: bool = True,
+        late: bool = False,
     ) -> None:
         """Count a message. shape: size and encoding as the message claims them. sequence: the publisher's number.
 
-        age_ns: the node's clock less the stamp; may be negative when clocks disagree.
+        age_ns: the node's clock less the stamp; may be negative when clocks disagree. alone: the topic has one
+        publisher. late: an image that was sent after this one has arrived already.
         """
         self.received += 1
         self.image_bytes = image_bytes
-        self.account.arrived(now_ns, stamp_ns, sequence)
+        self.account.arrived(now_ns, stamp_ns, sequence, alone=alone, late=late)
         self.last_ns = now_ns
         self.shape = shape
         self.arrivals.append(now_ns)
@@ -182,7 +193,9 @@ class DiagnosticsReport:
         silence = self._silence(camera, now_ns)
         missing = ""
         if camera.losses.share > camera.max_loss:
-            missing = f"{camera.losses.share:.0%} of the images are missing: {camera.loss_cause}"
+            missing = f"{camera.losses.share:.0%} of the images are missing"
+            if camera.loss_cause:
+                missing += f": {camera.loss_cause}"
         if silence:
             return STALE, f"{silence}; {missing}" if missing else silence
         return (WARN, missing) if missing else (OK, f"{camera.arrival_hz(now_ns):.1f} Hz")
