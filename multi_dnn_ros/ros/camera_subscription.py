@@ -18,8 +18,9 @@ _REMEMBERED = 1024
 
 
 class CameraSubscription:
-    """One topic. deliver: called with each message and the publisher's sequence number of it, None where the
-    middleware does not tell. on_lost: called with how many messages the middleware says that it lost.
+    """One topic. deliver: called with each message, the publisher's sequence number of it, None where the middleware
+    does not tell, and whether a message that was sent after it has been delivered already. on_lost: called with how
+    many messages the middleware says that it lost.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class CameraSubscription:
         kind: type,
         topic: str,
         qos: QoSProfile,
-        deliver: Callable[[Any, int | None], None],
+        deliver: Callable[[Any, int | None, bool], None],
         on_lost: Callable[[int], None],
     ) -> None:
         self._node = node
@@ -38,6 +39,7 @@ class CameraSubscription:
         self._on_lost = on_lost
         self._former: tuple[Any, int] | None = None  # and when it ends
         self._seen: dict[tuple[int, int, int], None] = {}
+        self._newest: tuple[int, int, int] | None = None  # of those
         self.qos = qos
         self._current = self._subscribe(qos)
 
@@ -60,6 +62,7 @@ class CameraSubscription:
             self._node.destroy_subscription(self._former[0])
             self._former = None
             self._seen.clear()
+            self._newest = None
 
     def close(self) -> None:
         """Take no more messages."""
@@ -69,9 +72,14 @@ class CameraSubscription:
 
     def _subscribe(self, qos: QoSProfile) -> Any:
         def receive(message: Any, info: Any) -> None:
-            if self._former is not None and self._is_known(message, info):
-                return
-            self._deliver(message, info.get("publication_sequence_number"))
+            late = False
+            if self._former is not None:
+                key = _key(message, info)
+                # Without a key nobody can tell what the other subscription has delivered: one delivers.
+                if not (mine[0] is self._current if key is None else self._is_new(key)):
+                    return
+                late = key is not None and self._is_late(key)
+            self._deliver(message, info.get("publication_sequence_number"), late)
 
         def receive_alone(message: Any) -> None:
             receive(message, {})
@@ -98,17 +106,28 @@ class CameraSubscription:
             events = callbacks(use_default_callbacks=False)
             return self._node.create_subscription(self._kind, self._topic, take, qos, event_callbacks=events)
 
-    def _is_known(self, message: Any, info: Any) -> bool:
-        """Whether the other of the two subscriptions has delivered the message already; remembers it."""
-        stamp = message.header.stamp
-        key = (info.get("source_timestamp", 0), stamp.sec, stamp.nanosec)
+    def _is_new(self, key: tuple[int, int, int]) -> bool:
+        """Whether neither of the two subscriptions has delivered the message; remembers it."""
         if key in self._seen:
+            return False
+        self._seen[key] = None
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return True
+
+    def _is_late(self, key: tuple[int, int, int]) -> bool:
+        """Whether a newer message was delivered; remembers the newest."""
+        if self._newest is not None and key < self._newest:
             return True
-        if any(key):
-            self._seen[key] = None
-            if len(self._seen) > _REMEMBERED:
-                del self._seen[next(iter(self._seen))]
+        self._newest = key
         return False
+
+
+def _key(message: Any, info: Any) -> tuple[int, int, int] | None:
+    """What tells messages apart, in the order in which they were sent; None where nothing does."""
+    stamp = message.header.stamp
+    key = (info.get("source_timestamp", 0), stamp.sec, stamp.nanosec)
+    return key if any(key) else None
 
 
 def _gives_info() -> bool:

@@ -1,4 +1,4 @@
-"""Statistics to diagnostic_msgs: one status a DNN and camera, one a camera, one for the node.
+"""Statistics to diagnostic_msgs: one status per DNN and camera, one per camera, one for the node.
 
 Units stand in the keys. Times are the engine's (monotonic), so they are right under simulated time too; only the stamp
 and the age of a result against its header are on the node's clock.
@@ -34,14 +34,15 @@ _HARMLESS = (DropReason.OVERWRITTEN, DropReason.SHUTDOWN, *_FAILURES)
 class CameraRecord:
     """What came in from one camera. Times are the engine's clock, nanoseconds.
 
-    rate_hz, max_loss: the camera's parameters. error: why no image can arrive (incompatible QoS). loss_cause: why more
-    than max_loss is missing, and what helps.
+    rate_hz, max_loss: the camera's parameters. raw: its transport is. error: why no image can arrive (incompatible
+    QoS). loss_cause: why more than max_loss is missing, and what helps.
     """
 
     name: str
     topic: str
     since_ns: int  # subscribed
     rate_hz: InitVar[float] = 0.0
+    raw: InitVar[bool] = True
     max_loss: float = 1.0
     qos: str = ""
     error: str = ""
@@ -54,19 +55,29 @@ class CameraRecord:
     arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=512))
     ages: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=512))  # arrival, age
 
-    def __post_init__(self, rate_hz: float) -> None:
-        self.account = LossAccount(rate_hz)
+    def __post_init__(self, rate_hz: float, raw: bool) -> None:
+        self.account = LossAccount(rate_hz, raw)
 
     def arrived(
-        self, now_ns: int, shape: str, image_bytes: int, stamp_ns: int, sequence: int | None, age_ns: int
+        self,
+        now_ns: int,
+        shape: str,
+        image_bytes: int,
+        stamp_ns: int,
+        sequence: int | None,
+        age_ns: int,
+        *,
+        alone: bool = True,
+        late: bool = False,
     ) -> None:
         """Count a message. shape: size and encoding as the message claims them. sequence: the publisher's number.
 
-        age_ns: the node's clock less the stamp; may be negative when clocks disagree.
+        age_ns: the node's clock less the stamp; may be negative when clocks disagree. alone: the topic has one
+        publisher. late: an image that was sent after this one has arrived already.
         """
         self.received += 1
         self.image_bytes = image_bytes
-        self.account.arrived(now_ns, stamp_ns, sequence)
+        self.account.arrived(now_ns, stamp_ns, sequence, alone=alone, late=late)
         self.last_ns = now_ns
         self.shape = shape
         self.arrivals.append(now_ns)
@@ -86,7 +97,7 @@ class CameraRecord:
 
 
 class PublishAges:
-    """How old results are when they go out: header stamp to publishing, on the node's clock; a window a stream.
+    """How old results are when they go out: header stamp to publishing, on the node's clock; one window per stream.
 
     Written by the DNN threads; a deque's append is atomic.
     """
@@ -130,7 +141,7 @@ class DiagnosticsReport:
     def streams(
         self, statistics: Statistics, cameras: Mapping[str, CameraRecord], ages: PublishAges, now_ns: int
     ) -> list[DiagnosticStatus]:
-        """A status a DNN and camera."""
+        """One status per DNN and camera."""
         statuses = []
         for (dnn, camera), stream in statistics.streams.items():
             before = self._last.get((dnn, camera), StreamStatistics())
@@ -143,7 +154,7 @@ class DiagnosticsReport:
     def cameras(
         self, statistics: Statistics, cameras: Mapping[str, CameraRecord], now_ns: int
     ) -> list[DiagnosticStatus]:
-        """A status a camera."""
+        """One status per camera."""
         statuses = []
         for name, camera in cameras.items():
             bad = max(
@@ -182,7 +193,9 @@ class DiagnosticsReport:
         silence = self._silence(camera, now_ns)
         missing = ""
         if camera.losses.share > camera.max_loss:
-            missing = f"{camera.losses.share:.0%} of the images are missing: {camera.loss_cause}"
+            missing = f"{camera.losses.share:.0%} of the images are missing"
+            if camera.loss_cause:
+                missing += f": {camera.loss_cause}"
         if silence:
             return STALE, f"{silence}; {missing}" if missing else silence
         return (WARN, missing) if missing else (OK, f"{camera.arrival_hz(now_ns):.1f} Hz")
@@ -191,7 +204,9 @@ class DiagnosticsReport:
         silent_s = camera.silent_s(now_ns)
         if silent_s <= self._stale_after_s:
             return ""
-        return f"no image on {camera.topic} {'yet' if camera.last_ns is None else 'any more'}, for {silent_s:.1f} s"
+        if camera.last_ns is None:
+            return f"no image on {camera.topic} since subscribing {silent_s:.1f} s ago"
+        return f"no image on {camera.topic} for {silent_s:.1f} s"
 
     def _judge(
         self, now: StreamStatistics, before: StreamStatistics, disabled: str | None, camera: CameraRecord, now_ns: int
@@ -230,7 +245,7 @@ def _loss_values(losses: Losses) -> dict[str, object]:
         "sent (estimated)": "unknown" if losses.sent is None else losses.sent,
         "lost (estimated)": "unknown" if losses.lost is None else losses.lost,
         "missing of the last 10 s (%)": f"{100 * losses.share:.1f}",
-        "losses known by": losses.source,
+        "loss estimate from": losses.source,
         "datagrams dropped by the kernel": losses.drops,
     }
 
@@ -242,7 +257,7 @@ def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, obje
         "published": stream.published,
         "pending": stream.pending,
         "deadline misses": stream.deadline_misses,
-        "frames an inference": f"{stream.batch:.2f}",
+        "frames per inference": f"{stream.batch:.2f}",
     }
     values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
     for stage, percentiles in {**stream.stages, "header stamp to publish": age}.items():

@@ -35,17 +35,17 @@ def period_of(gaps: Sequence[int]) -> float | None:
         return None
     values = np.asarray(gaps, np.float64)
     bases = np.unique([*np.sort(values)[:5], *np.quantile(values, (0.1, 0.25, 0.5))])
-    candidates = (bases[:, None] / np.arange(1, _MOST_PERIODS_IN_A_GAP + 1)).ravel()
-    for candidate in np.sort(candidates[candidates >= _SHORTEST_NS])[::-1]:
-        period = _refined(values, float(candidate))
-        if period is None or not _fits(values, period):
-            continue
-        steady = np.mean(multiples(values, period) == 1) > 0.5
-        return period if steady or len(values) >= LEAST_SPARSE else None
-    return None
+    candidates = np.sort((bases[:, None] / np.arange(1, _MOST_PERIODS_IN_A_GAP + 1)).ravel())[::-1]
+    periods = _refined(values, candidates[candidates >= _SHORTEST_NS])
+    counts = multiples(values, periods[:, None])
+    near = (np.abs(values - counts * periods[:, None]) <= _TOLERANCE * periods[:, None]) & (counts > 0)
+    accepted = near.mean(axis=1) >= _FITTING
+    if len(values) < LEAST_SPARSE:
+        accepted &= (counts == 1).mean(axis=1) > 0.5
+    return float(periods[np.argmax(accepted)]) if accepted.any() else None
 
 
-def multiples(gaps: npt.NDArray[np.float64], period_ns: float) -> npt.NDArray[np.int64]:
+def multiples(gaps: npt.NDArray[np.float64], period_ns: float | npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """How many periods each gap is; 0 for a frame whose predecessor was stamped late."""
     return np.rint(gaps / period_ns).astype(np.int64)
 
@@ -56,18 +56,17 @@ def is_steady(gaps: Sequence[int], period_ns: float) -> bool:
     return bool(np.mean(np.abs(values - period_ns) <= _TOLERANCE * period_ns) >= _FITTING)
 
 
-def _refined(gaps: npt.NDArray[np.float64], candidate: float) -> float | None:
-    """Least squares over the gaps that fit the candidate: its own jitter averages out."""
-    counts = multiples(gaps, candidate)
-    near = (counts > 0) & (np.abs(gaps - counts * candidate) <= 2 * _TOLERANCE * candidate)
+def _refined(gaps: npt.NDArray[np.float64], candidates: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Least squares over the gaps that fit each candidate: its own jitter averages out.
+
+    Candidates that no gap fits are left out.
+    """
+    counts = multiples(gaps, candidates[:, None])
+    near = (counts > 0) & (np.abs(gaps - counts * candidates[:, None]) <= 2 * _TOLERANCE * candidates[:, None])
+    near, counts = near[near.any(axis=1)], counts[near.any(axis=1)]
     # Long gaps would carry the candidate's error many times: the shorter half decides first.
-    near &= counts <= max(1, int(np.median(counts[near]))) if near.any() else near
-    if not near.any():
-        return None
-    return float((gaps[near] * counts[near]).sum() / (counts[near] ** 2).sum())
-
-
-def _fits(gaps: npt.NDArray[np.float64], period: float) -> bool:
-    counts = multiples(gaps, period)
-    fitting = (np.abs(gaps - counts * period) <= _TOLERANCE * period) & (counts > 0)
-    return bool(np.mean(fitting) >= _FITTING)
+    ordered = np.sort(np.where(near, counts, np.iinfo(np.int64).max), axis=1)
+    number = near.sum(axis=1, keepdims=True)
+    middle = [np.take_along_axis(ordered, index, axis=1) for index in ((number - 1) // 2, number // 2)]
+    near &= counts <= np.maximum(1, (middle[0] + middle[1]) // 2)
+    return np.asarray((gaps * counts * near).sum(axis=1) / (counts**2 * near).sum(axis=1), np.float64)

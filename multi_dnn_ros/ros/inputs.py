@@ -65,7 +65,12 @@ class CameraInput:
             self._on_lost,
         )
         self.record = CameraRecord(
-            camera, self._subscription.topic_name, clock(), rate_hz=config.rate_hz, max_loss=config.max_loss
+            camera,
+            self._subscription.topic_name,
+            clock(),
+            rate_hz=config.rate_hz,
+            raw=not compressed,
+            max_loss=config.max_loss,
         )
         self.look(0)
 
@@ -79,7 +84,7 @@ class CameraInput:
         drops: datagrams that the kernel dropped at this process's sockets since the last call.
         """
         now_ns = self._clock()
-        self.record.account.dropped(now_ns, drops)
+        self.record.account.dropped(now_ns, drops, connected=self._source is Source.FITS)
         self._subscription.tick(now_ns)
         self._publishers = image_sources.publishers_of(self._node, self._topic)
         of_type = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
@@ -100,10 +105,11 @@ class CameraInput:
         losses = record.account.losses(self._clock(), record.image_bytes, reliable)
         record.losses = losses
         record.loss_cause = ""
+        transport = self._config.transport
         if losses.share > record.max_loss:
             if losses.drops or not reliable:  # else nothing speaks for the kernel's buffers
-                self._check.losing(self._camera, record.shape, record.image_bytes)
-            record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera)
+                self._check.losing(self._camera, record.shape, record.image_bytes, transport)
+            record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera, transport)
 
     def _is_reliable(self) -> bool:
         return bool(self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE)
@@ -142,22 +148,25 @@ class CameraInput:
 
     # -- images
 
-    def _on_raw(self, message: Image, sequence: int | None) -> None:
-        self._arrived(message, sequence, f"{message.width} x {message.height} {message.encoding[:40]}")
-        self._hand_over(message, decode_image)
+    def _on_raw(self, message: Image, sequence: int | None, late: bool) -> None:
+        self._arrived(message, sequence, late, f"{message.width} x {message.height} {message.encoding[:40]}")
+        if not late:
+            self._hand_over(message, decode_image)
 
-    def _on_compressed(self, message: CompressedImage, sequence: int | None) -> None:
-        self._arrived(message, sequence, f"{len(message.data)} bytes {message.format[:40]}")
-        self._hand_over(message, decode_compressed)
+    def _on_compressed(self, message: CompressedImage, sequence: int | None, late: bool) -> None:
+        self._arrived(message, sequence, late, f"{len(message.data)} bytes {message.format[:40]}")
+        if not late:
+            self._hand_over(message, decode_compressed)
 
-    def _arrived(self, message: Image | CompressedImage, sequence: int | None, shape: str) -> None:
+    def _arrived(self, message: Image | CompressedImage, sequence: int | None, late: bool, shape: str) -> None:
         record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
-        # Numbers of several publishers say nothing about each other.
+        # Numbers and stamps of several publishers say nothing about each other.
         number = sequence if len(self._gids) == 1 else None
+        alone = len(self._gids) < 2
         age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
-        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns)
+        record.arrived(self._clock(), shape, size, stamp_ns, number, age_ns, alone=alone, late=late)
         if record.received == 1:
-            self._check.first_image(self._camera, shape, size, self._is_reliable())
+            self._check.first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
 
     def _on_lost(self, count: int) -> None:
         self.record.account.reported(self._clock(), count)

@@ -6,7 +6,8 @@ What tells, the best first:
 2. message-lost events, which Fast DDS raises for best-effort subscriptions (exact, but for the first and last image);
 3. gaps between the stamps, against the parameter ``camera.<camera>.rate_hz`` where it is set;
 4. gaps between the stamps, against the camera's own period, learnt from them (:mod:`.frame_period`);
-5. datagrams that the kernel dropped at our sockets: where so few images arrive that no period can be learnt.
+5. datagrams that the kernel dropped at our sockets: where so few images arrive that no period can be learnt. The kernel
+   counts for the whole process; which camera's they were is not known.
 
 Nothing here needs ROS. Times are nanoseconds of a monotonic clock; stamps are the sender's.
 """
@@ -17,7 +18,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from multi_dnn_ros.ros.frame_period import is_steady, period_of
+from multi_dnn_ros.ros.frame_period import LEAST_SPARSE, is_steady, period_of
 
 _SECOND_NS = 1_000_000_000
 #: The share that is missing is about the images of this time.
@@ -40,6 +41,14 @@ _REGULAR = 0.25
 #: What a datagram of an image carries at Cyclone DDS's default MaxMessageSize; others send fewer, larger ones, so that
 #: the estimate is a lower bound.
 _DATAGRAM_BYTES = 14_720
+#: From how many dropped datagrams in 10 s on a camera without an image is taken to lose all of them.
+_LEAST_DROPS = 30
+#: Images that came before their time make up for at most so many missing ones.
+_MOST_EARLY = 20
+#: After a failed attempt to learn the period: the next one after so many more images.
+_RETRY_AFTER = 16
+#: Missing sequence numbers that are remembered, for images that arrive after a later one.
+_REMEMBERED = 256
 
 
 @dataclass(frozen=True)
@@ -61,21 +70,34 @@ class Losses:
         return None if self.lost is None else self.received + self.lost
 
 
+NO_DATA = "no data yet"
 #: Before anything is known.
-NO_LOSSES = Losses(0, None, 0.0, "nothing tells yet", 0)
+NO_LOSSES = Losses(0, None, 0.0, NO_DATA, 0)
 
 
 class LossAccount:
-    """Of one camera. rate_hz: what the user says that it sends; 0: not known. Single-threaded."""
+    """Of one camera. rate_hz: what the user says that it sends; 0: not known. raw: its images are not compressed, so
+    that dropped datagrams are probably its own. Single-threaded.
+    """
 
-    def __init__(self, rate_hz: float = 0.0) -> None:
+    def __init__(self, rate_hz: float = 0.0, raw: bool = True) -> None:
         self._expected_ns = _SECOND_NS / rate_hz if rate_hz > 0 else None
+        self._raw = raw
         self._received = 0
         self._sequence: int | None = None
         self._numbered = False
         self._missing_numbers = 0
+        self._absent: deque[int] = deque(maxlen=_REMEMBERED)  # the newest of them
         self._events = 0
         self._drops = 0
+        self._own_drops = 0  # while a publisher was there, since the last restart
+        self._recent_drops: deque[tuple[int, int]] = deque()  # time, datagrams; of the last 10 s
+        # Of earlier publishers, and what it was counted by.
+        self._settled = 0
+        self._settled_source = NO_DATA
+        # Of the last call of losses().
+        self._image_bytes = 0
+        self._reliable = False
         self._sign_ns: int | None = None  # when something last said that data was lost
         self._last: tuple[int, int] | None = None  # arrival, stamp
         self._last_arrival_ns: int | None = None
@@ -83,22 +105,47 @@ class LossAccount:
         # Gaps that were not compared with a period yet, and whether something said that data was lost in them.
         self._pending: deque[tuple[int, bool]] = deque(maxlen=4096)
         self._missing_periods = 0
+        self._most_missing = 0  # the largest that _missing_periods was
+        self._alone = True
+        self._retry_at = 0  # images received when the period is to be learnt again
         self._carry = 0.0
         self._period_ns: float | None = None
         self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
 
-    def arrived(self, now_ns: int, stamp_ns: int, sequence: int | None = None) -> None:
-        """Count an image. stamp_ns: of its header. sequence: the publisher's number of it, None where unknown."""
+    def arrived(
+        self, now_ns: int, stamp_ns: int, sequence: int | None = None, *, alone: bool = True, late: bool = False
+    ) -> None:
+        """Count an image. stamp_ns: of its header. sequence: the publisher's number of it, None where unknown.
+
+        alone: the topic has one publisher; gaps between images of several say nothing. late: an image that was sent
+        after this one has arrived already.
+        """
         self._received += 1
-        if sequence is not None:
-            self._numbered = True
-            if self._sequence is not None and sequence > self._sequence:
-                self._missing_numbers += sequence - self._sequence - 1
-        self._sequence = sequence
+        self._last_arrival_ns = now_ns
+        self._alone = alone
+        self._number(sequence)
+        if not alone:
+            self._last = None
+            return
+        if late:
+            self._add_periods(-1)  # counted as missing in the gap before the later image
+            return
         if self._last is not None:
             self._add_gap(now_ns, stamp_ns - self._last[1], now_ns - self._last[0])
         self._last = (now_ns, stamp_ns)
-        self._last_arrival_ns = now_ns
+
+    def _number(self, sequence: int | None) -> None:
+        newest = self._sequence
+        if sequence is not None:
+            self._numbered = True
+            if newest is not None and sequence > newest:
+                self._missing_numbers += sequence - newest - 1
+                self._absent.extend(range(max(newest + 1, sequence - _REMEMBERED), sequence))
+            elif sequence in self._absent:
+                self._absent.remove(sequence)
+                self._missing_numbers -= 1
+                return
+        self._sequence = sequence
 
     def reported(self, now_ns: int, count: int) -> None:
         """The middleware says that it lost `count` images."""
@@ -106,28 +153,46 @@ class LossAccount:
             self._events += count
             self._sign_ns = now_ns
 
-    def dropped(self, now_ns: int, datagrams: int) -> None:
-        """The kernel dropped so many datagrams at this process's sockets."""
-        if datagrams > 0:
-            self._drops += datagrams
+    def dropped(self, now_ns: int, datagrams: int, connected: bool = True) -> None:
+        """The kernel dropped so many datagrams at this process's sockets.
+
+        connected: the camera has a publisher that fits; without one they were not this camera's.
+        """
+        if datagrams <= 0:
+            return
+        self._drops += datagrams
+        if connected:
+            self._own_drops += datagrams
+            self._recent_drops.append((now_ns, datagrams))
+            self._forget_drops(now_ns)
             self._sign_ns = now_ns
 
     def restart(self) -> None:
-        """Other publishers than before: the next image is not compared with the last one."""
-        if self._period_ns is not None:
-            self._compare(self._period_ns)
-        self._sequence = self._last = None
+        """Other publishers than before: the next image is not compared with the last one. What was lost stays."""
+        lost, source = self._lost(self._last_arrival_ns or 0, self._image_bytes, self._reliable)
+        if lost:
+            self._settled += lost
+            self._settled_source = source
+        self._sequence = self._last = self._period_ns = None
         self._numbered = False
-        self._pending.clear()
-        self._gaps.clear()
-        self._period_ns = None
+        self._missing_numbers = self._events = self._own_drops = self._missing_periods = self._most_missing = 0
+        self._carry = 0.0
+        self._retry_at = 0
+        self._sign_ns = self._last_arrival_ns = None
+        for queue in (self._absent, self._pending, self._gaps):
+            queue.clear()
 
     def losses(self, now_ns: int, image_bytes: int = 0, reliable: bool = False) -> Losses:
         """The account up to now; to be called about once a second.
 
         image_bytes: of the last image, 0: none yet. reliable: the subscription is; what is late may still arrive.
         """
+        self._image_bytes, self._reliable = image_bytes, reliable
         lost, source = self._lost(now_ns, image_bytes, reliable)
+        if lost is not None:
+            lost += self._settled
+        elif self._settled:
+            lost, source = self._settled, self._settled_source
         if lost is not None:
             self._history.append((now_ns, self._received, lost))
         return Losses(self._received, lost, self._share(now_ns, lost), source, self._drops)
@@ -149,6 +214,8 @@ class LossAccount:
         return self._sign_ns is not None and self._sign_ns >= since_ns
 
     def _learn(self, now_ns: int) -> float | None:
+        if self._received < self._retry_at:
+            return self._period_ns
         while self._gaps and now_ns - self._gaps[0][0] > _GAPS_NS:
             self._gaps.popleft()
         gaps = [gap for _, gap in self._gaps]
@@ -160,6 +227,8 @@ class LossAccount:
                 while len(self._gaps) > _SLOWER:
                     self._gaps.popleft()
             period = slower
+        if period is None and len(gaps) >= LEAST_SPARSE:
+            self._retry_at = self._received + _RETRY_AFTER
         known = self._period_ns
         # Even losses look like a slower camera; where something says that data was lost, they are losses.
         if period is not None and not (known and period > 1.5 * known and self._sign_since(self._gaps[0][0])):
@@ -178,8 +247,12 @@ class LossAccount:
             self._carry = position - periods
             if abs(self._carry) < _REGULAR:
                 self._carry /= 2  # so that a small error of the period does not
-            self._missing_periods += periods - 1
+            self._add_periods(periods - 1)
         return max(0, self._missing_periods)
+
+    def _add_periods(self, missing: int) -> None:
+        self._missing_periods = max(self._missing_periods + missing, self._most_missing - _MOST_EARLY)
+        self._most_missing = max(self._most_missing, self._missing_periods)
 
     def _missing_now(self, period_ns: float) -> int:
         """Periods from the last image until something last said that data was lost."""
@@ -195,18 +268,28 @@ class LossAccount:
         if self._events:
             return self._events, "message-lost events"
         period, source = self._expected_ns, "rate_hz"
-        if period is None:
+        if not self._alone:
+            period = None
+        elif period is None:
             period, source = self._learn(now_ns), "gaps between the stamps"
         if period is not None and self._received:
             # Reliable: images are sent again, and dropped again, long after the camera has ended.
             return self._compare(period) + (0 if reliable else self._missing_now(period)), source
-        if self._drops and image_bytes:
-            return math.ceil(self._drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
-        return None, "nothing tells yet"
+        # Many images without a period: an irregular camera. A raw one may lose nearly all images all the same; small
+        # compressed ones are probably not what was dropped.
+        if self._own_drops and image_bytes and (self._raw or len(self._gaps) < LEAST_SPARSE):
+            return math.ceil(self._own_drops * _DATAGRAM_BYTES / image_bytes), "datagrams that the kernel dropped"
+        return None, NO_DATA
+
+    def _forget_drops(self, now_ns: int) -> None:
+        while self._recent_drops and now_ns - self._recent_drops[0][0] > RECENT_NS:
+            self._recent_drops.popleft()
 
     def _share(self, now_ns: int, lost: int | None) -> float:
         if lost is None:
-            return 1.0 if self._drops and not self._received else 0.0
+            self._forget_drops(now_ns)
+            drops = sum(datagrams for _, datagrams in self._recent_drops)
+            return 1.0 if self._raw and not self._received and drops >= _LEAST_DROPS else 0.0
         while len(self._history) > 1 and now_ns - self._history[1][0] >= RECENT_NS:
             self._history.popleft()
         _, received_before, lost_before = self._history[0]

@@ -70,6 +70,7 @@ class ReceiveCheck:
         self._limit = limit
         self._buffer = buffer
         self._told_bytes = -1
+        self._told_unknown = False  # the warning of a camera whose images' size is not known
 
     def configured(self, raw_cameras: list[str]) -> None:
         """Say before the first image what can arrive, where that is less than common cameras send."""
@@ -81,20 +82,20 @@ class ReceiveCheck:
                 "docs/cameras.md says what they need"
             )
 
-    def first_image(self, camera: str, image: str, image_bytes: int, reliable: bool) -> None:
+    def first_image(self, camera: str, image: str, image_bytes: int, reliable: bool, transport: str = "raw") -> None:
         """The camera's first image has shown its size. image: in words. reliable: the subscription is.
 
         A reliable camera may send what the buffer holds and the rest on demand (config/cyclonedds.xml): only losses
         tell that it does not.
         """
         if self._needs_sockets() and not reliable:
-            self._check(camera, image, image_bytes)
+            self._check(camera, image, image_bytes, transport)
 
-    def losing(self, camera: str, image: str, image_bytes: int) -> None:
+    def losing(self, camera: str, image: str, image_bytes: int, transport: str = "raw") -> None:
         """Images of the camera are being lost; image_bytes 0: none has arrived yet."""
-        self._check(camera, image or _EXAMPLE[0], image_bytes or _EXAMPLE[1])
+        self._check(camera, image, image_bytes, transport)
 
-    def cause(self, losses: Losses, image_bytes: int, reliable: bool, camera: str) -> str:
+    def cause(self, losses: Losses, image_bytes: int, reliable: bool, camera: str, transport: str = "raw") -> str:
         """Why images are missing, most likely, and what helps; for the camera's diagnostics."""
         buffer, limit = self._buffer(), self._limit() or 0
         needed = needed_rmem_max(image_bytes or _EXAMPLE[1])
@@ -102,7 +103,8 @@ class ReceiveCheck:
             if limit < needed:
                 return (
                     f"net.core.rmem_max is {limit}, an image needs {needed}: "
-                    f"sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}, or JPEG images; docs/cameras.md"
+                    f"sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}, or {_smaller(transport)}; "
+                    "docs/cameras.md"
                 )
             return (
                 f"the sockets' receive buffer is {buffer // 2}, an image needs {needed}: configure the middleware as "
@@ -120,7 +122,7 @@ class ReceiveCheck:
                 "config/fastdds_shared_memory.xml for the camera's process, or a larger net.core.rmem_max; "
                 "docs/cameras.md"
             )
-        return f"the camera left them out, its queue overflowed, or the subscription's did (camera.{camera}.depth)"
+        return f"the camera skipped frames, or its queue or the subscription's queue (camera.{camera}.depth) overflowed"
 
     def _needs_sockets(self) -> bool:
         """Whether images surely come in by UDP: by settings of ours. A user's own may use shared memory or TCP."""
@@ -131,14 +133,26 @@ class ReceiveCheck:
     def _fits(self, image_bytes: int, buffer: int) -> bool:
         return image_bytes <= buffer * _PAYLOAD_SHARE
 
-    def _check(self, camera: str, image: str, image_bytes: int) -> None:
+    def _check(self, camera: str, image: str, image_bytes: int, transport: str) -> None:
         buffer, limit = self._buffer(), self._limit()
+        known = bool(image_bytes)
+        if not known:
+            image, image_bytes = _EXAMPLE
         recommended = recommended_rmem_max(image_bytes)
         if buffer is None or limit is None or self._fits(image_bytes, buffer) or recommended <= self._told_bytes:
             return
-        self._told_bytes = recommended
+        if known:
+            self._told_bytes = recommended
+            begin = f"camera {camera}: images of {image} ({image_bytes} bytes) are lost before they reach the node: "
+        elif self._told_unknown:
+            return
+        else:
+            self._told_unknown = True
+            begin = (
+                f"camera {camera}: no image has arrived and the kernel drops datagrams; for images of {image} "
+                f"({image_bytes} bytes) "
+            )
         needed = needed_rmem_max(image_bytes)
-        begin = f"camera {camera}: images of {image} ({image_bytes} bytes) are lost before they reach the node: "
         if limit >= needed:
             self._warn(
                 f"{begin}the sockets' receive buffer needs {needed} bytes and is {buffer // 2}, though "
@@ -150,6 +164,13 @@ class ReceiveCheck:
             f"{begin}net.core.rmem_max must be at least {needed} and is {limit}. As root: "
             f"`sysctl -w net.core.rmem_max={recommended}`; permanently: "
             f"`echo net.core.rmem_max={recommended} > {_SYSCTL_FILE}`; then start the node again. Without root: "
-            f"JPEG images (parameter camera.{camera}.transport: compressed), or a reliable camera whose process has "
+            f"{_smaller(transport, camera)}, or a reliable camera whose process has "
             "config/cyclonedds.xml (Cyclone DDS) or config/fastdds_shared_memory.xml (Fast DDS); docs/cameras.md"
         )
+
+
+def _smaller(transport: str, camera: str = "") -> str:
+    """What makes the images of a camera smaller, in words. camera: its parameter is named, too."""
+    if transport == "compressed":
+        return "smaller images or a lower JPEG quality"
+    return f"JPEG images (parameter camera.{camera}.transport: compressed)" if camera else "JPEG images"

@@ -237,7 +237,7 @@ def summary(reports: list[dict[str, str]]) -> dict[str, Any]:
         "received": int(last["received"]),
         "stated_sent": last["sent (estimated)"],
         "stated_lost": last["lost (estimated)"],
-        "stated_by": last["losses known by"],
+        "stated_by": last["loss estimate from"],
         "stated_missing_percent": max(float(report["missing of the last 10 s (%)"]) for report in reports),
         "datagrams_dropped": int(last["datagrams dropped by the kernel"]),
         "qos": last["QoS"],

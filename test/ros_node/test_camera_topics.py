@@ -203,4 +203,4 @@ def test_images_that_are_missing_make_a_warning(bench: Bench) -> None:
     assert "40% of the images are missing: " in status.message
     assert int(status.by_key["sent (estimated)"]) == pytest.approx(100, abs=2)
     assert int(status.by_key["lost (estimated)"]) == pytest.approx(40, abs=2)
-    assert status.by_key["losses known by"] == "gaps between the stamps"
+    assert status.by_key["loss estimate from"] == "gaps between the stamps"

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.engine.statistics import Statistics
+from multi_dnn_ros.ros import losses as losses_module
+from multi_dnn_ros.ros.diagnostics import OK, STALE, WARN, CameraRecord, DiagnosticsReport
 from multi_dnn_ros.ros.frame_period import period_of
-from multi_dnn_ros.ros.losses import LossAccount
+from multi_dnn_ros.ros.losses import LossAccount, Losses
 
 SECOND = 1_000_000_000
 LATENCY = 20_000_000
@@ -216,3 +219,115 @@ def test_images_of_a_camera_that_went_are_not_measured_by_the_period_of_the_next
 def test_any_gaps_have_a_period_that_is_sane_or_none(gaps: list[int]) -> None:
     period = period_of(gaps)
     assert period is None or 0 < period <= 1.3 * max(gaps)
+
+
+def test_a_few_datagrams_say_nothing_about_a_camera_without_images() -> None:
+    account = LossAccount()
+    account.dropped(SECOND, 1)
+    assert account.losses(SECOND).share == 0.0
+    account.dropped(2 * SECOND, 100)
+    assert account.losses(2 * SECOND).share == 1.0
+    assert account.losses(20 * SECOND).share == 0.0  # of the last 10 s
+
+
+@pytest.mark.parametrize(("raw", "connected"), [(False, True), (True, False)])
+def test_datagrams_of_other_cameras_are_not_charged_to_a_camera_without_images(raw: bool, connected: bool) -> None:
+    account = LossAccount(raw=raw)
+    account.dropped(SECOND, 1000, connected=connected)
+    found = account.losses(SECOND)
+    assert (found.share, found.lost, found.drops) == (0.0, None, 1000)
+
+
+def test_datagrams_of_other_cameras_are_not_charged_to_an_irregular_compressed_camera() -> None:
+    account, now, random_ = LossAccount(raw=False), 0, random.Random(1)
+    for _ in range(196):
+        now += random_.randint(SECOND // 100, SECOND // 5)
+        account.arrived(now, now)
+        account.dropped(now, 34)
+    assert account.losses(now, 60_000).lost is None
+
+
+def test_gaps_between_the_images_of_two_publishers_say_nothing() -> None:
+    account = LossAccount()
+    for index in range(400):  # two cameras of 10 Hz, 5 ms apart
+        stamp = index // 2 * SECOND // 10 + index % 2 * 5_000_000
+        account.arrived(stamp, stamp, alone=False)
+        if index % 20 == 19:
+            assert account.losses(stamp, 60_000).lost is None
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_what_was_lost_before_another_publisher_came_stays(numbered: bool) -> None:
+    camera = Camera(30.0, seed=4)
+    camera.run(10.0)
+    camera.run(20.0, 0.2, numbered=numbered, drops_per_image=100)
+    camera.run(1.0, numbered=numbered)
+    before = camera.losses()
+    assert before.lost > 50
+    camera.account.restart()
+    assert camera.losses().lost == before.lost
+    camera.sent = 0  # the new publisher begins to number
+    camera.run(10.0, numbered=numbered)
+    camera.run(5.0, 0.5, numbered=numbered, drops_per_image=100)
+    camera.run(0.1, numbered=numbered)
+    assert camera.losses().lost == pytest.approx(before.lost + 75, abs=20)
+
+
+def test_images_above_the_rate_do_not_hide_later_losses() -> None:
+    camera = Camera(30.0, account_hz=15.0)
+    camera.run(60.0)
+    assert camera.losses().lost == 0
+    camera.period = SECOND / 5.0
+    camera.run(20.0)
+    assert camera.losses().lost == pytest.approx(200, abs=25)
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_an_image_that_comes_after_its_successor_is_not_lost(numbered: bool) -> None:
+    account = LossAccount(10.0)
+    for number in (5, 7, 6, 8, 10):
+        stamp = number * SECOND // 10
+        account.arrived(stamp, stamp, number if numbered else None, late=number == 6)
+    assert account.losses(2 * SECOND).lost == 1  # 9
+
+
+def test_numbers_that_start_again_are_not_late() -> None:
+    account = LossAccount()
+    for number in (5, 9, 1, 2, 4):
+        account.arrived(number, number, number)
+    assert account.losses(SECOND).lost == 4
+
+
+def test_irregular_stamps_are_not_fitted_again_at_each_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(gaps: list[int]) -> float | None:
+        calls.append(len(gaps))
+        return period_of(gaps)
+
+    monkeypatch.setattr(losses_module, "period_of", counted)
+    account, now, random_ = LossAccount(), 0, random.Random(1)
+    for _ in range(64):
+        now += random_.randint(SECOND // 100, SECOND)
+        account.arrived(now, now)
+    for _ in range(160):
+        now += random_.randint(SECOND // 100, SECOND)
+        account.arrived(now, now)
+        account.losses(now)
+    assert len(calls) <= 2 * (160 // 16 + 1)
+
+
+def judged(record: CameraRecord, now_ns: int) -> tuple[bytes, str]:
+    (status,) = DiagnosticsReport("n", "h", 2.0).cameras(Statistics({}, {}), {"front": record}, now_ns)
+    return status.level, status.message
+
+
+def test_the_status_of_a_camera_has_no_empty_cause() -> None:
+    record = CameraRecord("front", "/front/image_raw", 0, max_loss=0.2)
+    assert judged(record, 8 * SECOND) == (STALE, "no image on /front/image_raw since subscribing 8.0 s ago")
+    record.arrived(9 * SECOND, "", 10, 0, None, 0)
+    record.losses = Losses(10, 90, 0.9, "rate_hz", 0)
+    assert judged(record, 10 * SECOND) == (WARN, "90% of the images are missing")
+    assert judged(record, 17 * SECOND)[1].startswith("no image on /front/image_raw for 8.0 s; 90%")
+    record.losses = Losses(10, 0, 0.0, "rate_hz", 0)
+    assert judged(record, 10 * SECOND)[0] == OK

@@ -143,3 +143,25 @@ def test_the_cause_fits_the_signs(limit: int, drops: int, source: str, reliable:
 def test_a_reliable_fast_dds_camera_has_a_segment_that_is_too_small() -> None:
     losses = Losses(10, 90, 0.9, "the publisher's sequence numbers", 0)
     assert "fastdds_shared_memory.xml" in Said(FAST_SHARED).check.cause(losses, HD, True, "front")
+
+
+def test_a_camera_without_images_hides_no_warning_of_a_real_one() -> None:
+    said = Said(OURS)
+    for _ in range(2):
+        said.check.losing("unplugged", "", 0)
+    said.check.losing("front", "1280 x 720 bgr8", HD)
+    guess, line = said.warnings
+    assert "no image has arrived" in guess
+    assert "are lost" not in guess
+    assert "camera front: images of 1280 x 720 bgr8 (2764800 bytes) are lost" in line
+
+
+def test_jpeg_is_not_recommended_to_a_camera_that_sends_it() -> None:
+    said = Said(OURS)
+    said.check.losing("front", "900000 bytes jpeg", 900_000, "compressed")
+    (line,) = said.warnings
+    cause = said.check.cause(Losses(10, 90, 0.9, "rate_hz", 5), 900_000, False, "front", "compressed")
+    for text in (line, cause):
+        assert "smaller images or a lower JPEG quality" in text
+        assert "transport: compressed" not in text
+        assert "JPEG images" not in text
