@@ -28,6 +28,9 @@ ARGUMENTS = {
     "compressed_image": ("front/image_raw/compressed", "The same for compressed images."),
 }
 
+#: The program of the node in multi_dnn.launch.py.
+NODE_EXECUTABLE = "multi_dnn_node"
+
 
 class Ending:
     """How the launch ends: the player first, then the node, then the player's last line and exit code as the launch's.
@@ -46,11 +49,16 @@ class Ending:
         self._printed += event.text
 
     def process_ended(self, event: ProcessExited, context: LaunchContext) -> list:
-        """The player's end ends the node. A node that ends by itself is noticed by the player, which then ends."""
+        """The player's end ends the node. A node that ends by itself is noticed by the player, which then ends.
+
+        Other processes are of a launch file that includes this one: their ends mean nothing here.
+        """
         if event.action is self._player:
             self._exit_code = event.returncode
-        else:
+        elif event.process_name.startswith(NODE_EXECUTABLE):  # launch calls a process by its program and a number
             self._node_has_ended = True
+        else:
+            return []
         if self._exit_code is None:
             return []
         if not self._node_has_ended:

@@ -33,6 +33,24 @@ def require_parameters(path: str | Path, node: str) -> None:
         raise ParamsFileError(f"{where}; its section {mine[0]} is empty")
 
 
+def require_parameters_in_any(paths: Sequence[str | Path], node: str) -> list[str]:
+    """Raise ParamsFileError unless one of the files holds a parameter for the node; no files are fine.
+
+    node: fully qualified name. Returns one line for each file that holds none, beside others that do: files may be
+    shared by several nodes. Raises ParamsFileError for a file that is missing, empty or no YAML, too.
+    """
+    errors = []
+    for path in paths:
+        read_sections(path, node)  # its errors count for every file
+        try:
+            require_parameters(path, node)
+        except ParamsFileError as error:
+            errors.append(error)
+    if errors and len(errors) == len(paths):
+        raise errors[0] if len(errors) == 1 else ParamsFileError("; ".join(map(str, errors)))
+    return [str(error) for error in errors]
+
+
 def applies_to(section: str, node: str) -> bool:
     """Whether ROS applies a section to a node. section, node: names that begin with /.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.errors import CommandError
@@ -15,6 +14,7 @@ from multi_dnn_ros.cli.errors import CommandError
 if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader
     from multi_dnn_ros.replay.remote_node import RemoteNode
+    from multi_dnn_ros.replay.spinning import SpinningNode
     from multi_dnn_ros.replay.summary import Summary
 
 #: Longest wait for the node to load its DNNs, and to connect.
@@ -27,15 +27,18 @@ def run_live(args: argparse.Namespace) -> int:
     from multi_dnn_ros.bags import BagReader
     from multi_dnn_ros.replay.live import LiveReplayError
     from multi_dnn_ros.replay.remote_node import RemoteNodeError
+    from multi_dnn_ros.replay.spinning import spinning
+    from multi_dnn_ros.ros.middleware import configure
 
     summary: Summary | None = None
     frames = 0
     try:
         with ExitStack() as stack:
             bag = stack.enter_context(BagReader(args.in_bag))
-            node = stack.enter_context(_spinning("multi_dnn_replay", args.ros_args))
-            name = args.node or f"{node.get_namespace().rstrip('/')}/multi_dnn"
-            frames, summary = _replay(args, bag, node, name)
+            configure()
+            spinner = stack.enter_context(spinning("multi_dnn_replay", args.ros_args))
+            name = args.node or f"{spinner.node.get_namespace().rstrip('/')}/multi_dnn"
+            frames, summary = _replay(args, bag, spinner, name)
     except (RemoteNodeError, LiveReplayError) as error:
         raise CommandError(str(error)) from error
     print(summary)
@@ -48,7 +51,7 @@ def run_live(args: argparse.Namespace) -> int:
     return 0 if summary.complete == frames and not summary.input_damage else 1
 
 
-def _replay(args: argparse.Namespace, bag: BagReader, node: Any, name: str) -> tuple[int, Summary]:
+def _replay(args: argparse.Namespace, bag: BagReader, spinner: SpinningNode, name: str) -> tuple[int, Summary]:
     """Frames in the recording, and what became of them."""
     from lifecycle_msgs.msg import Transition
     from tqdm import tqdm
@@ -58,7 +61,8 @@ def _replay(args: argparse.Namespace, bag: BagReader, node: Any, name: str) -> t
     from multi_dnn_ros.replay.live_setup import lossless_parameters, plan_replay
     from multi_dnn_ros.replay.remote_node import RemoteNode
 
-    remote = RemoteNode(node, name, args.start_timeout)
+    node = spinner.node
+    remote = RemoteNode(node, name, args.start_timeout, failure=lambda: spinner.failure)
     state = remote.state()
     if state != "unconfigured":
         raise CommandError(f"node {name} is {state}; a live replay configures it: start it with -p autostart:=false")
@@ -83,37 +87,6 @@ def _replay(args: argparse.Namespace, bag: BagReader, node: Any, name: str) -> t
         figures = {"frames": frames, "complete": summary.complete, "stopped": summary.stopped, **summary.as_json()}
         writer.add_file("summary.json", json.dumps(figures, indent=2) + "\n")
     return frames, summary
-
-
-@contextmanager
-def _spinning(name: str, ros_args: list[str]) -> Iterator[Any]:
-    """A node that an executor in another thread spins."""
-    import rclpy
-    from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
-    from rclpy.signals import SignalHandlerOptions
-
-    from multi_dnn_ros.ros.middleware import configure
-
-    configure()
-    # Python's own KeyboardInterrupt: rclpy's handlers would shut the context down under the replay.
-    rclpy.init(args=["--ros-args", *ros_args], signal_handler_options=SignalHandlerOptions.NO)
-    node = rclpy.create_node(name)
-    executor = SingleThreadedExecutor()
-    executor.add_node(node)
-
-    def spin() -> None:
-        with suppress(ExternalShutdownException, ShutdownException):
-            executor.spin()
-
-    thread = threading.Thread(target=spin, name="executor", daemon=True)
-    thread.start()
-    try:
-        yield node
-    finally:
-        executor.shutdown()
-        thread.join(10.0)
-        node.destroy_node()
-        rclpy.try_shutdown()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ class DnnThread(threading.Thread):
         self._runner = runner
         self._callbacks = callbacks
         self._clock = clock
-        self._lock = threading.RLock()  # entered itself: by way of a condition it takes ten times as long
+        self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
         self._wake = threading.Condition(self._lock)  # this thread waits here
         self._others = threading.Condition(self._lock)  # those who submit, and who wait until nothing is under way
         self._mail = Mailboxes(task.cameras)

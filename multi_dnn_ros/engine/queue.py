@@ -31,8 +31,8 @@ class JobQueue:
         self._closed = False
         self._running = 0  # jobs that were taken and have not ended
         self._held = False
-        # Entered itself: by way of a condition it takes ten times as long. Not a plain one: there a condition asks in
-        # Python who holds it, with every call.
+        # Lock the RLock directly; via the Condition it is 10x slower. Not a plain Lock: for that a Condition checks its
+        # ownership in Python on every call.
         self._lock = threading.RLock()
         self._filled = threading.Condition(self._lock)
         self._calm = threading.Condition(self._lock)
@@ -81,7 +81,7 @@ class JobQueue:
             if self._held:
                 self._calm.notify_all()
 
-    def lets_go_on(self, job: Job) -> bool:
+    def may_continue(self, job: Job) -> bool:
         """Whether `job`, the next of a frame that is under way, may be run at once: none that waits has a smaller key.
 
         It has the place of the job before it: of equals, the frame that began goes on. Looks without the lock, which

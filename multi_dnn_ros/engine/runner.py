@@ -57,7 +57,7 @@ class Runner:
             try:
                 dnn = inference.task.name, inference.task.sms, inference.priority
                 job.run(
-                    self._device, None if self._streams is None else self._streams.enter(dnn), self._queue.lets_go_on
+                    self._device, None if self._streams is None else self._streams.enter(dnn), self._queue.may_continue
                 )
             except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
                 inference.lost = loss_by(error, job.index)

@@ -45,6 +45,6 @@ class Specializer:
                     task.name,
                     width,
                     height,
-                    f"{left - 1} more attempts" if left > 1 else "no more attempts",
+                    f"attempts left: {left - 1}",
                     error,
                 )

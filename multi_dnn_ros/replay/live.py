@@ -28,7 +28,7 @@ from multi_dnn_ros.camera.pace import Pace
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
 from multi_dnn_ros.replay.node_accounts import StreamAccount, stream_accounts
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
-from multi_dnn_ros.replay.remote_node import RemoteNode
+from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
 from multi_dnn_ros.replay.stamps import nearest_time
 from multi_dnn_ros.replay.summary import Summary
 from multi_dnn_ros.ros.result_messages import LabelInfo
@@ -42,6 +42,8 @@ _POLL_S = 0.5
 #: A frame that is so late against the recording moves the schedule.
 _SLACK_S = 0.05
 _LONGEST_GAP_S = 3600.0
+#: So many consecutive frames of a camera that are lost on the way end the replay; each costs the arrival timeout.
+_MOST_LOST = 3
 
 
 class LiveReplayError(RuntimeError):
@@ -57,7 +59,8 @@ class LiveReplay:
 
     rate: speed of the playback against the recording; slower DNNs slow it down.
     arrival_timeout_s: a frame that the node has not received by then, or whose results have not come though the node
-    has published them, is lost. work_timeout_s: a DNN that takes longer for a frame ends the replay.
+    has published them, is lost; three consecutive ones of a camera end the replay. work_timeout_s: a DNN that takes
+    longer for a frame ends the replay.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class LiveReplay:
         arrival_timeout_s: float = 60.0,
         work_timeout_s: float = 600.0,
     ) -> None:
+        self._node = node
         self._remote = remote
         self._plan = plan
         self._rate = rate
@@ -85,6 +89,7 @@ class LiveReplay:
         self._offered: Counter[Stream] = Counter()
         self._published: Counter[Stream] = Counter()
         self._dropped: dict[Stream, Counter[str]] = {}
+        self._lost_frames: Counter[str] = Counter()  # consecutive ones of each camera
         self._clock = node.create_publisher(Clock, "/clock", _RELIABLE)
         self._frames = {
             camera.name: node.create_publisher(message_class(camera.msgtype), camera.topic, _RELIABLE)
@@ -137,7 +142,8 @@ class LiveReplay:
     ) -> Summary:
         """Play `bag` and write the results into `writer`, which stays open: as Replay.run does, in the same order.
 
-        A node that ends, or does not go on, ends the replay early: :attr:`Summary.stopped` then says why.
+        A node that ends, or does not go on, or that no frame reaches, and a callback that fails end the replay early:
+        :attr:`Summary.stopped` then says why.
         """
         summary = Summary()
         cameras = {camera.recorded: camera for camera in self._plan.cameras}
@@ -157,7 +163,7 @@ class LiveReplay:
             last_ns = message.stamp_ns
             try:
                 complete = self._play(message, cameras[message.topic], writer, summary)
-            except LiveReplayError as error:
+            except (LiveReplayError, RemoteNodeError) as error:
                 summary.stopped = str(error)
                 complete = False
             summary.complete += complete
@@ -188,7 +194,7 @@ class LiveReplay:
         self._frames[camera.name].publish(image)
         try:
             lost = self._await_results(camera)
-        except LiveReplayError as error:
+        except (LiveReplayError, RemoteNodeError) as error:
             self._drop(summary, camera, "not_played", str(error))
             raise
         with self._changed:
@@ -204,7 +210,17 @@ class LiveReplay:
                 summary.drop(dnn, camera.name, *lost[stream])
             else:
                 summary.publish(dnn, camera.name)
+        self._limit_losses(camera, [message for reason, message in lost.values() if reason == "lost"])
         return not lost
+
+    def _limit_losses(self, camera: LiveCamera, losses: list[str]) -> None:
+        """losses: how the last frame was lost between player and node, for each DNN that it was lost for."""
+        self._lost_frames[camera.name] = self._lost_frames[camera.name] + 1 if losses else 0
+        if self._lost_frames[camera.name] == _MOST_LOST:
+            raise LiveReplayError(
+                f"{_MOST_LOST} consecutive frames of camera {camera.name} on {camera.topic} were lost between player "
+                f"and node {self._remote.name}; the last: {losses[0]}"
+            )
 
     def _await_results(self, camera: LiveCamera) -> dict[Stream, tuple[str, str]]:
         """Wait until every DNN is through with the frame under way; reason and message of each that lost it."""
@@ -289,11 +305,17 @@ class LiveReplay:
             if self._frames[camera.name].get_subscription_count() <= self._listeners.get(camera.name, 0):
                 return camera.topic
         for subscription in self._subscriptions:
-            if not subscription.get_publisher_count():
+            if not self._count_publishers(subscription):
                 return str(subscription.topic_name)
         with self._changed:
             silent = [dnn for dnn in self._with_labels if dnn not in self._labels]
         return f"{self._remote.name}/{silent[0]}/label_info" if silent else ""
+
+    def _count_publishers(self, subscription: Any) -> int:
+        if hasattr(subscription, "get_publisher_count"):
+            return int(subscription.get_publisher_count())
+        # Humble's rclpy: publishers that the middleware has discovered, connected or not
+        return int(self._node.count_publishers(subscription.topic_name))
 
     def _receive(self, stream: Stream, name: str, message: Any) -> None:
         with self._changed:

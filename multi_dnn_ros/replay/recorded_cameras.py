@@ -30,7 +30,8 @@ def recorded_topics(
 
     chosen: what the user said, by camera; it wins over the camera's own topic. A single camera whose topic is not in
     the recording takes the only image topic there is. resolve: from a topic as configured to its full name.
-    Raises BagError: a topic is missing or no image topic, or `chosen` names a camera that does not exist.
+    Raises BagError: a topic is missing or no image topic, or the same for two cameras, or `chosen` names a camera
+    that does not exist.
     """
     if unknown := chosen.keys() - cameras.keys():
         raise BagError(f"--topic names camera '{min(unknown)}'; the cameras are {', '.join(cameras)}")
@@ -47,6 +48,11 @@ def recorded_topics(
         if found not in images:
             allowed = " or ".join(IMAGE_TYPES)
             raise BagError(f"topic {found} of bag {bag.path} is {bag.topics[found].msgtype}; a camera is {allowed}")
+        if (other := next((name for name, topic in topics.items() if topic == found), None)) is not None:
+            raise BagError(
+                f"cameras '{other}' and '{camera}' have the same topic {found} in bag {bag.path}; "
+                "give each its own: --topic CAMERA:=TOPIC"
+            )
         topics[camera] = found
     return topics
 

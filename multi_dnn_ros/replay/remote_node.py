@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lifecycle_msgs.msg import Transition
@@ -27,10 +27,14 @@ class RemoteNode:
     """Asks the node `name` (fully qualified). An executor in another thread must spin `node`.
 
     start_timeout_s: how long to wait for its services to appear. Raises RemoteNodeError when they do not.
+    failure: why that executor has ended, empty while it spins; every method then raises RemoteNodeError with it.
     """
 
-    def __init__(self, node: Node, name: str, start_timeout_s: float) -> None:
+    def __init__(
+        self, node: Node, name: str, start_timeout_s: float, *, failure: Callable[[], str] = lambda: ""
+    ) -> None:
         self.name = name
+        self._failure = failure
         self._node = node
         self._clients: dict[str, Any] = {
             service: node.create_client(kind, f"{name}/{service}")
@@ -77,7 +81,8 @@ class RemoteNode:
             raise RemoteNodeError(f"node {self.name} refuses parameters: {result.reason}")
 
     def is_up(self) -> bool:
-        """Whether its services are still there."""
+        """Whether its services are still there. Raises RemoteNodeError when this side's executor has ended."""
+        self._require_executor()
         return bool(self._clients["get_state"].service_is_ready())
 
     def close(self) -> None:
@@ -86,13 +91,19 @@ class RemoteNode:
             self._node.destroy_client(client)
         self._clients.clear()
 
+    def _require_executor(self) -> None:
+        if failure := self._failure():
+            raise RemoteNodeError(f"node {self.name} cannot be asked any more: {failure}")
+
     def _ask(self, service: str, request: Any, timeout_s: float) -> Any:
+        self._require_executor()
         client = self._clients[service]
         answered = threading.Event()
         future = client.call_async(request)
         future.add_done_callback(lambda _: answered.set())
         deadline = time.monotonic() + timeout_s
         while not answered.wait(_POLL_S):
+            self._require_executor()
             if not client.service_is_ready():
                 raise RemoteNodeError(f"node {self.name} has gone while it was asked for {service}")
             if time.monotonic() > deadline:

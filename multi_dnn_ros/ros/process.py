@@ -15,7 +15,7 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.params_sections import files_in, read_sections, require_parameters
+from multi_dnn_ros.params_sections import files_in, read_sections, require_parameters_in_any
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.turns import short_turns
@@ -29,7 +29,8 @@ _MAX_ERRORS = 100
 def run(args: list[str] | None = None) -> int:
     """Run the node until a signal ends it. 0: ended as asked; 1: could not start, or threads of it hang.
 
-    ParamsFileError: a parameter file of the command line holds nothing for the node.
+    ParamsFileError: a parameter file of the command line is missing, empty or no YAML, or none of them holds anything
+    for the node.
     """
     params_files = files_in(sys.argv if args is None else args)
     for file in params_files:  # rclpy's own errors name no node, and it takes an empty file
@@ -57,8 +58,9 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     try:
         node = MultiDnnNode(middleware=middleware)
         stop.node = node
-        for file in params_files:  # remaps decide what the node is called
-            require_parameters(file, node.get_fully_qualified_name())
+        # Only now: remaps decide what the node is called.
+        for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):
+            node.get_logger().warning(warning)
         node.get_logger().info(middleware.text)
         forward = _RosLog(node.get_logger())
         logging.getLogger("multi_dnn_ros").addHandler(forward)

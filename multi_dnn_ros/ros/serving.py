@@ -182,7 +182,9 @@ class Serving:
 
     def _on_failure(self, failure: Failure) -> None:
         if failure.disabled:
-            self._log.error(f"DNN {failure.dnn} is disabled after {failure.consecutive} failures in a row")
+            self._log.error(
+                f"DNN {failure.dnn} is disabled ({failure.consecutive} consecutive failures): {failure.message}"
+            )
 
     def _on_overlay_failure(self, message: str) -> None:
         more = self._throttle.passes("overlay")

@@ -14,7 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.params_sections import applies_to, files_in, full_name
+from multi_dnn_ros.params_sections import (
+    ParamsFileError,
+    applies_to,
+    files_in,
+    full_name,
+    require_parameters_in_any,
+)
 from multi_dnn_ros.processes import Child, on_loopback
 
 FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
@@ -93,6 +99,46 @@ def test_one_file_for_several_nodes(tmp_path: Path, domain: int) -> None:
             time.sleep(0.05)
     assert re.search(r"zoom_level: not a parameter of this node, ignored; the nearest name is \S+", log)
     assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.object.iou_threshold" in log
+
+
+def test_a_file_for_other_nodes_beside_the_nodes_own_is_a_warning(tmp_path: Path, domain: int) -> None:
+    """`parameters=[common.yaml, multi_dnn.yaml]` of a launch file."""
+    common = tmp_path / "common.yaml"
+    common.write_text(FOREIGN)
+    own = written(tmp_path, "multi_dnn:\n  ros__parameters: {device: cpu, dnns: [object]}\n")
+    command = ["run", "--ros-args", "--params-file", str(common), "--params-file", str(own)]
+    with Child("node", command, tmp_path / "node.log", on_loopback(domain)) as node:
+        deadline = time.monotonic() + 120.0
+        while "configured: DNNs object;" not in (log := node.log.read_text()):
+            assert node.exit_code() is None, node.last_lines(20)
+            assert time.monotonic() < deadline, node.last_lines(20)
+            time.sleep(0.05)
+    (line,) = (line for line in log.splitlines() if "no parameters for node" in line)
+    assert "WARN" in line
+    assert f"parameter file {common}: no parameters for node /multi_dnn; its sections are for /lidar" in line
+
+
+def test_one_of_several_files_must_hold_something_for_the_node(tmp_path: Path) -> None:
+    texts = {
+        "lidar.yaml": FOREIGN,
+        "nothing.yaml": "multi_dnn:\n  ros__parameters: {}\n",
+        "own.yaml": "/**:\n  ros__parameters: {a: 1}\n",
+    }
+    paths = [tmp_path / name for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        path.write_text(text)
+    assert require_parameters_in_any([], "/multi_dnn") == []
+    assert require_parameters_in_any(paths[2:], "/multi_dnn") == []
+    assert len(require_parameters_in_any(paths, "/multi_dnn")) == 2
+    with pytest.raises(ParamsFileError, match=r"lidar.yaml: no parameters .*; parameter file .*nothing.yaml: no "):
+        require_parameters_in_any(paths[:2], "/multi_dnn")
+    for text in ("", "/**: [", None):  # a mistake whatever the other files hold
+        if text is None:
+            paths[0].unlink()
+        else:
+            paths[0].write_text(text)
+        with pytest.raises(ParamsFileError, match=r"parameter file .*lidar\.yaml of node /multi_dnn: "):
+            require_parameters_in_any(paths, "/multi_dnn")
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,13 @@ def test_ahead_of_its_equals_but_not_of_its_betters() -> None:
     own.queued_ns = clock.now
     queue.put(job(0))
     clock.now += 100  # its place is that of the job before it
-    assert queue.lets_go_on(own)
+    assert queue.may_continue(own)
     queue.put(job(2, priority=3))
-    assert not queue.lets_go_on(own)
+    assert not queue.may_continue(own)
     assert [number_of(queue.get()) for _ in range(2)] == [2, 0]
-    assert queue.lets_go_on(own)
+    assert queue.may_continue(own)
     queue.close()
-    assert not queue.lets_go_on(own)
+    assert not queue.may_continue(own)
 
 
 def test_a_closed_queue_leaves_it_with_the_caller() -> None:

@@ -51,7 +51,7 @@ def inference(launched: list[str], *, in_one: bool, priority: int = 0) -> Infere
 
 def launch(queue: JobQueue, job: Job) -> None:
     stream: Any = Stream()
-    job.run(CPU, stream, queue.lets_go_on)
+    job.run(CPU, stream, queue.may_continue)
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])

@@ -71,7 +71,7 @@ def test_one_that_fails_is_tried_again_twice_and_the_dnn_serves_on(start, record
     engine.stop(WAIT)
     assert attempts == [(4, 6)] * 3 + [(2, 3)] * 2  # given up after three; done after two
     assert [record.getMessage() for record in caplog.records] == [
-        f"DNN a: preprocessing is not specialized for images of {size} ({left} attempts): cannot be captured"
-        for size, left in (("6 x 4", "2 more"), ("6 x 4", "1 more"), ("6 x 4", "no more"), ("3 x 2", "2 more"))
+        f"DNN a: preprocessing is not specialized for images of {size} (attempts left: {left}): cannot be captured"
+        for size, left in (("6 x 4", 2), ("6 x 4", 1), ("6 x 4", 0), ("3 x 2", 2))
     ]
     assert not recorder.failures

@@ -19,13 +19,18 @@ PROMISED = {"namespace", "params_file", "use_sim_time", "autostart", "log_level"
 
 def described(path: Path) -> Any:
     """The launch description of a file, made as `ros2 launch` makes it."""
+    return loaded(path).generate_launch_description()
+
+
+def loaded(path: Path) -> Any:
+    """The module of a launch file."""
     pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
     spec = importlib.util.spec_from_file_location(path.name.split(".")[0], path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.generate_launch_description()
+    return module
 
 
 def arguments(path: Path) -> dict[str, str]:
@@ -160,3 +165,26 @@ def test_a_namespace_around_the_launch_file_is_part_of_the_nodes_name(tmp_path: 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert "no parameters for node /left/multi_dnn; its sections are for /right/multi_dnn" in done.stdout + done.stderr
+
+
+def test_a_process_of_an_including_launch_file_is_not_taken_for_the_node() -> None:
+    """It ends first: the player's end must still end the node, and the node's end must give the result."""
+    replay = loaded(FOLDER / "replay.launch.py")
+    from launch.events import Shutdown
+    from launch.events.process import ProcessExited, ProcessIO
+
+    player = object()
+
+    def exited(name: str, code: int, action: object = None) -> Any:
+        return ProcessExited(action=action, name=name, cmd=[], cwd=None, env=None, pid=1, returncode=code)
+
+    ending = replay.Ending(player)
+    ending.read(
+        ProcessIO(action=player, name="multi-dnn-2", cmd=[], cwd=None, env=None, pid=2, text=b"x\n3 of 3", fd=1)
+    )
+    assert ending.process_ended(exited("map_server-3", 0), None) == []
+    (action,) = ending.process_ended(exited("multi-dnn-2", 0, player), None)
+    assert isinstance(action.event, Shutdown)
+    assert ending.process_ended(exited("rviz2-4", -2), None) == []
+    (last,) = ending.process_ended(exited("multi_dnn_node-1", 0), None)
+    assert last.msg[0].text == "3 of 3"

@@ -132,7 +132,9 @@ def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:
     assert (counts["offered"], counts["pending"]) == ("2", "0")
 
 
-def test_a_dnn_that_fails_again_and_again_is_taken_out_and_the_others_go_on(bench: Bench) -> None:
+def test_a_dnn_that_fails_again_and_again_is_taken_out_and_the_others_go_on(
+    bench: Bench, capfd: pytest.CaptureFixture[str]
+) -> None:
     start(bench, {"dnns": ["object", "fragile"], "dnn.fragile.role": "object", "dnn.fragile.model": "x.onnx",
                   "max_failures": 3})  # fmt: skip
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
@@ -153,6 +155,10 @@ def test_a_dnn_that_fails_again_and_again_is_taken_out_and_the_others_go_on(benc
     assert status.by_key["dropped: dnn_error"] == "3"
     assert status.by_key["dropped: disabled"] == "1"
     assert bench.status("object on front").level == OK
+    said = [line for line in capfd.readouterr().err.splitlines() if "is disabled" in line]
+    assert len(said) == 1
+    assert "DNN fragile is disabled (3 consecutive failures): " in said[0]
+    assert "poisoned" in said[0]
 
 
 def test_a_silent_camera_is_stale_and_fine_again_when_it_returns(bench: Bench) -> None:
