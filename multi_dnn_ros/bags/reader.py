@@ -31,7 +31,7 @@ class BagReader:
     """A recording open for reading; a context manager.
 
     path: a rosbag2 folder with or without its ``metadata.yaml`` (a killed recorder writes none), or one .mcap or .db3
-    file. What is damaged is read as far as it is whole, with nothing written beside it. :attr:`damage` names each
+    file. Of a damaged file every whole message is read; nothing is written beside it. :attr:`damage` names each
     damaged part: file (without its folder), where in it, and what is wrong; the same text wherever the recording lies.
 
     Raises BagError: it does not exist, is no recording, or nothing in it can be read.

@@ -75,7 +75,7 @@ class Pages:
         self._note_cut(claimed if self._pages_in_use is None else self._pages_in_use)
 
     def _note_cut(self, pages: int) -> None:
-        """The file should have so many pages, but for those that the log holds."""
+        """Note it where the file and its log hold fewer than `pages` pages."""
         whole = self._file_bytes // self.page_bytes
         in_log = sum(1 for number in self._in_log if whole < number <= pages)
         if pages > whole + in_log:

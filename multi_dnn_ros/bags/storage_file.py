@@ -1,4 +1,4 @@
-"""One storage file of a recording: through rosbags as long as it is whole, and what is left of it where it is not."""
+"""One storage file of a recording: read by rosbags where it is intact, else its whole messages."""
 
 from __future__ import annotations
 

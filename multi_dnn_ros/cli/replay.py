@@ -27,7 +27,7 @@ recording time of its frame. Nothing is dropped for being late: the replay takes
 replays of one recording are equal byte for byte. The counts of every DNN and camera are printed and stand in
 summary.json in the new recording's folder.
 
-IN_BAG is a folder, or a .mcap or .db3 file. A damaged one is read as far as it is whole: each damaged part is named in
+IN_BAG is a folder, or a .mcap or .db3 file. Of a damaged one every whole message is read: each damaged part is named in
 a warning and in summary.json, the new recording holds the results of the rest, and the exit code is 1.
 
 With --live the frames go through a node that runs on the ROS graph, started with the parameter autostart false. The

@@ -42,7 +42,7 @@ _POLL_S = 0.5
 #: A frame that is so late against the recording moves the schedule.
 _SLACK_S = 0.05
 _LONGEST_GAP_S = 3600.0
-#: So many consecutive frames of a camera that are lost on the way end the replay; each costs the arrival timeout.
+#: Consecutive lost frames of a camera that end the replay; each costs the arrival timeout.
 _MOST_LOST = 3
 
 

@@ -19,7 +19,7 @@ _END_S = 10.0
 class SpinningNode:
     """node: the node. failure: why its executor has ended, in one line; empty while it spins.
 
-    A callback that raises ends the executor: nothing is received from then on, so whoever waits must look at `failure`.
+    A callback that raises ends the executor: nothing is received from then on, so callers that wait check `failure`.
     """
 
     def __init__(self, node: Node) -> None:

@@ -1,6 +1,6 @@
-"""How many images of a camera were sent and did not reach the node: counted where something tells, else estimated.
+"""How many images of a camera were sent and did not reach the node: counted where possible, else estimated.
 
-What tells, the best first:
+Sources, the best first:
 
 1. the publisher's sequence numbers, which Fast DDS passes on with each message (exact);
 2. message-lost events, which Fast DDS raises for best-effort subscriptions (exact, but for the first and last image);
@@ -23,39 +23,38 @@ from multi_dnn_ros.ros.frame_period import LEAST_SPARSE, is_steady, period_of
 _SECOND_NS = 1_000_000_000
 #: The share that is missing is about the images of this time.
 RECENT_NS = 10 * _SECOND_NS
-#: From how many images on it says anything.
+#: Fewest images for a share.
 _LEAST = 5
-#: Gaps that the period is learnt from: so many, none older than this.
+#: The period is learnt from this many gaps at most, none older than _GAPS_NS.
 _GAPS = 64
 _GAPS_NS = 60 * _SECOND_NS
-#: So many gaps that are all longer than before: the camera has slowed down.
+#: After this many consecutive longer gaps the camera counts as slower.
 _SLOWER = 10
-#: A gap that is longer than this and than so many periods, without a sign of loss: the camera was stopped, or the
-#: playback of a recording was paused.
+#: A gap longer than both limits, without a sign of loss, is a pause: the camera was stopped, or a playback paused.
 _PAUSE_NS = 2 * _SECOND_NS
 _PAUSE_PERIODS = 20
-#: A gap between stamps that is so many times the time that passed here: the stamps jumped (a recording starts again).
+#: A gap between stamps of this many times the elapsed time is a jump: a recording starts again.
 _JUMP = 4
-#: A gap that is so near to a multiple of the period, in periods, is nothing but jitter.
+#: Distance from a multiple of the period, in periods, that counts as jitter.
 _REGULAR = 0.25
 #: What a datagram of an image carries at Cyclone DDS's default MaxMessageSize; others send fewer, larger ones, so that
 #: the estimate is a lower bound.
 _DATAGRAM_BYTES = 14_720
-#: From how many dropped datagrams in 10 s on a camera without an image is taken to lose all of them.
+#: Fewest dropped datagrams in 10 s after which a camera without an image counts as losing all of them.
 _LEAST_DROPS = 30
-#: Images that came before their time make up for at most so many missing ones.
+#: Most missing images that early ones make up for.
 _MOST_EARLY = 20
-#: After a failed attempt to learn the period: the next one after so many more images.
+#: Images between a failed attempt to learn the period and the next one.
 _RETRY_AFTER = 16
-#: Missing sequence numbers that are remembered, for images that arrive after a later one.
+#: Most missing sequence numbers that are remembered, for images that arrive late.
 _REMEMBERED = 256
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Images since the account began. lost: None where nothing tells. share: missing of the last 10 s, 0 to 1.
+    """Images since the account began. lost: None: unknown. share: missing of the last 10 s, 0 to 1.
 
-    source: what tells, in words. drops: datagrams that the kernel dropped at this process's sockets.
+    source: what the estimate is from, in words. drops: datagrams that the kernel dropped at this process's sockets.
     """
 
     received: int
