@@ -38,7 +38,7 @@ class Inference:
     stream: CUDA stream of the job that was launched last. events: where CUDA events come from; spans: those around each
     job. compute_ns: time that the layers ran, on the GPU where they ran on one (known once the outputs have arrived),
     else on the host.
-    lost: why there will be no result of any item; set by whoever notices first.
+    lost: why there will be no result of any item; set by the first thread that finds a cause.
     """
 
     task: DnnTask

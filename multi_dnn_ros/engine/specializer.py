@@ -41,10 +41,10 @@ class Specializer:
             except Exception as error:
                 self._attempts[size] = left - 1
                 log.warning(
-                    "DNN %s: preprocessing is not specialized for images of %d x %d (%s): %s",
+                    "DNN %s: preprocessing is not specialized for images of %d x %d (attempts left: %d): %s",
                     task.name,
                     width,
                     height,
-                    f"attempts left: {left - 1}",
+                    left - 1,
                     error,
                 )

@@ -86,17 +86,23 @@ def test_a_file_without_a_section_for_the_node(
     assert "Traceback" not in done.stderr
 
 
-def test_one_file_for_several_nodes(tmp_path: Path, domain: int) -> None:
-    """Sections of other nodes are no mistake; a name that is nobody's is a warning with the nearest one."""
-    own = "robot:\n  multi_dnn:\n    ros__parameters: {device: cpu, dnns: [object], zoom_level: 3, threshold: 0.3}\n"
-    path = written(tmp_path, FOREIGN + own)
-    command = ["run", "--params-file", str(path), "--ros-args", "-r", "__ns:=/robot"]
-    with Child("node", command, tmp_path / "node.log", on_loopback(domain)) as node:
+def log_until_configured(command: list[str], folder: Path, domain: int) -> str:
+    """The log of a node with the DNN `object`, up to the line that says that it is configured."""
+    with Child("node", command, folder / "node.log", on_loopback(domain)) as node:
         deadline = time.monotonic() + 120.0
         while "configured: DNNs object;" not in (log := node.log.read_text()):
             assert node.exit_code() is None, node.last_lines(20)
             assert time.monotonic() < deadline, node.last_lines(20)
             time.sleep(0.05)
+    return log
+
+
+def test_one_file_for_several_nodes(tmp_path: Path, domain: int) -> None:
+    """Sections of other nodes are no mistake; a name that is nobody's is a warning with the nearest one."""
+    own = "robot:\n  multi_dnn:\n    ros__parameters: {device: cpu, dnns: [object], zoom_level: 3, threshold: 0.3}\n"
+    path = written(tmp_path, FOREIGN + own)
+    command = ["run", "--params-file", str(path), "--ros-args", "-r", "__ns:=/robot"]
+    log = log_until_configured(command, tmp_path, domain)
     assert re.search(r"zoom_level: not a parameter of this node, ignored; the nearest name is \S+", log)
     assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.object.iou_threshold" in log
 
@@ -107,12 +113,7 @@ def test_a_file_for_other_nodes_beside_the_nodes_own_is_a_warning(tmp_path: Path
     common.write_text(FOREIGN)
     own = written(tmp_path, "multi_dnn:\n  ros__parameters: {device: cpu, dnns: [object]}\n")
     command = ["run", "--ros-args", "--params-file", str(common), "--params-file", str(own)]
-    with Child("node", command, tmp_path / "node.log", on_loopback(domain)) as node:
-        deadline = time.monotonic() + 120.0
-        while "configured: DNNs object;" not in (log := node.log.read_text()):
-            assert node.exit_code() is None, node.last_lines(20)
-            assert time.monotonic() < deadline, node.last_lines(20)
-            time.sleep(0.05)
+    log = log_until_configured(command, tmp_path, domain)
     (line,) = (line for line in log.splitlines() if "no parameters for node" in line)
     assert "WARN" in line
     assert f"parameter file {common}: no parameters for node /multi_dnn; its sections are for /lidar" in line
