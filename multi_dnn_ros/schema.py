@@ -209,7 +209,35 @@ class NodeConfig(_Section):
         description="Longest time that a job may take, alone on the device: each DNN is cut into the fewest jobs that "
         "keep to it, by its layers' predicted or measured times. 0: `dnn.<dnn>.jobs` counts.",
     )
-    max_failures: int = Field(5, ge=1, le=1000, description="Failures in a row that disable a DNN.")
+    max_failures: int = Field(
+        5, ge=1, le=1000, description="Failures in a row that disable a DNN; it is tried again later."
+    )
+    isolation: Literal["process", "none"] = Field(
+        "process",
+        description="process: the DNNs run in an engine process, which is replaced when it crashes or hangs (a GPU "
+        "fault, a native library). none: in the node's own process, for debuggers.",
+    )
+    standby: Literal["none", "warm", "hot"] = Field(
+        "none",
+        description="What waits to replace a lost engine process: none; warm: a process with its imports done; hot: a "
+        "second engine, ready to serve, which takes the memory of one.",
+    )
+    job_timeout_s: float = Field(
+        5.0, ge=0.1, le=600.0, description="An engine process in which one job takes longer hangs, and is replaced."
+    )
+    heartbeat_timeout_s: float = Field(
+        2.0,
+        ge=0.2,
+        le=600.0,
+        description="An engine process that serves and gives no sign of life for so long hangs, and is replaced.",
+    )
+    fault_window_s: float = Field(
+        60.0,
+        ge=1.0,
+        le=86_400.0,
+        description="After two faults within this time the DNNs that were computing get engine processes of their own, "
+        "until the one that causes them is known; those that serve without a fault for as long come back.",
+    )
     stop_timeout_s: float = Field(
         2.0, gt=0.0, le=60.0, description="Longest wait for the jobs under way when stopping."
     )

@@ -1,11 +1,19 @@
-"""The online half: frames in, results out. It knows neither ROS nor what a lane is."""
+"""The online half: frames in, results out. It knows neither ROS nor what a lane is.
 
-from multi_dnn_ros.engine.engine import Engine
+What others exchange with an engine (frames, results, drops, statistics) is free of PyTorch, which the node's process
+never imports. Only :class:`Engine` and what it runs need it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
 from multi_dnn_ros.frame_error import FrameError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.engine.engine import Engine
 
 __all__ = [
     "DnnTask",
@@ -21,3 +29,11 @@ __all__ = [
     "StreamStatistics",
     "Timing",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        from multi_dnn_ros.engine.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from multi_dnn_ros.frame_error import FrameError
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +65,8 @@ class Frame:
                 return self._uploads[device][0]  # the copy runs on the caller's own stream
             tensor, uploaded = self._uploads[device]
         if uploaded is not None:
+            import torch
+
             stream = torch.cuda.current_stream(device)
             stream.wait_event(uploaded)
             tensor.record_stream(stream)
@@ -94,10 +99,14 @@ class Frame:
 
 
 def _upload(image: npt.NDArray[np.uint8], device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    import torch  # not above: frames also exist in the node's process
+
     source = torch.from_numpy(image)
     if device.type != "cuda":
         return source.to(device), None
-    tensor = source.pin_memory().to(device, non_blocking=True)
+    if not source.is_pinned():  # shared memory that is registered with CUDA is
+        source = source.pin_memory()
+    tensor = source.to(device, non_blocking=True)
     uploaded = torch.cuda.Event()
     uploaded.record(torch.cuda.current_stream(device))
     return tensor, uploaded

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine.frame import Frame
+
+if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.backends import Stage, Tensors
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class DropReason(str, Enum):
     PUBLISH_ERROR = "publish_error"  # the receiver of the result raised
     DISABLED = "disabled"  # the DNN was disabled after too many failures in a row
     SHUTDOWN = "shutdown"  # the engine stopped first
+    ENGINE_LOST = "engine_lost"  # the engine process ended, or was ended, while the frame was under way
 
 
 class Timing(NamedTuple):
