@@ -31,7 +31,8 @@ def test_children_count_also_after_they_ended():
         [sys.executable, "-c", _PARENT, _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert parent.stdin and parent.stdout
+        assert parent.stdin
+        assert parent.stdout
         parent.stdout.readline()
         tree = ProcessTree(parent.pid)
         deadline = time.monotonic() + 30.0
