@@ -31,20 +31,25 @@ class Frame:
         self,
         camera: str,
         stamp_ns: int,
-        load: Callable[[], npt.NDArray[np.uint8]],
+        load: Callable[[], npt.NDArray[np.uint8]] | None = None,
         context: object = None,
         on_bad: Callable[[FrameError], None] = lambda error: None,
     ) -> None:
         self.camera = camera
         self.stamp_ns = stamp_ns
         self.context = context
-        self.received_ns = 0  # set by Engine.offer, on the engine's clock
+        self.received_ns = 0  # on the engine's clock; 0: set by Engine.offer
+        self.decode_ns = 0  # that decoding took, when it was done on arrival
         self._load: Callable[[], npt.NDArray[np.uint8]] | None = load
         self._image: npt.NDArray[np.uint8] | None = None
         self._on_bad = on_bad
         self._error: FrameError | None = None
         self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._lock = threading.Lock()
+
+    def set_image(self, image: npt.NDArray[np.uint8], decode_ns: int) -> None:
+        """The image, decoded before the frame is offered; in place of `load`."""
+        self._image, self.decode_ns = image, decode_ns
 
     def image(self) -> npt.NDArray[np.uint8]:
         """The decoded image, (H, W, 3) uint8 RGB; decoded on the first call, by whichever thread comes first."""
