@@ -13,7 +13,6 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
 from multi_dnn_ros.memory import give_back_memory, settle_memory
-from multi_dnn_ros.ros.capacity import capacity, capacity_values
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import hardware_id, versions
 from multi_dnn_ros.ros.middleware import Middleware, found
@@ -21,8 +20,9 @@ from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
-from multi_dnn_ros.ros.warm_up import warm_up
 from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.capacity import capacity, capacity_values
+from multi_dnn_ros.serving.warm_up import warm_up
 
 if TYPE_CHECKING:
     from multi_dnn_ros.profiling.fit import Verdict
