@@ -13,9 +13,12 @@ from collections.abc import Sequence
 
 #: Samples that each estimate is made of: old ones must not outlive a change of load for long.
 _SAMPLES = 16
-#: A service time that is estimated too short costs a decode, one too long leaves the DNN idle; with decoding it is the
-#: other way round.
-_LOW, _HIGH = 0.125, 0.875
+#: Of the shortest service time lately, what a DNN is expected to take at least. Too much costs freshness: a DNN that is
+#: ready before the newest image takes the one that has been waiting for it since its last start. Too little costs
+#: decodes.
+_SERVICE = 0.875
+#: Part of the decode times that the estimate covers.
+_DECODE = 0.875
 #: On top of the decode time: waking the threads, handing the frame over.
 _MARGIN_NS = 2_000_000
 
@@ -60,8 +63,8 @@ class Demand:
         services = self._services.get(dnn)
         if handed_ns is None or not services or not self._periods:
             return arrived_ns
-        next_start_ns = max(handed_ns, self._last_result_ns[dnn]) + _quantile(services, _LOW)
-        lead_ns = _MARGIN_NS + (_quantile(self._decodes, _HIGH) if self._decodes else 0)
+        next_start_ns = max(handed_ns, self._last_result_ns[dnn]) + int(_SERVICE * min(services))
+        lead_ns = _MARGIN_NS + (_quantile(self._decodes, _DECODE) if self._decodes else 0)
         if arrived_ns + _quantile(self._periods, 0.5) + lead_ns >= next_start_ns:
             return arrived_ns
         return next_start_ns - lead_ns

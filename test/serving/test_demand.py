@@ -38,15 +38,15 @@ def test_without_history_every_image_is_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrived_ms", "at_once"), [(1010, False), (1050, False), (1150, False), (1165, True), (1199, True), (1300, True)]
+    ("arrived_ms", "at_once"), [(1010, False), (1050, False), (1130, False), (1140, True), (1199, True), (1300, True)]
 )
 def test_a_busy_dnn_wants_the_last_image_that_is_ready_before_it_is(arrived_ms: int, at_once: bool) -> None:
-    """Handed a frame at 1000 ms it is ready at 1200 ms; the next image is ready 38 ms after this one."""
+    """Handed a frame at 1000 ms it may be ready at 1175 ms; the next image is ready 40 ms after this one."""
     due = experienced().due_ns("object", arrived_ms * MS, 1000 * MS)
     if at_once:
         assert due == arrived_ms * MS
     else:  # in case that no other image comes
-        assert 1200 * MS - DECODE - 5 * MS <= due <= 1200 * MS - DECODE
+        assert due == (1175 - 5 - 2) * MS
 
 
 def test_one_long_frame_hides_no_image_afterwards() -> None:
@@ -176,7 +176,8 @@ def test_a_slow_dnn_is_kept_busy_with_few_decodes_and_new_images(service_ms: int
     assert simulation.images > 2900
     assert len(starts) > 0.97 * 100_000 / service_ms - 10
     assert dnn.idle_ns < 0.02 * 100_000 * MS
-    assert simulation.decodes < (2.0 + jitter * service_ms / 33 * 2) * len(dnn.starts)
+    assert simulation.decodes < (2.0 + (0.15 + 2 * jitter) * service_ms / 33) * len(dnn.starts)
+    assert simulation.decodes < 0.7 * simulation.images
     ages = sorted(start - arrival for start, arrival in starts)
     assert ages[int(0.98 * len(ages))] <= (33 * 1.1 + 2 * 8 * 1.2 + 5) * MS  # a period, a decode, and one before it
 
