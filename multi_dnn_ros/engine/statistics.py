@@ -38,7 +38,8 @@ class StreamStatistics:
     """One DNN on one camera. offered == published + sum of dropped + pending, at every moment.
 
     stages: end_to_end is from arrival to published; decode the image, on arrival; mailbox waiting for that and for the
-    DNN; pre upload and preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result; publish the receiver.
+    DNN; pre upload and preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result;
+    publish the receiver.
     rate_hz: results a second over the window. batch: frames that one inference took, the mean over the window.
     """
 
