@@ -298,6 +298,8 @@ class MultiDnnNode(LifecycleNode):
             self._changed[dnn, field] = value
         else:
             self._host.update(dnn, field, value)
+            if self._serving is not None:
+                self._serving.update(dnn, field, value)
             if field == "score_threshold" and self._serving is not None and self._outputs is not None:
                 self._outputs.publish_labels(dnn, self._threshold(dnn))
         self.get_logger().info(f"{name} is now {value}")
