@@ -16,6 +16,7 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
+from multi_dnn_ros.allocator import keep_image_memory
 from multi_dnn_ros.params_sections import files_in, read_sections, require_parameters_in_any
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
@@ -39,6 +40,7 @@ def run(args: list[str] | None = None) -> int:
     for file in params_files:  # rclpy's own errors name no node, and it takes an empty file
         read_sections(file, NODE_NAME)
     stop = _StopSignal()
+    keep_image_memory()
     # The interpreter ends with collections, which go through all that PyTorch brought, for a second and more.
     atexit.register(gc.freeze)
     with short_turns():
