@@ -31,6 +31,7 @@ from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.trace import TraceError
 from multi_dnn_ros.profiling.job_plan import JobPlan, JobPlanner
 from multi_dnn_ros.profiling.predictor import Predictor
+from multi_dnn_ros.progress_lines import DnnReady
 from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.reporting import cpu_count
 from multi_dnn_ros.schema import DnnConfig, NodeConfig
@@ -110,10 +111,11 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 f"dnn.{name}.precision fp16 need less"
             )
             break
-        progress(
+        line = (
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
             f"{len(tasks[-1].stages)} jobs{_at_once(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
         )
+        progress(DnnReady(line))
     end_compiler_processes()
     if shortage:  # told from here, where the error, and the memory that its frames hold, is gone
         dnns.clear()

@@ -16,6 +16,7 @@ from multi_dnn_ros.engine.gathering import Gathering
 from multi_dnn_ros.engine.health import Health
 from multi_dnn_ros.engine.job import Inference, Item, Job, Loss
 from multi_dnn_ros.engine.mailbox import Mailboxes
+from multi_dnn_ros.engine.observer import Observer, Unobserved
 from multi_dnn_ros.engine.outcome import await_outputs, result_of
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
@@ -50,7 +51,8 @@ class DnnThread(threading.Thread):
     Everything it shares is guarded by one lock. Callbacks and decoding run outside of it, so that a slow receiver
     holds up this DNN only.
 
-    runner: with which it launches an inference itself where nobody is before it; None: workers run all jobs.
+    runner: with which it launches an inference itself where nobody is before it; None: workers run all jobs. observer:
+    told when outputs have arrived, and of their decoding.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class DnnThread(threading.Thread):
         callbacks: Callbacks,
         clock: Callable[[], int],
         runner: Runner | None = None,
+        observer: Observer | None = None,
     ) -> None:
         super().__init__(name=f"dnn-{task.name}", daemon=True)
         self.task = task
         self._queue = queue
         self._limits = limits
         self._runner = runner
+        self._observer = observer or Unobserved()
         self._callbacks = callbacks
         self._clock = clock
         self._lock = threading.RLock()  # lock the RLock directly; via the Condition it is 10x slower
@@ -292,7 +296,7 @@ class DnnThread(threading.Thread):
         with self._lock:
             self._book()
         begin = self._clock()
-        await_outputs(inference)
+        await_outputs(inference, self._observer)
         row = 0
         for item in inference.items:
             if item.lost is not None:
@@ -308,7 +312,9 @@ class DnnThread(threading.Thread):
             self._account_loss(rest, inference.lost)
 
     def _publish(self, inference: Inference, item: Item, row: int, begin_ns: int) -> None:
+        self._observer.began(self.task.name)
         result = result_of(inference, item, row, begin_ns, self._clock)
+        self._observer.ended(self.task.name)
         if item not in self._open:  # given up meanwhile; the accounts look again, with the lock
             return
         if result is not None:

@@ -12,6 +12,7 @@ from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.observer import Observer, Unobserved
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure
@@ -37,7 +38,7 @@ class Engine:
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
-    max_failures: failures in a row that disable a DNN. clock: nanoseconds, monotonic.
+    max_failures: failures in a row that disable a DNN. clock: nanoseconds, monotonic. observer: see there.
 
     An engine starts once and stops once.
     """
@@ -56,9 +57,11 @@ class Engine:
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
+        observer: Observer | None = None,
     ) -> None:
         _check(tasks, workers)
         self._clock = clock
+        self._observer = observer or Unobserved()
         self._started = False
         self._queue = JobQueue(make_policy(policy, aging_ns) if isinstance(policy, str) else policy, clock)
         device = device or torch.device("cpu")
@@ -71,7 +74,8 @@ class Engine:
         self._device = device
         self._launcher = self._runner() if device.type == "cuda" and len(tasks) == 1 else None
         self._dnns = {
-            task.name: DnnThread(task, self._queue, limits, callbacks, clock, self._launcher) for task in tasks
+            task.name: DnnThread(task, self._queue, limits, callbacks, clock, self._launcher, self._observer)
+            for task in tasks
         }
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
         self._of_camera = {
@@ -93,8 +97,11 @@ class Engine:
         self._started = True
 
     def offer(self, frame: Frame) -> None:
-        """Hand a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted."""
-        frame.received_ns = self._clock()
+        """Hand a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted.
+
+        It arrives now, unless its `received_ns` says when it did.
+        """
+        frame.received_ns = frame.received_ns or self._clock()
         for dnn in self._serving(frame.camera):
             dnn.offer(frame)
 
@@ -172,7 +179,7 @@ class Engine:
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
 
     def _runner(self) -> Runner:
-        return Runner(self._queue, self._device, self.stream_of)
+        return Runner(self._queue, self._device, self.stream_of, self._observer)
 
     def _order_streams(self) -> None:
         self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())

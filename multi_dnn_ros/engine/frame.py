@@ -38,7 +38,8 @@ class Frame:
         self.camera = camera
         self.stamp_ns = stamp_ns
         self.context = context
-        self.received_ns = 0  # set by Engine.offer, on the engine's clock
+        self.received_ns = 0  # on the engine's clock; 0: set by Engine.offer
+        self.decode_ns = 0  # that decoding took, when it was done on arrival
         self._load: Callable[[], npt.NDArray[np.uint8]] | None = load
         self._image: npt.NDArray[np.uint8] | None = None
         self._on_bad = on_bad

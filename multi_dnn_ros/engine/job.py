@@ -38,7 +38,8 @@ class Inference:
     stream: CUDA stream of the job that was launched last. events: where CUDA events come from; spans: those around each
     job. compute_ns: time that the layers ran, on the GPU where they ran on one (known once the outputs have arrived),
     else on the host.
-    lost: why there will be no result of any item; set by the first thread that finds a cause.
+    lost: why there will be no result of any item; set by the first thread that finds a cause. observed: an observer was
+    told that it began, and will be told that it ended.
     """
 
     task: DnnTask
@@ -57,6 +58,7 @@ class Inference:
     compute_ns: int = 0
     lost: Loss | None = None
     batch: int = 1
+    observed: bool = False
     stages: tuple[Stage, ...] = field(init=False)
     _rows: list[Tensors] = field(default_factory=list, init=False)
 

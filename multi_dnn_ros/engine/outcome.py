@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.job import Inference, Item
+from multi_dnn_ros.engine.observer import Observer
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 
 
-def await_outputs(inference: Inference) -> None:
+def await_outputs(inference: Inference, observer: Observer) -> None:
     """Wait until the outputs are on the CPU; an inference whose kernels failed is lost."""
-    if inference.lost is not None:
-        return
-    try:
-        inference.to_host()
-    except Exception as error:  # a kernel's failure shows here
-        inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
+    if inference.lost is None:
+        try:
+            inference.to_host()
+        except Exception as error:  # a kernel's failure shows here
+            if is_device_failure(error):
+                observer.device_failed(inference.task.name, error)
+            inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
+    if inference.observed:
+        inference.observed = False
+        observer.ended(inference.task.name)
 
 
 def result_of(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
@@ -41,5 +47,6 @@ def result_of(inference: Inference, item: Item, row: int, begin_ns: int, clock: 
         inference.compute_ns,
         end - begin_ns,
         len(inference.items),
+        frame.decode_ns,
     )
     return Result(task.name, frame, output, timing)

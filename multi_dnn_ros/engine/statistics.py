@@ -100,7 +100,7 @@ class StreamRecorder:
         columns = {
             "end_to_end": [at - t.received_ns for at, t in recent],
             "mailbox": [t.mailbox_ns for _, t in recent],
-            "pre": [t.pre_ns for _, t in recent],
+            "pre": [t.decode_ns + t.pre_ns for _, t in recent],
             "queue": [t.queue_ns for _, t in recent],
             "compute": [t.compute_ns for _, t in recent],
             "post": [t.post_ns for _, t in recent],

@@ -43,7 +43,10 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """DNNs of one addition: a detection of the whole image, whose score is its first value, or one upright line."""
     tasks, dnns = [], {}
     for name, settings in config.dnns.items():
-        decoder = SimpleNamespace(score_threshold=settings.score_threshold, iou_threshold=0.5, max_detections=10)
+        threshold = settings.score_threshold
+        decoder = SimpleNamespace(
+            score_threshold=threshold, own_threshold=threshold, iou_threshold=0.5, max_detections=10
+        )
         dnns[name] = SimpleNamespace(labels=("thing", "other"), decoder=decoder)
         tasks.append(
             DnnTask(

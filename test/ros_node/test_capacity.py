@@ -11,8 +11,8 @@ from node_bench import Bench, build
 
 from multi_dnn_ros.pipeline import Pipeline
 from multi_dnn_ros.profiling.fit import Verdict
-from multi_dnn_ros.ros.capacity import capacity_values
 from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.capacity import capacity_values
 
 OK, WARN = 0, 1
 

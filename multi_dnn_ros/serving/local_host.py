@@ -1,0 +1,229 @@
+"""The engine in the node's own process (`isolation: none`): for debuggers, and as what the other way is compared with.
+
+PyTorch is imported by the first configure or check, not with this module.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.host import (
+    Buffer,
+    Build,
+    Cancelled,
+    Condition,
+    ConfigureError,
+    Description,
+    Level,
+    Progress,
+)
+from multi_dnn_ros.serving.slots import SlotLayout, SlotPool, open_pools, slots_needed
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.pipeline import Pipeline
+    from multi_dnn_ros.serving.served_engine import ServedEngine
+
+Made = TypeVar("Made")
+
+#: How often configure looks whether it was cancelled.
+_POLL_S = 0.05
+_CLOSE_S = 2.0
+
+
+class LocalHost:
+    """A :class:`multi_dnn_ros.serving.host.Host`. build, check: what makes and checks a pipeline."""
+
+    def __init__(
+        self, build: Build = builds.build, check: Callable[[NodeConfig], Sequence[str]] = builds.check
+    ) -> None:
+        self._build = build
+        self._check = check
+        self._cancelled = threading.Event()
+        self._config: NodeConfig | None = None
+        self._pipeline: Pipeline | None = None
+        self._pools: dict[str, SlotPool] = {}
+        self._lock = threading.Lock()  # of the engine, while others offer and update
+        self._engine: ServedEngine | None = None
+        self._hanging: list[ServedEngine] = []
+
+    def check(self, config: NodeConfig) -> Sequence[str]:
+        return self._check(config)
+
+    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
+        """As the interface says; cancelled, it returns at once, and what loads ends with its next step."""
+        self._cancelled = cancelled = threading.Event()
+
+        def tell(report: Progress) -> None:
+            if cancelled.is_set():
+                raise Cancelled
+            progress(report)
+
+        made = _THREAD.submit(lambda: _configured(config, self._build, tell, cancelled))
+        while True:
+            try:
+                outcome = made.result(_POLL_S)
+                break
+            except NotYet:
+                if cancelled.is_set():
+                    made.cancel()
+                    raise Cancelled from None
+        if isinstance(outcome, Exception):
+            raise outcome
+        if cancelled.is_set():
+            raise Cancelled
+        pipeline, description = outcome
+        layouts = {}
+        for camera, settings in config.cameras.items():
+            dnns = sum(camera in dnn.cameras for dnn in description.dnns.values())
+            if dnns:
+                layouts[camera] = SlotLayout(camera, slots_needed(dnns), settings.max_pixels)
+        self._pools = open_pools(layouts)
+        self._pipeline, self._config = pipeline, config.model_copy(deep=True)
+        return description
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def start(self, accounts: Accounts) -> None:
+        from multi_dnn_ros.serving.served_engine import ServedEngine
+
+        assert self._pipeline is not None
+        assert self._config is not None
+        with self._lock:
+            self._engine = ServedEngine(self._pipeline, self._config, accounts)
+
+    def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
+        return self._pools[camera].take(timeout_s)
+
+    def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
+        image, received_ns, decode_ns = frame.image(), frame.received_ns, frame.decode_ns
+        with self._lock:
+            engine = self._engine
+        if engine is None:
+            raise RuntimeError("a frame was offered to an engine that was not started")
+        engine.offer(number, frame.camera, image, stamp_ns=frame.stamp_ns, received_ns=received_ns, decode_ns=decode_ns)
+
+    def serves(self, camera: str) -> bool:
+        return self._engine is not None and camera in self._pools
+
+    def update(self, dnn: str, name: str, value: Any) -> None:
+        from multi_dnn_ros.serving.served_engine import set_runtime
+
+        with self._lock:
+            if self._config is None:
+                return
+            set_runtime(self._config, self._pipeline, dnn, name, value)
+            if self._engine is not None:
+                self._engine.update(dnn, name, value)
+
+    def conditions(self) -> list[Condition]:
+        pipeline, engine = self._pipeline, self._engine
+        if pipeline is None:
+            return []
+        self._hanging = [stopped for stopped in self._hanging if stopped.alive()]
+        name = f"engine {pipeline.device}"
+        hanging = [thread for stopped in self._hanging for thread in stopped.alive()]
+        ended = engine.ended() if engine is not None else []
+        if ended:
+            return [Condition(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
+        if hanging:
+            return [Condition(name, Level.ERROR, f"threads hang: {', '.join(hanging)}")]
+        return [Condition(name, Level.OK, "serves in the node's process" if engine else "idle in the node's process")]
+
+    def memory(self) -> Mapping[str, int]:
+        from multi_dnn_ros.serving.memory_use import memory_use
+
+        return memory_use(self._pipeline.device) if self._pipeline is not None else {}
+
+    def stop(self, timeout_s: float) -> list[str]:
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is None:
+            return []
+        hanging = engine.stop(timeout_s)
+        if hanging:
+            self._hanging.append(engine)
+        return hanging
+
+    def close(self) -> None:
+        """As the interface says. What a thread that hangs refers to stays until that thread ends."""
+        self.cancel()
+        self.stop(_CLOSE_S)
+        for pool in self._pools.values():
+            pool.close()
+        self._pools = {}
+        pipeline, self._pipeline, self._config = self._pipeline, None, None
+        if pipeline is None:
+            return
+        from multi_dnn_ros.memory import give_back_memory
+
+        device = pipeline.device
+        del pipeline
+        give_back_memory(device)
+
+
+def _configured(
+    config: NodeConfig, build: Build, tell: Callable[[Progress], None], cancelled: threading.Event
+) -> tuple[Pipeline, Description] | Exception:
+    """The pipeline, or what stopped it: returned without what its traceback refers to, models and memory among it."""
+    import torch
+
+    from multi_dnn_ros.memory import give_back_memory
+    from multi_dnn_ros.serving.configure import configure, refusal
+
+    try:
+        outcome = configure(config, tuple(config.dnns), build, tell)
+        if not cancelled.is_set():
+            return outcome
+        del outcome
+        failure: Exception = Cancelled()
+    except Cancelled:
+        failure = Cancelled()
+    except Exception as error:
+        text, expected = refusal(error)
+        failure = ConfigureError(text, expected=expected)
+    give_back_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+    return failure
+
+
+class _OneThread:
+    """Runs what it is given in one thread, one after another.
+
+    torch.export crashes in a second thread of a process. A daemon: what is being built must not keep the process.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def submit(self, function: Callable[[], Made]) -> Future[Made]:
+        future: Future[Made] = Future()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="configure", daemon=True)
+                self._thread.start()
+        self._waiting.put((future, function))
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, function = self._waiting.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+            del future, function  # with the pipeline
+
+
+_THREAD = _OneThread()

@@ -1,0 +1,98 @@
+"""Pipelines of trivial DNNs, for engines in other processes too: pickle finds them by name.
+
+What a DNN does depends on the first value of the image.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from multi_dnn_ros.engine import DnnTask
+from multi_dnn_ros.models.results import Detections, Lane, Lanes
+from multi_dnn_ros.pipeline import Pipeline
+from multi_dnn_ros.progress_lines import DnnReady
+from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig
+
+#: A black image must pass: it is the one of the first run.
+RAISE, SLOW = 1, 2
+
+
+def settings(*dnns: str, cameras: tuple[str, ...] = ("front",), **parameters: Any) -> NodeConfig:
+    """Those of `lane` and `mask...` have the role lane, all others are detectors."""
+    return NodeConfig(
+        cameras={camera: CameraConfig(max_pixels=1280 * 720) for camera in cameras},
+        dnns={
+            name: DnnConfig(role="lane" if name.startswith(("lane", "mask")) else "object", model="builtin:object")
+            for name in dnns
+        },
+        **parameters,
+    )
+
+
+def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Detections with the image's first value / 255 as the score of a box as large as the image, or a mask of it."""
+    tasks, dnns = [], {}
+    for number, (name, dnn) in enumerate(config.dnns.items(), start=1):
+        decoder = SimpleNamespace(
+            score_threshold=dnn.score_threshold, own_threshold=0.25, iou_threshold=0.5, max_detections=10
+        )
+        dnns[name] = SimpleNamespace(labels=("thing", "other"), decoder=decoder)
+        tasks.append(
+            DnnTask(
+                name=name,
+                cameras=tuple(dnn.cameras or config.cameras),
+                preprocess=lambda image: (image[0, 0, 0].to(torch.float32),),
+                stages=(_act, lambda carried: carried),
+                decode=_mask if dnn.role == "lane" else _detector(decoder),
+            )
+        )
+        progress(DnnReady(f"DNN {number} of {len(config.dnns)}: {name} ready"))
+    return Pipeline(torch.device("cpu"), 2, tuple(tasks), dnns)
+
+
+def build_wrong(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """A mistake in the parameters."""
+    raise ValueError("parameter dnn.object.model is 'nothing'\nand another line")
+
+
+def build_slowly(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Takes a minute, with a line of progress every 20 ms."""
+    for number in range(3000):
+        progress(f"compiling job {number} of 3000")
+        time.sleep(0.02)
+    return build(config, progress)
+
+
+def _act(carried: tuple) -> tuple:
+    value = int(carried[0])
+    if value == RAISE:
+        raise RuntimeError("this image raises")
+    if value == SLOW:
+        time.sleep(0.2)
+    return carried
+
+
+def _detector(decoder: Any) -> Callable:
+    def decode(outputs: tuple, size: tuple[int, int]) -> Detections:
+        score = float(outputs[0]) / 255
+        count = int(score >= decoder.score_threshold)
+        return Detections(
+            np.array([[0, 0, size[1], size[0]]], np.float32)[:count],
+            np.array([score], np.float32)[:count],
+            np.zeros(count, np.int64),
+            ("thing", "other"),
+        )
+
+    return decode
+
+
+def _mask(outputs: tuple, size: tuple[int, int]) -> Lanes:
+    mask = np.full(size, int(outputs[0]), np.uint8)
+    points = np.array([[0, size[0] - 1], [0, 0]], np.float32)
+    return Lanes(mask, (Lane(1, points, np.zeros(3), float(outputs[0])),))
