@@ -110,7 +110,6 @@ class Bench:
         overrides = [Parameter(name, value=value) for name, value in values.items()]
         settings = {
             "build": build,
-            "check": lambda config: (),
             "context": self.context,
             "parameter_overrides": overrides,
             **arguments,
