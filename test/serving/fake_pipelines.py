@@ -5,6 +5,11 @@ What a DNN does depends on the first value of the image.
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,8 +24,8 @@ from multi_dnn_ros.pipeline import Pipeline
 from multi_dnn_ros.progress_lines import DnnReady
 from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig
 
-#: A black image must pass: it is the one of the first run.
-RAISE, SLOW = 1, 2
+#: First values of images. A black one must pass: it is that of the first run.
+RAISE, SLOW, SEGFAULT, GPU_FAULT, TERMINATE, BUSY, GRIP, NO_MEMORY, MANY = range(1, 10)
 
 
 def settings(*dnns: str, cameras: tuple[str, ...] = ("front",), **parameters: Any) -> NodeConfig:
@@ -61,6 +66,31 @@ def build_wrong(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline
     raise ValueError("parameter dnn.object.model is 'nothing'\nand another line")
 
 
+def build_broken(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Nobody's mistake."""
+    raise KeyError("broken")
+
+
+def build_crashing(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """As a compiler that crashes."""
+    progress("about to crash")
+    os.abort()
+
+
+def build_with_children(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """As a compiler that works in processes of its own, one of them in a process group of its own."""
+    for prepare in (None, os.setpgrp):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=prepare)
+        progress(f"child {child.pid}")
+    return build(config, progress)
+
+
+def build_telling_nice(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Tells the priority of the thread that configures."""
+    progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
+    return build(config, progress)
+
+
 def build_slowly(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """Takes a minute, with a line of progress every 20 ms."""
     for number in range(3000):
@@ -75,11 +105,27 @@ def _act(carried: tuple) -> tuple:
         raise RuntimeError("this image raises")
     if value == SLOW:
         time.sleep(0.2)
+    if value == SEGFAULT:
+        ctypes.string_at(1)
+    if value == GPU_FAULT:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ...")
+    if value == TERMINATE:  # as libtorch does
+        what = "terminate called after throwing an instance of 'c10::AcceleratorError'\n"
+        os.write(2, f"{what}  what():  CUDA error: device-side assert triggered\n".encode())
+        os.abort()
+    if value == BUSY:  # without Python's lock
+        ctypes.CDLL(None).sleep(600)
+    if value == GRIP:  # with it
+        ctypes.PyDLL(None).sleep(600)
+    if value == NO_MEMORY:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     return carried
 
 
 def _detector(decoder: Any) -> Callable:
     def decode(outputs: tuple, size: tuple[int, int]) -> Detections:
+        if int(outputs[0]) == MANY:
+            return _many()
         score = float(outputs[0]) / 255
         count = int(score >= decoder.score_threshold)
         return Detections(
@@ -90,6 +136,13 @@ def _detector(decoder: Any) -> Callable:
         )
 
     return decode
+
+
+def _many() -> Detections:
+    """More boxes than fit into a message."""
+    boxes = np.arange(40_000, dtype=np.float32).reshape(-1, 4)
+    scores = np.linspace(1, 0, len(boxes), dtype=np.float32)
+    return Detections(boxes, scores, np.arange(len(boxes)), ("thing", "other"))
 
 
 def _mask(outputs: tuple, size: tuple[int, int]) -> Lanes:

@@ -1,0 +1,346 @@
+"""The engine process, started by :class:`multi_dnn_ros.serving.engine_process.EngineProcess` only.
+
+It speaks with the node's process over a socket pair (:mod:`multi_dnn_ros.serving.wire`), reads images where they lie in
+shared memory, and tells on the board what it computes. It never imports rclpy and opens no network socket.
+
+Threads: the main thread configures (torch.export crashes in a second thread of a process, and it may get a low
+priority); one receives, and ends the process when the node's process is gone; one beats on the board; one reports
+memory; the engine's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from multi_dnn_ros.engine.reports import Failure
+from multi_dnn_ros.engine.task import DropReason, Timing
+from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.board import Board
+from multi_dnn_ros.serving.host import Progress
+from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED, EXIT_ERROR, EXIT_ORPHANED, Setup
+from multi_dnn_ros.serving.slots import SlotMemory
+from multi_dnn_ros.turns import short_turns
+
+if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.pipeline import Pipeline
+    from multi_dnn_ros.serving.served_engine import ServedEngine
+
+_BEAT_S = 0.1
+_REPORT_S = 1.0
+_LAST_WORDS_S = 0.5
+#: Nice value of a process that configures while another one serves; children that compile inherit it.
+_BACKGROUND_NICE = 19
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argument: str) -> NoReturn:
+    """Run until the node's process says so, or is gone. argument: the Setup."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends us in its order
+    setup = Setup.from_json(argument)
+    _die_with_parent(setup.parent)
+    faulthandler.enable(all_threads=False)  # where a crash happened, on stderr
+    threading.current_thread().name = "configure"
+    channel = wire.Channel(Connection(setup.channel))
+    # A child that is forked must not keep the connection open after our end.
+    os.register_at_fork(after_in_child=lambda: os.close(setup.channel))
+    board = Board(setup.dnns, setup.board)
+    try:
+        with short_turns():
+            EngineMain(setup, channel, board).run()
+    except OSError:  # the other end is gone
+        os._exit(EXIT_ORPHANED)
+    except BaseException as error:
+        traceback.print_exc()
+        _die(channel, f"an error in the engine process: {type(error).__name__}: {reason_of(error)}", EXIT_ERROR)
+
+
+class EngineMain:
+    """The inside of the process. Made before PyTorch is imported."""
+
+    def __init__(self, setup: Setup, channel: wire.Channel, board: Board) -> None:
+        self._channel = channel
+        self._board = board
+        self._slots = {pool.layout.camera: SlotMemory(pool.layout, pool.fd) for pool in setup.pools}
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # for the main thread
+        self._config: NodeConfig | None = None
+        self._pipeline: Pipeline | None = None
+        self._engine: ServedEngine | None = None
+        self._device: torch.device | None = None
+        self._answers = Answers(channel, self._slots)
+        self._stopping: threading.Thread | None = None
+
+    def run(self) -> NoReturn:
+        """In the main thread."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        # Before the imports: who starts us may end, or end us, meanwhile.
+        threading.Thread(target=self._receive, name="receive", daemon=True).start()
+        logging.getLogger("multi_dnn_ros").addHandler(_ChannelLog(self._channel))
+        from multi_dnn_ros import pipeline, settings_check  # noqa: F401  (the imports that take seconds)
+        from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
+
+        threading.Thread(target=self._report, name="report", daemon=True).start()
+        self._channel.send(wire.Ready({**configure.library_versions(), "Python": sys.version.split()[0]}))
+        while True:
+            self._tasks.get()()
+
+    # -- messages
+
+    def _receive(self) -> None:
+        handlers: dict[type, Callable[[Any], None]] = {
+            wire.Offer: self._on_offer,
+            wire.Update: self._on_update,
+            wire.Start: self._on_start,
+            wire.Stop: self._on_stop,
+            wire.Check: lambda message: self._tasks.put(lambda: self._check(message)),
+            wire.Configure: lambda message: self._tasks.put(lambda: self._configure(message)),
+            wire.Quit: lambda message: os._exit(0),
+        }
+        try:
+            while True:
+                message = self._channel.receive()
+                handlers[type(message)](message)
+                message = None
+        except (EOFError, OSError):
+            os._exit(EXIT_ORPHANED)
+        except BaseException as error:
+            traceback.print_exc()
+            _die(self._channel, f"a message could not be handled: {type(error).__name__}: {error}", EXIT_ERROR)
+
+    def _on_offer(self, offer: wire.Offer) -> None:
+        engine = self._engine
+        if engine is None:
+            for dnn in self._dnns_of(offer.camera):
+                self._channel.send(wire.Lost(offer.number, dnn, DropReason.SHUTDOWN, "the engine is not started"))
+            return
+        image = self._slots[offer.camera].image(offer.slot, offer.height, offer.width)
+        self._answers.expect(offer)
+        engine.offer(
+            offer.number,
+            offer.camera,
+            image,
+            stamp_ns=offer.stamp_ns,
+            received_ns=offer.received_ns,
+            decode_ns=offer.decode_ns,
+        )
+
+    def _on_update(self, update: wire.Update) -> None:
+        from multi_dnn_ros.serving.served_engine import set_runtime
+
+        if self._config is None or update.dnn not in self._config.dnns:
+            return
+        set_runtime(self._config, self._pipeline, update.dnn, update.name, update.value)
+        if self._engine is not None:
+            self._engine.update(update.dnn, update.name, update.value)
+
+    def _on_start(self, start: wire.Start) -> None:
+        from multi_dnn_ros.serving.served_engine import ServedEngine, set_runtime
+
+        if self._pipeline is None or self._config is None:
+            raise RuntimeError("Start before Configured")
+        if self._stopping is not None:
+            self._stopping.join()  # takes the time-out of its Stop at most
+        for dnn, values in start.runtime.items():
+            if dnn in self._config.dnns:
+                for name, value in values.items():
+                    set_runtime(self._config, self._pipeline, dnn, name, value)
+        observer = BoardObserver(self._board, self._channel)
+        self._engine = ServedEngine(self._pipeline, self._config, self._answers, observer)
+        self._channel.send(wire.Started())
+
+    def _on_stop(self, stop: wire.Stop) -> None:
+        engine, self._engine = self._engine, None
+
+        def finish() -> None:
+            hanging = engine.stop(stop.timeout_s) if engine is not None else []
+            self._channel.send(wire.Stopped(tuple(hanging)))
+
+        # In a thread of its own: this one has to notice that the node's process ends.
+        self._stopping = threading.Thread(target=self._guarded, args=(finish,), name="stop", daemon=True)
+        self._stopping.start()
+
+    def _guarded(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except OSError:
+            os._exit(EXIT_ORPHANED)
+        except BaseException as error:
+            traceback.print_exc()
+            _die(self._channel, f"{function.__name__}: {type(error).__name__}: {error}", EXIT_ERROR)
+
+    def _dnns_of(self, camera: str) -> list[str]:
+        return [task.name for task in self._pipeline.tasks if camera in task.cameras] if self._pipeline else []
+
+    # -- in the main thread
+
+    def _check(self, check: wire.Check) -> None:
+        from multi_dnn_ros.settings_check import check_settings
+
+        self._channel.send(wire.Checked(tuple(check_settings(check.config).problems)))
+
+    def _configure(self, order: wire.Configure) -> None:
+        from multi_dnn_ros.backends.device_errors import is_device_failure
+        from multi_dnn_ros.serving.configure import configure, refusal
+
+        _set_nice(_BACKGROUND_NICE if order.in_background else 0)
+
+        def tell(progress: Progress) -> None:
+            self._channel.send(wire.Progressed(progress))
+
+        try:
+            pipeline, description = configure(order.config, order.dnns, order.build, tell, judge=order.judge)
+        except Exception as error:
+            if is_device_failure(error):
+                _die(self._channel, f"while configuring: {reason_of(error)}", EXIT_DEVICE_FAILED)
+            text, expected = refusal(error)
+            self._channel.send(wire.Refused(text, expected))
+            return
+        self._config = order.config.model_copy(deep=True)
+        self._pipeline, self._device = pipeline, pipeline.device
+        self._channel.send(wire.Configured(description))
+
+    # -- signs of life
+
+    def _beat(self) -> None:
+        while True:
+            self._board.beat(time.monotonic_ns())
+            time.sleep(_BEAT_S)
+
+    def _report(self) -> None:
+        import torch
+
+        from multi_dnn_ros.serving.memory_use import memory_use
+
+        cpu = torch.device("cpu")
+
+        def report() -> None:
+            while True:
+                engine = self._engine
+                ended = tuple(engine.ended()) if engine is not None else ()
+                self._channel.send(wire.Memory(memory_use(self._device or cpu), ended))
+                time.sleep(_REPORT_S)
+
+        self._guarded(report)
+
+
+class Answers:
+    """What became of the frames, to the node's process; see served_engine.Answers."""
+
+    def __init__(self, channel: wire.Channel, slots: dict[str, SlotMemory]) -> None:
+        self._channel = channel
+        self._slots = slots
+        self._newest: dict[tuple[str, int], int] = {}
+        self._places: dict[int, tuple[str, int]] = {}
+
+    def expect(self, offer: wire.Offer) -> None:
+        """The frame lies in this slot. What lay there before has been answered."""
+        place = offer.camera, offer.slot
+        before = self._newest.get(place)
+        if before is not None:
+            self._places.pop(before, None)
+        self._newest[place] = offer.number
+        self._places[offer.number] = place
+
+    def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
+        camera, slot = self._places[number]
+        data, large = wire.pack(output, self._slots[camera].output(slot, dnn))
+        self._channel.send(wire.Answer(number, dnn, timing, data, large))
+
+    def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
+        self._channel.send(wire.Lost(number, dnn, reason, message))
+
+    def failure(self, failure: Failure) -> None:
+        self._channel.send(wire.Failed(failure))
+
+
+class BoardObserver:
+    """Writes on the board what the engine computes; ends the process when its device has failed.
+
+    A GPU runs what a DNN has launched in order: what is left when one thing has ended began only then.
+    """
+
+    def __init__(self, board: Board, channel: wire.Channel) -> None:
+        self._board = board
+        self._channel = channel
+        self._under_way = dict.fromkeys(board.dnns, 0)
+        self._lock = threading.Lock()
+        for dnn in board.dnns:
+            board.ended(dnn)
+
+    def began(self, dnn: str) -> None:
+        with self._lock:
+            self._under_way[dnn] += 1
+            if self._under_way[dnn] == 1:
+                self._board.began(dnn, time.monotonic_ns())
+
+    def ended(self, dnn: str) -> None:
+        with self._lock:
+            self._under_way[dnn] -= 1
+            if self._under_way[dnn]:
+                self._board.began(dnn, time.monotonic_ns())
+            else:
+                self._board.ended(dnn)
+
+    def device_failed(self, dnn: str, error: BaseException) -> None:
+        _die(self._channel, reason_of(error), EXIT_DEVICE_FAILED)
+
+
+class _ChannelLog(logging.Handler):
+    """Log records of the package to the node's process."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._channel.send(wire.Logged(record.levelno, record.name, self.format(record)))
+        except OSError:
+            pass  # the other end is gone, and soon so are we
+        except Exception:
+            self.handleError(record)
+
+
+def _die(channel: wire.Channel, cause: str, code: int) -> NoReturn:
+    """End at once: nothing that would clean up is sure to return now."""
+    last = threading.Timer(_LAST_WORDS_S, os._exit, (code,))  # another thread may be stuck in the midst of sending
+    last.daemon = True
+    try:
+        last.start()
+        channel.send(wire.Dying(cause))
+    except (OSError, RuntimeError):  # the other end is gone; no thread can be started
+        pass
+    finally:
+        os._exit(code)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Be killed when the thread that started us ends, whatever we are doing then."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+        print(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+    if os.getppid() != parent:  # it ended before that
+        os._exit(EXIT_ORPHANED)
+
+
+def _set_nice(nice: int) -> None:
+    """Of the calling thread, and of threads and processes that it starts from now on."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+    except OSError:  # only root may take back a low priority
+        logging.getLogger(__name__).info("the priority of configuring stays as it is")

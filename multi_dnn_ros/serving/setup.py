@@ -1,0 +1,52 @@
+"""What an engine process is started with, and with which codes it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from multi_dnn_ros.serving.slots import SlotLayout
+
+#: Exit codes of an engine process that ends itself.
+EXIT_ERROR = 70  # an error in its own code
+EXIT_DEVICE_FAILED = 71  # a fault of the GPU
+EXIT_ORPHANED = 72  # the node's process is gone
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The slots of one camera. fd: of their memory."""
+
+    layout: SlotLayout
+    fd: int
+
+
+@dataclass(frozen=True)
+class Setup:
+    """label: for messages and process lists. parent: process that started it. dnns: columns of the board.
+
+    channel, board: file descriptors.
+    """
+
+    label: str
+    parent: int
+    dnns: tuple[str, ...]
+    channel: int
+    board: int
+    pools: tuple[Pool, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Setup:
+        content = json.loads(text)
+        pools = content.pop("pools")
+        content["dnns"] = tuple(content["dnns"])
+        return cls(
+            **content,
+            pools=tuple(
+                Pool(SlotLayout(**{**pool["layout"], "outputs": tuple(pool["layout"]["outputs"])}), pool["fd"])
+                for pool in pools
+            ),
+        )

@@ -1,0 +1,136 @@
+"""An engine process and what a node does with it, without a node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import fake_pipelines
+import numpy as np
+
+from multi_dnn_ros.engine.reports import Failure
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.engine_process import End, EngineProcess
+from multi_dnn_ros.serving.host import Build
+from multi_dnn_ros.serving.slots import Slot, SlotLayout, open_pools
+
+WAIT_S = 60.0
+Message = TypeVar("Message")
+
+
+class Rig:
+    """Starts the process; everything that it says is kept."""
+
+    def __init__(self, config: NodeConfig, label: str = "engine test", slots: int = 8) -> None:
+        self.config = config
+        self.messages: list[Any] = []
+        self.ends: list[End] = []
+        self.changed = threading.Condition()
+        self.numbers = 0
+        self.dnns = tuple(config.dnns)
+        masks = tuple(name for name, dnn in config.dnns.items() if dnn.role == "lane")
+        self.pools = open_pools(
+            {name: SlotLayout(name, slots, camera.max_pixels, masks) for name, camera in config.cameras.items()}
+        )
+        self.process = EngineProcess(label, self.dnns, self.pools, self._on_message, self._on_end)
+
+    def _on_message(self, process: EngineProcess, message: Any) -> None:
+        with self.changed:
+            self.messages.append(message)
+            self.changed.notify_all()
+
+    def _on_end(self, process: EngineProcess, end: End) -> None:
+        with self.changed:
+            self.ends.append(end)
+            self.changed.notify_all()
+
+    def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
+        with self.changed:
+            held = self.changed.wait_for(lambda: condition() or self.ends, timeout_s)
+            value = condition()
+        assert value, f"no {what} within {timeout_s} s; {self.ends or held}; {self.messages[-5:]}"
+        return value
+
+    def all(self, kind: type[Message]) -> list[Message]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    def answer(self, message: Any, kind: type[Message]) -> Message:
+        """Send, and wait for the next message of a kind."""
+        before = len(self.all(kind))
+        self.process.send(message)
+        self.until(lambda: len(self.all(kind)) > before, kind.__name__)
+        return self.all(kind)[before]
+
+    def ready(self) -> wire.Ready:
+        self.until(lambda: self.all(wire.Ready), "Ready")
+        return self.all(wire.Ready)[0]
+
+    def configure(self, build: Build = fake_pipelines.build, **arguments: Any) -> Any:
+        """Configured or Refused."""
+        self.ready()
+        before = len(self.all(wire.Configured)), len(self.all(wire.Refused))
+        self.process.send(wire.Configure(self.config, self.dnns, build, **arguments))
+        self.until(lambda: (len(self.all(wire.Configured)), len(self.all(wire.Refused))) != before, "Configured")
+        return [message for message in self.messages if isinstance(message, (wire.Configured, wire.Refused))][-1]
+
+    def serve(self, build: Build = fake_pipelines.build) -> Rig:
+        configured = self.configure(build)
+        assert isinstance(configured, wire.Configured), configured
+        self.answer(wire.Start({}), wire.Started)
+        return self
+
+    def offer(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> tuple[int, Slot]:
+        """An image full of `value`; the caller releases the slot."""
+        slot = self.pools[camera].take(WAIT_S)
+        assert slot is not None
+        image = slot.image(*size)
+        image[:] = value
+        self.numbers += 1
+        now = time.monotonic_ns()
+        self.process.send(wire.Offer(self.numbers, camera, slot.index, *size, 5, now - 3_000_000, 2_000_000))
+        return self.numbers, slot
+
+    def outcomes(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> dict[str, Any]:
+        """Offer an image; by DNN its result, or the Lost."""
+        number, slot = self.offer(value, camera, size)
+        found: dict[str, Any] = {}
+
+        def complete() -> bool:
+            for message in self.messages:
+                if isinstance(message, (wire.Answer, wire.Lost)) and message.number == number:
+                    found[message.dnn] = message
+            return len(found) == len(self.dnns)
+
+        self.until(complete, "answers")
+        results = {
+            dnn: wire.unpack(answer, slot.output(dnn)) if isinstance(answer, wire.Answer) else answer
+            for dnn, answer in found.items()
+        }
+        slot.release()
+        return results
+
+    def failures(self) -> list[Failure]:
+        return [message.failure for message in self.all(wire.Failed)]
+
+    def end(self, timeout_s: float = WAIT_S) -> End:
+        """Wait for the end."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.ends, timeout_s), f"alive after {timeout_s} s"
+        return self.ends[0]
+
+    def close(self) -> None:
+        self.process.kill("the test is over")
+        self.end()
+        for pool in self.pools.values():
+            pool.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two results are equal."""
+    return type(one) is type(other) and all(
+        np.array_equal(value, getattr(other, name)) if isinstance(value, np.ndarray) else value == getattr(other, name)
+        for name, value in vars(one).items()
+    )
