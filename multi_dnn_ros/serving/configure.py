@@ -51,7 +51,8 @@ def refusal(error: Exception) -> tuple[str, bool]:
 
 def library_versions() -> dict[str, str]:
     """Of PyTorch and CUDA, as a bug report needs them."""
-    return {"torch": torch.__version__, "CUDA": torch.version.cuda or "none"}
+    # A plain str: to unpickle torch's own class would import PyTorch in the node's process.
+    return {"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"}
 
 
 def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None]) -> Capacity | None:

@@ -16,12 +16,12 @@ import logging
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multi_dnn_ros.engine.reports import Failure
@@ -56,7 +56,7 @@ def main(argument: str) -> NoReturn:
     _die_with_parent(setup.parent)
     faulthandler.enable(all_threads=False)  # where a crash happened, on stderr
     threading.current_thread().name = "configure"
-    channel = wire.Channel(Connection(setup.channel))
+    channel = wire.Channel(socket.socket(fileno=setup.channel))
     # A child that is forked must not keep the connection open after our end.
     os.register_at_fork(after_in_child=lambda: os.close(setup.channel))
     board = Board(setup.dnns, setup.board)

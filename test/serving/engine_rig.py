@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import fake_pipelines
 import numpy as np
 
 from multi_dnn_ros.engine.reports import Failure
@@ -68,15 +67,17 @@ class Rig:
         self.until(lambda: self.all(wire.Ready), "Ready")
         return self.all(wire.Ready)[0]
 
-    def configure(self, build: Build = fake_pipelines.build, **arguments: Any) -> Any:
-        """Configured or Refused."""
+    def configure(self, build: Build | None = None, **arguments: Any) -> Any:
+        """Configured or Refused. build: by default that of fake_pipelines."""
+        if build is None:
+            from fake_pipelines import build  # needs PyTorch
         self.ready()
         before = len(self.all(wire.Configured)), len(self.all(wire.Refused))
         self.process.send(wire.Configure(self.config, self.dnns, build, **arguments))
         self.until(lambda: (len(self.all(wire.Configured)), len(self.all(wire.Refused))) != before, "Configured")
         return [message for message in self.messages if isinstance(message, (wire.Configured, wire.Refused))][-1]
 
-    def serve(self, build: Build = fake_pipelines.build) -> Rig:
+    def serve(self, build: Build | None = None) -> Rig:
         configured = self.configure(build)
         assert isinstance(configured, wire.Configured), configured
         self.answer(wire.Start({}), wire.Started)
