@@ -62,7 +62,7 @@ def measure_load(
     cameras = cameras or CAMERAS
     number = config.device.partition(":")[2]
     with Rig(folder, config, cameras, seed) as rig, GpuWatch(int(number or 0)) as gpu_watch:
-        _start(rig)
+        start_cameras(rig)
         if flooded is not None:
             rig.start_camera(flooded, flooding_rate(rig))
         rig.spin(3.0)  # the new process finds its subscriber
@@ -128,7 +128,7 @@ def measure_load(
     return LoadRun(figures, rig.receipts, rig.samples, begin_s, end_s)
 
 
-def _start(rig: Rig) -> None:
+def start_cameras(rig: Rig) -> None:
     """All cameras, until every DNN has answered on each."""
     for name in rig.plans:
         rig.start_camera(name)

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import psutil
 import rclpy
 import yaml
 from builtin_interfaces.msg import Time
@@ -31,6 +30,7 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
+from multi_dnn_ros.benchmark.process_tree import ProcessTree
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
@@ -95,13 +95,17 @@ class Receipts:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """What the node's process holds. at_s: monotonic clock. cpu: cores that it kept busy since the sample before."""
+    """What the node holds, with its engine processes. at_s: monotonic clock.
+
+    cpu: cores that they kept busy since the sample before. cpu_s: CPU time since the start.
+    """
 
     at_s: float
     resident_bytes: int
     threads: int
     files: int
     cpu: float = 0.0
+    cpu_s: float = 0.0
 
 
 class Rig:
@@ -177,7 +181,7 @@ class Rig:
             self.node = self._stack.enter_context(
                 Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
             )
-        self._process = psutil.Process(self.node.pid)
+        self._processes = ProcessTree(self.node.pid)
         for plan in self.plans.values():  # while the node is configured
             _record(self.recordings / plan.name, plan, self._seed)
         if not self.until(self._active, _START_LIMIT_S):
@@ -287,10 +291,10 @@ class Rig:
         now = time.monotonic()
         if now >= self._next_sample_s:
             self._next_sample_s = now + self.sample_s
-            with self._process.oneshot():
-                memory, threads = self._process.memory_info().rss, self._process.num_threads()
-                cpu = self._process.cpu_percent() / 100.0
-                self.samples.append(NodeSample(now, memory, threads, self._process.num_fds(), cpu))
+            held = self._processes.sample()
+            before = self.samples[-1] if self.samples else NodeSample(now, 0, 0, 0)
+            cpu = (held.cpu_s - before.cpu_s) / (now - before.at_s) if now > before.at_s else 0.0
+            self.samples.append(NodeSample(now, held.memory_bytes, held.threads, held.files, cpu, held.cpu_s))
 
     def _listen(self, dnn: str, camera: str) -> Any:
         receipts = self.receipts.setdefault((dnn, camera), Receipts())

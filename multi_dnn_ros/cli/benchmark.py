@@ -33,6 +33,7 @@ examples:
   multi-dnn benchmark load --minutes 10 --output results/load_cpu.json --plot results/load_cpu.png
   multi-dnn benchmark load --params-file my_robot.yaml --camera front=1280x720@30:rgb8 --camera rear=640x480@10:jpeg
   multi-dnn benchmark cycles --repeats 50 --device cuda
+  multi-dnn benchmark isolation --params-file config/heavy_gpu.yaml --camera front=1280x720@30:rgb8
   multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output results/vgg_16.json
   multi-dnn benchmark deadlines
 
@@ -92,10 +93,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minutes", type=_minutes, default=10.0, help="length of the run, at least 0.1 (default: %(default)g)"
     )
-    parser.add_argument(
-        "--camera", type=_camera, action="append", default=[], metavar="NAME=WxH@HZ:ENCODING",
-        help="a camera in place of the three, at its rate; ENCODING: jpeg, or that of sensor_msgs/Image; several times",
-    )  # fmt: skip
+    _add_camera(parser, "a camera in place of the three")
     parser.add_argument("--plot", type=Path, help="write a picture of latency and memory over time")
     _add_logs(parser)
 
@@ -114,6 +112,27 @@ def _add_cycles(parser: argparse.ArgumentParser) -> None:
     _add_dnns(parser)
     _add_device(parser)
     parser.add_argument("--repeats", type=_cycle_count, default=50, help="cycles, at least 2 (default: %(default)s)")
+
+
+def _add_isolation(parser: argparse.ArgumentParser) -> None:
+    _add_dnns(parser)
+    _add_device(parser)
+    _add_seed(parser)
+    parser.add_argument(
+        "--seconds", type=positive_float, default=30.0, help="length of each run (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--repeats", type=positive, default=3, help="runs with each value of isolation (default: %(default)s)"
+    )
+    _add_camera(parser, "a camera in place of the demo's one")
+    _add_logs(parser)
+
+
+def _add_camera(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument(
+        "--camera", type=_camera, action="append", default=[], metavar="NAME=WxH@HZ:ENCODING",
+        help=f"{text}, at its rate; ENCODING: jpeg, or that of sensor_msgs/Image; several times",
+    )  # fmt: skip
 
 
 def _add_logs(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +220,17 @@ def _rough(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return figures, rough_table(figures)
 
 
+def _isolation(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
+    from multi_dnn_ros.benchmark.isolation import isolation_table, measure_isolation
+
+    with _logs(args) as folder:
+        figures = measure_isolation(
+            _config(args), folder, args.seconds, args.repeats, _plans(args.camera), args.seed, print
+        )
+    return figures, isolation_table(figures)
+
+
 def _cycles(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
     from multi_dnn_ros.benchmark.cycles import cycles_table, measure_cycles
@@ -275,6 +305,12 @@ _SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[s
         "cameras that stall, send broken images, are killed and come back: do the others notice?",
         _add_rough,
         _rough,
+    ),
+    "isolation": (
+        "the node with its engine in a process of its own and with all in one process, in turns: rates, latency, CPU "
+        "time and memory",
+        _add_isolation,
+        _isolation,
     ),
     "cycles": ("activate and deactivate again and again: is anything left behind?", _add_cycles, _cycles),
 }

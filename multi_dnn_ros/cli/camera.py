@@ -107,10 +107,12 @@ def run(args: argparse.Namespace) -> int:
     import rclpy
     from rclpy.executors import ExternalShutdownException
 
+    from multi_dnn_ros.allocator import keep_image_memory
     from multi_dnn_ros.camera.playback import Player
     from multi_dnn_ros.camera.publisher import CameraPublisher
     from multi_dnn_ros.ros.middleware import configure
 
+    keep_image_memory()
     middleware = configure()
     rclpy.init(args=["--ros-args", *args.ros_args])
     node = None

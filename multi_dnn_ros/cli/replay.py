@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multi_dnn_ros.allocator import keep_image_memory
 from multi_dnn_ros.cli.arguments import positive_float
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten")
     _check_options(args)
+    keep_image_memory()
     if args.live:
         from multi_dnn_ros.cli.replay_live import run_live
 

@@ -31,7 +31,7 @@ class Frame:
         self,
         camera: str,
         stamp_ns: int,
-        load: Callable[[], npt.NDArray[np.uint8]],
+        load: Callable[[], npt.NDArray[np.uint8]] | None = None,
         context: object = None,
         on_bad: Callable[[FrameError], None] = lambda error: None,
     ) -> None:
@@ -46,6 +46,10 @@ class Frame:
         self._error: FrameError | None = None
         self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._lock = threading.Lock()
+
+    def set_image(self, image: npt.NDArray[np.uint8], decode_ns: int) -> None:
+        """The image, decoded before the frame is offered; in place of `load`."""
+        self._image, self.decode_ns = image, decode_ns
 
     def image(self) -> npt.NDArray[np.uint8]:
         """The decoded image, (H, W, 3) uint8 RGB; decoded on the first call, by whichever thread comes first."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from multi_dnn_ros.engine.task import DropReason, Timing
 
-STAGES = ("end_to_end", "mailbox", "pre", "queue", "compute", "post", "publish")
+STAGES = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Percentiles:
 class StreamStatistics:
     """One DNN on one camera. offered == published + sum of dropped + pending, at every moment.
 
-    stages: end_to_end is from arrival to published; mailbox waiting for the DNN; pre image decoding, upload and
-    preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result; publish the receiver.
+    stages: end_to_end is from arrival to published; decode the image, on arrival; mailbox waiting for that and for the
+    DNN; pre upload and preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result;
+    publish the receiver.
     rate_hz: results a second over the window. batch: frames that one inference took, the mean over the window.
     """
 
@@ -99,8 +100,9 @@ class StreamRecorder:
         recent = [(at, timing) for at, timing in self._samples if now_ns - at <= self._window_ns]
         columns = {
             "end_to_end": [at - t.received_ns for at, t in recent],
+            "decode": [t.decode_ns for _, t in recent],
             "mailbox": [t.mailbox_ns for _, t in recent],
-            "pre": [t.decode_ns + t.pre_ns for _, t in recent],
+            "pre": [t.pre_ns for _, t in recent],
             "queue": [t.queue_ns for _, t in recent],
             "compute": [t.compute_ns for _, t in recent],
             "post": [t.post_ns for _, t in recent],

@@ -19,6 +19,8 @@ from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros.image_files import check_image_file
 
 RgbImage = npt.NDArray[np.uint8]
+#: From an image's (height, width), checked already, to the memory that it goes to, (H, W, 3) uint8, C-contiguous.
+Room = Callable[[int, int], RgbImage]
 _Rows = npt.NDArray[np.uint8]  # (rows, bytes of a row without padding), the rows `step` apart
 
 
@@ -42,20 +44,25 @@ class CompressedImageMessage(Protocol):
 
 @dataclass(frozen=True)
 class _Encoding:
-    """to_rgb: rows, width and 'is big-endian' to RGB. planes: rows of data for each row of the image.
+    """to_rgb: rows, width and 'is big-endian' to RGB, written to the image given. planes: rows of data for each row of
+    the image.
 
     multiple: what width (and, with planes, height) must be a multiple of. least: of width and height.
     """
 
     pixel_bytes: int
-    to_rgb: Callable[[_Rows, int, bool], RgbImage]
+    to_rgb: Callable[[_Rows, int, bool, RgbImage], None]
     planes: float = 1.0
     multiple: int = 1
     least: int = 1
 
 
-def decode_image(message: ImageMessage, max_pixels: int) -> RgbImage:
-    """A raw image as (H, W, 3) uint8 RGB, C-contiguous; of an rgb8 message without padding it is a view.
+def _new_image(height: int, width: int) -> RgbImage:
+    return np.empty((height, width, 3), np.uint8)
+
+
+def decode_image(message: ImageMessage, max_pixels: int, room: Room = _new_image) -> RgbImage:
+    """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to what `room` gives.
 
     16-bit values become 8-bit ones as round(v / 257), so that 65535 is 255; a camera that fills only the lower 10 or 12
     bits looks dark. 8UC1 and 8UC3 are read as OpenCV means them, grey and BGR. YUV is BT.601, limited range.
@@ -85,28 +92,39 @@ def decode_image(message: ImageMessage, max_pixels: int) -> RgbImage:
             f"data has {len(message.data)} bytes; allowed: exactly {step * rows} (step {step} x {rows} rows)"
         )
     data = np.frombuffer(message.data, dtype=np.uint8).reshape(rows, step)[:, :row_bytes]
-    return encoding.to_rgb(data, width, bool(message.is_bigendian))
+    image = room(height, width)
+    encoding.to_rgb(data, width, bool(message.is_bigendian), image)
+    return image
 
 
-def decode_compressed(message: CompressedImageMessage, max_pixels: int) -> RgbImage:
-    """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous; 16-bit PNGs keep their upper 8 bits.
+def decode_compressed(message: CompressedImageMessage, max_pixels: int, room: Room = _new_image) -> RgbImage:
+    """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in what `room` gives; 16-bit PNGs keep their upper 8
+    bits.
 
     The file itself is looked at, not `format`, which drivers fill in differently. Orientation tags are ignored: pixels
     stay where camera_info says they are. Raises FrameError: also for a file that is cut short, which OpenCV alone would
     half decode, and for a size over `max_pixels`, before anything is decoded.
     """
-    data = np.frombuffer(message.data, dtype=np.uint8)
-    width, height = check_image_file(data.tobytes(), message.format, lambda w, h: _check_size(w, h, max_pixels))
+    data = bytes(message.data)
+    width, height = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
     try:
-        image = cv2.imdecode(data, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error as error:
         raise FrameError(f"data cannot be decoded: {error.err or error}") from None
-    if image is None or image.shape != (height, width, 3):
+    if decoded is None or decoded.shape != (height, width, 3):
         raise FrameError(
             f"data cannot be decoded: the header says {width} x {height}, "
-            f"the decoder gives {'nothing' if image is None else image.shape}"
+            f"the decoder gives {'nothing' if decoded is None else decoded.shape}"
         )
-    return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB, dst=image), dtype=np.uint8)
+    image = room(height, width)
+    _convert(decoded, cv2.COLOR_BGR2RGB, image)
+    return image
+
+
+def _convert(image: npt.NDArray[np.uint8], code: int, into: RgbImage) -> None:
+    """OpenCV's conversion, in place: it writes to `dst` where that has the shape and type of the result."""
+    converted = cv2.cvtColor(image, code, dst=into)
+    assert np.may_share_memory(converted, into)
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
@@ -121,28 +139,28 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool], RgbImage]:
+def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, RgbImage], None]:
     """8-bit interleaved channels; `code` is OpenCV's conversion, None where they are RGB already."""
 
-    def to_rgb(rows: _Rows, width: int, big_endian: bool) -> RgbImage:
+    def to_rgb(rows: _Rows, width: int, big_endian: bool, into: RgbImage) -> None:
         image = rows.reshape(len(rows), width, count) if count > 1 else rows
-        if code is not None:
-            return np.asarray(cv2.cvtColor(image, code), dtype=np.uint8)
-        image = np.ascontiguousarray(image)
-        return image if image.flags.writeable else image.copy()  # torch warns of read-only memory
+        if code is None:
+            np.copyto(into, image)
+        else:
+            _convert(image, code, into)
 
     return to_rgb
 
 
-def _channels16(count: int, code: int) -> Callable[[_Rows, int, bool], RgbImage]:
+def _channels16(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, RgbImage], None]:
     """As :func:`_channels` with 16-bit values, scaled to 8 bits after the conversion."""
 
-    def to_rgb(rows: _Rows, width: int, big_endian: bool) -> RgbImage:
+    def to_rgb(rows: _Rows, width: int, big_endian: bool, into: RgbImage) -> None:
         packed = np.ascontiguousarray(rows)  # numpy before 1.23 (Ubuntu 22.04's is 1.21) views no padded rows
         values = packed.view(">u2" if big_endian else "<u2").astype(np.uint16)
         image = values.reshape(len(rows), width, count) if count > 1 else values
-        rgb = cv2.cvtColor(image, code) if code >= 0 else image
-        return np.asarray(cv2.convertScaleAbs(rgb, alpha=1 / 257), dtype=np.uint8)
+        rgb = image if code is None else cv2.cvtColor(image, code)
+        cv2.convertScaleAbs(rgb, dst=into, alpha=1 / 257)
 
     return to_rgb
 
@@ -168,7 +186,7 @@ _ENCODINGS = {
     "8UC1": _Encoding(1, _channels(1, cv2.COLOR_GRAY2RGB)),
     "8UC3": _Encoding(3, _channels(3, cv2.COLOR_BGR2RGB)),
     "mono16": _Encoding(2, _channels16(1, cv2.COLOR_GRAY2RGB)),
-    "rgb16": _Encoding(6, _channels16(3, -1)),
+    "rgb16": _Encoding(6, _channels16(3)),
     "bgr16": _Encoding(6, _channels16(3, cv2.COLOR_BGR2RGB)),
     "yuv422": _UYVY,
     "uyvy": _UYVY,

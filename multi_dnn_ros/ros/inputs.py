@@ -1,4 +1,4 @@
-"""Camera topics in: each message becomes a frame that is decoded only when the first DNN gets to it."""
+"""Camera topics in: each message is counted and handed to the thread that decodes the camera's images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rclpy.qos import ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros import image_sources
 from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 from multi_dnn_ros.ros.diagnostics import CameraRecord
@@ -20,6 +19,7 @@ from multi_dnn_ros.ros.image_sources import Publisher, Source
 from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.schema import CameraConfig
+from multi_dnn_ros.serving.camera_decoder import Decode
 
 #: How long a topic may be without a publisher that fits before a warning says so.
 PATIENCE_NS = 5_000_000_000
@@ -28,8 +28,8 @@ PATIENCE_NS = 5_000_000_000
 class CameraInput:
     """The subscription of one camera.
 
-    offer: takes each frame; must not block. on_bad: told once of each image that cannot be decoded, with the camera and
-    why, in the thread that decodes. clock: the engine's, nanoseconds. check: of the node's receive buffers.
+    arrived: takes each frame, which has no image yet, and what decodes its image; must not block. clock: the engine's,
+    nanoseconds. check: of the node's receive buffers.
     """
 
     def __init__(
@@ -37,8 +37,7 @@ class CameraInput:
         node: LifecycleNode,
         camera: str,
         config: CameraConfig,
-        offer: Callable[[Frame], None],
-        on_bad: Callable[[str, FrameError], None],
+        arrived: Callable[[Frame, Decode], None],
         clock: Callable[[], int],
         check: ReceiveCheck,
     ) -> None:
@@ -46,8 +45,7 @@ class CameraInput:
         self._log = node.get_logger()
         self._camera = camera
         self._config = config
-        self._offer = offer
-        self._on_bad = on_bad
+        self._on_frame = arrived
         self._clock = clock
         self._check = check
         self._type = image_sources.TYPES[config.transport]
@@ -172,9 +170,8 @@ class CameraInput:
         self.record.account.reported(self._clock(), count)
 
     def _hand_over(self, message: Image | CompressedImage, decode: Callable) -> None:
-        load = partial(decode, message, self._config.max_pixels)
-        on_bad = partial(self._on_bad, self._camera)
-        self._offer(Frame(self._camera, _stamp_ns(message), load, message.header, on_bad))
+        frame = Frame(self._camera, _stamp_ns(message), context=message.header)
+        self._on_frame(frame, partial(decode, message, self._config.max_pixels))
 
 
 def default_topic(camera: str, transport: str) -> str:

@@ -7,29 +7,30 @@ import platform
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
-import torch
-
-from multi_dnn_ros.reporting import cpu_model
 from multi_dnn_ros.ros.middleware import is_standalone
 
 
-def hardware_id(device: torch.device) -> str:
+def hardware_id(device_name: str) -> str:
     """Host name and the device's name: `robot1 NVIDIA Orin`, `robot1 Intel(R) Core(TM) i5-7260U`."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
-    return f"{platform.node()} {name}"
+    return f"{platform.node()} {device_name}"
 
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
-    """Versions that a bug report needs. `ROS`: the distribution, or `standalone` without an installation."""
-    try:
-        own = version("multi_dnn_ros")
-    except PackageNotFoundError:  # run from the checkout
-        own = "not installed"
+    """Versions that a bug report needs, as far as this process knows them. `ROS`: the distribution, or `standalone`.
+
+    Those of torch and CUDA as they were loaded are in the description that an engine gives of itself.
+    """
     return {
-        "multi_dnn_ros": own,
+        "multi_dnn_ros": _installed("multi_dnn_ros"),
         "ROS": "standalone" if is_standalone() else os.environ.get("ROS_DISTRO", "unknown"),
-        "torch": torch.__version__,
-        "CUDA": torch.version.cuda or "none",
+        "torch": _installed("torch"),
         "Python": platform.python_version(),
     }
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # our own: run from the checkout
+        return "not installed"

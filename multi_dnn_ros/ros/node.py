@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import psutil
-import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
-from multi_dnn_ros.memory import give_back_memory, settle_memory
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import hardware_id, versions
 from multi_dnn_ros.ros.middleware import Middleware, found
@@ -20,63 +18,67 @@ from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
+from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.schema import NodeConfig
-from multi_dnn_ros.serving.capacity import capacity, capacity_values
-from multi_dnn_ros.serving.warm_up import warm_up
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.profiling.fit import Verdict
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Level, Progress
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Unless it is remapped.
 NODE_NAME = "multi_dnn"
-#: Runtime parameters that the decoder of a DNN reads for each frame.
-_DECODER = ("score_threshold", "iou_threshold", "max_detections")
+#: How long a transition that was cancelled may take to end; then the host is closed under it.
+_CANCEL_S = 1.0
+
+_LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
+#: Makes the host for a value of the parameter `isolation`. build: see MultiDnnNode.
+MakeHost = Callable[[str, "Build | None"], Host]
 
 
-def _build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
-    # Imported when configuring: it takes seconds, in which the node is on the graph already and can be asked and told.
-    from multi_dnn_ros.pipeline import build
+def make_host(isolation: str, build: Build | None) -> Host:
+    """The engine in processes of its own (`process`), or in this one (`none`), which imports PyTorch here."""
+    from multi_dnn_ros.serving import builds
 
-    return build(config, progress)
+    if isolation == "none":
+        from multi_dnn_ros.serving.local_host import LocalHost
 
+        return LocalHost(build or builds.build)
+    from multi_dnn_ros.serving.process_host import ProcessHost
 
-def _check(config: NodeConfig) -> Sequence[str]:
-    from multi_dnn_ros.settings_check import check_settings
-
-    return check_settings(config).problems
+    return ProcessHost(build or builds.build)
 
 
 class MultiDnnNode(LifecycleNode):
-    """configure: load, cut and warm up the DNNs. activate: start the engine and subscribe. deactivate: take no more
-    frames, finish those under way. cleanup: free the DNNs' memory.
+    """configure: load, cut and warm up the DNNs. activate: serve, and subscribe. deactivate: take no more frames,
+    finish those under way. cleanup: end the engine, which frees all memory of the DNNs.
 
-    With the parameter `autostart` it configures and activates by itself once an executor spins it.
-    build: makes the pipeline (see :func:`multi_dnn_ros.pipeline.build`). check: what else is wrong with a configuration
-    of which some values are wrong (see :func:`multi_dnn_ros.settings_check.check_settings`); `build` checks by itself.
-    middleware: what ROS 2 runs on, and with whose settings. Further arguments are LifecycleNode's.
+    Transitions that are asked for by service, and those of the parameter `autostart`, run in a thread of their own
+    (:mod:`multi_dnn_ros.ros.transitions`), so that the node answers meanwhile.
+
+    build: makes the pipeline where the engine is (see :func:`multi_dnn_ros.pipeline.build`, the default). host: makes
+    the host of the engine. middleware: what ROS 2 runs on, and with whose settings. Further arguments are
+    LifecycleNode's.
     """
 
     def __init__(
         self,
         *,
-        build: Callable[[NodeConfig, Callable[[str], None]], Any] = _build,
-        check: Callable[[NodeConfig], Sequence[str]] = _check,
+        build: Build | None = None,
+        host: MakeHost = make_host,
         middleware: Middleware | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(NODE_NAME, **arguments)
         self._hanging: list[Serving] = []  # those with threads that did not end when they were told to
-        self.configuring = False
         self._build = build
-        self._check = check
+        self._make_host = host
+        self._host: Host | None = None  # from the begin of configuring
+        self._progress: Progress | None = None  # while configuring
         self._config: NodeConfig | None = None
-        self._pipeline: Any = None
+        self._description: Description | None = None  # while configured
+        self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters that changed while configuring
         self._outputs: ResultPublishers | None = None
         self._serving: Serving | None = None
         self._failure = ""
         self._finalized = False
-        self._capacity: Verdict | None = None
         self._throttle = LogThrottle()
         log = self.get_logger()
         self._receive_check = ReceiveCheck(middleware or found(), log.warning, log.info)
@@ -86,88 +88,65 @@ class MultiDnnNode(LifecycleNode):
         # Steady: diagnostics go out also while simulated time stands still.
         self._steady = Clock(clock_type=ClockType.STEADY_TIME)
         self._diagnostics_timer = self._new_diagnostics_timer()
+        self._transitions = Transitions(self, self._cancel, lambda: self._description is not None)
         self._start_timer = None
         if self._node_parameters.value("autostart"):
             self._start_timer = self.create_timer(0.001, self._start, clock=self._steady)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the DNNs run; the CPU while there are none."""
-        return self._pipeline.device if self._pipeline is not None else torch.device("cpu")
 
     def published(self) -> dict[tuple[str, str], int]:
         """Results published since activating, by DNN and camera; empty while inactive."""
         return self._serving.published() if self._serving is not None else {}
 
     @property
+    def unanswered(self) -> int:
+        """Clients of the service `change_state` that wait for an answer."""
+        return self._transitions.unanswered
+
+    @property
     def hung(self) -> list[str]:
-        """Threads that did not end when they were told to, and still have not."""
+        """What did not end when it was told to, and still has not."""
         self._hanging = [serving for serving in self._hanging if serving.alive()]
-        return [name for serving in self._hanging for name in serving.alive()]
+        threads = [name for serving in self._hanging for name in serving.alive()]
+        return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:
         """Stop and free everything, in whatever state the node is; for the end of the process."""
+        if not self._transitions.end(_CANCEL_S):
+            self._release()
+            if self._transitions.hangs:
+                self.get_logger().error(f"a transition did not end within {_CANCEL_S:g} s after it was cancelled")
+            return
         try:
             self.trigger_shutdown()
-        except Exception:  # in the middle of a transition, or shut down already
+        except Exception:  # shut down already
             self._release()
 
     # -- transitions
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """FAILURE, with the reason in the log, leaves the node unconfigured; parameters may then be set right."""
-        self.configuring = True
+        in_executor = self._transitions.in_executor
         try:
-            self._failure = ""
-            self._config = config = self._node_parameters.config(self._check)
-            self._pipeline = pipeline = self._build(config, self.get_logger().info)
-            warm_up(pipeline.tasks, pipeline.device, self.get_logger().info)
-            self._capacity = self._judge(config, pipeline)
-            self._outputs = ResultPublishers(
-                self,
-                streams={task.name: task.cameras for task in pipeline.tasks},
-                lanes=frozenset(name for name, settings in config.dnns.items() if settings.role == "lane"),
-                labels={name: dnn.labels for name, dnn in pipeline.dnns.items() if config.dnns[name].role != "lane"},
-            )
-            self._report = self._new_report(hardware_id(pipeline.device))
-            self.destroy_timer(self._diagnostics_timer)
-            self._diagnostics_timer = self._new_diagnostics_timer()
-            self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
-            settle_memory()
+            host, reading = in_executor(self._begin_configuring)
+            config = self._node_parameters.checked(reading, host.check)
+            self._config = config
+            description = host.configure(config, self._progressed)
+            in_executor(self._configured, config, description)
         except Exception as error:
+            # Here, where the traceback is; in the executor's thread only what concerns ROS.
             self._fail("configure", error)
             self._release()
             return FAILURE
         finally:
-            self.configuring = False
-        self._node_parameters.lock(True)
-        self.get_logger().info(
-            f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
-            f"workers {pipeline.workers} on {pipeline.device}; policy {config.policy}; {_memory(pipeline.device)}"
-        )
+            self._progress = None
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        assert self._config is not None
-        assert self._outputs is not None
-        super().on_activate(state)  # before the first result: inactive publishers drop what they are given
-        try:
-            self._serving = Serving(self, self._config, self._pipeline, self._outputs, self._receive_check)
-            self._report.restart()
-            for name, dnn in self._pipeline.dnns.items():
-                self._outputs.publish_labels(name, dnn.decoder.score_threshold)
-        except Exception as error:
-            self._fail("activate", error)
-            self._stop()
-            super().on_deactivate(state)
-            return FAILURE
-        self._failure = ""
-        self.get_logger().info("active")
-        return SUCCESS
+        return self._transitions.in_executor(self._activate, state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         self._stop()
-        return super().on_deactivate(state)
+        return self._transitions.in_executor(super().on_deactivate, state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
         result = super().on_cleanup(state)
@@ -190,14 +169,78 @@ class MultiDnnNode(LifecycleNode):
             self._start_timer.cancel()
             self.destroy_timer(self._start_timer)
             self._start_timer = None
-        if self._pipeline is None and self.trigger_configure() == SUCCESS:
-            self.trigger_activate()
+        if self._host is None:
+            self._transitions.begin(self.trigger_configure, self.trigger_activate)
+
+    def _cancel(self) -> None:
+        if self._host is not None:
+            self._host.cancel()
+
+    def _begin_configuring(self) -> tuple[Host, Any]:
+        self._failure = ""
+        self._changed = {}
+        self._progress = Progress("reading the parameters")
+        self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
+        reading = self._node_parameters.reading()
+        self._node_parameters.lock(True)  # what is set from now on would not be in what is being configured
+        return self._host, reading
+
+    def _progressed(self, progress: Progress) -> None:
+        """Called in any thread."""
+        former, self._progress = self._progress, progress
+        if former is None or progress.text != former.text:
+            self.get_logger().info(progress.text)
+
+    def _configured(self, config: NodeConfig, description: Description) -> None:
+        assert self._host is not None
+        dnns = description.dnns
+        self._outputs = ResultPublishers(
+            self,
+            streams={name: dnn.cameras for name, dnn in dnns.items()},
+            lanes=frozenset(name for name, settings in config.dnns.items() if settings.role == "lane"),
+            labels={name: dnn.labels for name, dnn in dnns.items() if config.dnns[name].role != "lane"},
+        )
+        self._report = self._new_report(hardware_id(description.device_name))
+        self.destroy_timer(self._diagnostics_timer)
+        self._diagnostics_timer = self._new_diagnostics_timer()
+        self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
+        self._description = description
+        for (dnn, field), value in self._changed.items():
+            self._host.update(dnn, field, value)
+        self._tell_capacity(description)
+        self.get_logger().info(
+            f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
+            f"workers {description.workers} on {description.device}; policy {config.policy}; {self._memory()}"
+        )
+
+    def _activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        assert self._config is not None
+        assert self._description is not None
+        assert self._host is not None
+        assert self._outputs is not None
+        super().on_activate(state)  # before the first result: inactive publishers drop what they are given
+        try:
+            self._serving = Serving(
+                self, self._config, self._host, self._description, self._outputs, self._receive_check
+            )
+            self._report.restart()
+            for name in self._description.dnns:
+                self._outputs.publish_labels(name, self._threshold(name))
+        except Exception as error:
+            self._fail("activate", error)
+            self._stop()
+            super().on_deactivate(state)
+            return FAILURE
+        self._failure = ""
+        self.get_logger().info("active")
+        return SUCCESS
 
     def _stop(self) -> None:
         serving, self._serving = self._serving, None
         if serving is None:
             return
         assert self._config is not None
+        self._transitions.in_executor(serving.unsubscribe)
         hung = serving.stop(self._config.stop_timeout_s)
         if hung:
             self._hanging.append(serving)
@@ -207,29 +250,43 @@ class MultiDnnNode(LifecycleNode):
             )
 
     def _release(self) -> None:
-        """Free what configuring made, if anything, and say how much that was."""
+        """End the engine and free what configuring made, if anything, and say how much that was."""
         self._stop()
+        host, description, before = self._host, self._description, self._memory()
+        if host is not None:
+            host.close()
+        self._transitions.in_executor(self._forget)
+        if description is not None:
+            self.get_logger().info(f"freed: {before} before, {self._memory()} after")
+
+    def _forget(self) -> None:
         if self._outputs is not None:
             self._outputs.close()
-            self._outputs = None
-        pipeline, self._pipeline, self._config = self._pipeline, None, None
+        self._host = self._outputs = self._config = self._description = None
         self._node_parameters.lock(False)
-        if pipeline is None:
-            return
-        device = pipeline.device
-        before = _memory(device)
-        del pipeline
-        give_back_memory(device)
-        self.get_logger().info(f"freed: {before} before, {_memory(device)} after")
 
     def _fail(self, what: str, error: Exception) -> None:
         """Mistakes in parameters and files are told in words; anything else with where it happened."""
-        self._failure = f"cannot {what}: {error}"
-        expected = isinstance(error, (ValueError, OSError))
-        for line in str(error).splitlines() if expected else traceback.format_exc().splitlines():
+        if isinstance(error, Cancelled):
+            self.get_logger().info(f"cancelled: {what}")
+            return
+        if isinstance(error, ConfigureError):
+            expected, text = error.expected, error.text
+        else:
+            expected = isinstance(error, (ValueError, OSError))
+            text = str(error) if expected else traceback.format_exc()
+        lines = text.splitlines() or [type(error).__name__]
+        self._failure = f"cannot {what}: {text if expected else lines[-1]}"
+        for line in lines:
             self.get_logger().error(f"cannot {what}: {line}")
 
     # -- parameters
+
+    def _threshold(self, dnn: str) -> float:
+        """The score threshold in force; 0 stands for the model's own."""
+        assert self._config is not None
+        assert self._description is not None
+        return self._config.dnns[dnn].score_threshold or self._description.dnns[dnn].own_threshold
 
     def _apply(self, name: str, value: Any) -> None:
         """A runtime parameter has changed; before configuring there is nothing to change."""
@@ -237,13 +294,14 @@ class MultiDnnNode(LifecycleNode):
         if self._config is None or dnn not in self._config.dnns:
             return
         setattr(self._config.dnns[dnn], field, value)
-        if field in _DECODER:
-            decoder = self._pipeline.dnns[dnn].decoder
-            setattr(decoder, field, value)
+        if self._description is None or self._host is None:
+            self._changed[dnn, field] = value
+        else:
+            self._host.update(dnn, field, value)
+            if self._serving is not None:
+                self._serving.update(dnn, field, value)
             if field == "score_threshold" and self._serving is not None and self._outputs is not None:
-                self._outputs.publish_labels(dnn, decoder.score_threshold)  # never 0, which stands for the model's own
-        elif self._serving is not None:
-            self._serving.update(dnn, field, value)
+                self._outputs.publish_labels(dnn, self._threshold(dnn))
         self.get_logger().info(f"{name} is now {value}")
 
     # -- diagnostics
@@ -261,6 +319,7 @@ class MultiDnnNode(LifecycleNode):
             statuses = [
                 self._status(),
                 *self._capacity_status(),
+                *self._host_statuses(),
                 *(self._serving.statuses(self._report) if self._serving is not None else ()),
             ]
             self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
@@ -269,32 +328,44 @@ class MultiDnnNode(LifecycleNode):
             if more is not None:
                 self.get_logger().error(f"diagnostics: {traceback.format_exc()}{more}")
 
-    def _judge(self, config: NodeConfig, pipeline: Any) -> Verdict | None:
-        """Whether the device can do what is asked of it; a node that it is too much for serves what it can."""
-        try:
-            found = capacity(config, pipeline)
-        except ValueError as error:
-            self.get_logger().warning(f"capacity is not known: {error}")
-            return None
-        if found is not None:
-            text = "; ".join((f"capacity: {found.text}", *found.advice))
-            if found.fits:  # a call for each severity: rclpy raises when one place logs with two
-                self.get_logger().info(text)
-            else:
-                self.get_logger().warning(text)
-        return found
+    def _tell_capacity(self, description: Description) -> None:
+        found = description.capacity
+        if found is None:
+            return
+        text = "; ".join((f"capacity: {found.text}", *found.advice))
+        if found.fits:  # a call for each severity: rclpy raises when one place logs with two
+            self.get_logger().info(text)
+        else:
+            self.get_logger().warning(text)
 
     def _capacity_status(self) -> list[DiagnosticStatus]:
-        """Of what was found when configuring; nothing without rates."""
-        found = self._capacity
-        if found is None or self._pipeline is None:
+        """Nothing without rates of the cameras."""
+        found = self._description.capacity if self._description is not None else None
+        if found is None:
             return []
-        return [self._report.status("capacity", OK if found.fits else WARN, found.text, capacity_values(found))]
+        return [self._report.status("capacity", OK if found.fits else WARN, found.text, found.values)]
+
+    def _host_statuses(self) -> list[DiagnosticStatus]:
+        """Of the engine's parts, in every state that has an engine."""
+        if self._host is None:
+            return []
+        return [self._report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in self._host.conditions()]
+
+    def _state(self) -> str:
+        if self._serving is not None:
+            return "active"
+        if self._description is not None:
+            return "inactive"
+        if self._progress is not None:
+            return "configuring"
+        return "finalized" if self._finalized else "unconfigured"
 
     def _status(self) -> DiagnosticStatus:
-        without = "finalized" if self._finalized else "unconfigured"
-        state = "active" if self._serving else without if self._pipeline is None else "inactive"
-        level, text = OK, state
+        state, config, description, progress = self._state(), self._config, self._description, self._progress
+        level, text = (OK if description is not None else WARN), state
+        values: dict[str, object] = {"state": state, **versions()}
+        if state == "configuring" and progress is not None:
+            text = f"configuring: {progress_text(progress)}"
         hung = self.hung
         ended = self._serving.ended() if self._serving is not None else []
         if self._failure or hung or ended:
@@ -302,30 +373,32 @@ class MultiDnnNode(LifecycleNode):
             text = self._failure or (
                 f"threads hang: {', '.join(hung)}" if hung else f"threads ended by an error: {', '.join(ended)}"
             )
-        elif self._pipeline is None:
-            level = WARN
-        values: dict[str, object] = {"state": state, **versions()}
-        if self._config is not None and self._pipeline is not None:
+        if config is not None and description is not None:
             values.update(
                 {
-                    "device": self._pipeline.device,
-                    "workers": self._pipeline.workers,
-                    "policy": self._config.policy,
-                    "DNNs": ", ".join(self._config.dnns),
-                    "cameras": ", ".join(self._config.cameras),
-                    **_memory_values(self._pipeline.device),
+                    **description.versions,
+                    "device": description.device,
+                    "workers": description.workers,
+                    "policy": config.policy,
+                    "DNNs": ", ".join(config.dnns),
+                    "cameras": ", ".join(config.cameras),
                 }
             )
-        return self._report.status("node", level, text, values)
+        return self._report.status("node", level, text, {**values, **self._memory_values()})
+
+    def _memory_values(self) -> dict[str, int]:
+        own = {"resident memory (bytes)": psutil.Process().memory_info().rss}
+        return own if self._host is None else {**own, **self._host.memory()}
+
+    def _memory(self) -> str:
+        return ", ".join(f"{name} {value:,}" for name, value in self._memory_values().items())
 
 
-def _memory_values(device: torch.device) -> dict[str, int]:
-    values = {"resident memory (bytes)": psutil.Process().memory_info().rss}
-    if device.type == "cuda":
-        values["GPU allocated (bytes)"] = torch.cuda.memory_allocated(device)
-        values["GPU reserved (bytes)"] = torch.cuda.memory_reserved(device)
-    return values
-
-
-def _memory(device: torch.device) -> str:
-    return ", ".join(f"{name} {value:,}" for name, value in _memory_values(device).items())
+def progress_text(progress: Progress) -> str:
+    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`."""
+    parts = [progress.text]
+    if progress.total:
+        parts.insert(0, f"DNN {min(progress.ready + 1, progress.total)} of {progress.total}")
+    if progress.left_s is not None:
+        parts.append(f"about {progress.left_s:.0f} s left")
+    return ", ".join(parts)

@@ -1,4 +1,8 @@
-"""Publishes results drawn on their image, while someone looks; in a thread of its own, so that no DNN waits for it."""
+"""Publishes results drawn on their image, while someone looks; in a thread of its own, so that no DNN waits for it.
+
+The memory of a frame's image is used again once its last DNN has answered, so the image of a picture that will be drawn
+is copied before that.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
@@ -31,11 +38,12 @@ class _Found:
 
 @dataclass
 class _Picture:
-    """What has come in for one frame. waiting: DNNs that have neither answered nor dropped it."""
+    """What has come in for one frame. waiting: DNNs that have neither answered nor dropped it. image: a copy."""
 
     frame: Frame
     waiting: set[str]
     layers: dict[str, Layer] = field(default_factory=dict)
+    image: npt.NDArray[np.uint8] | None = None
 
 
 class OverlayPublisher:
@@ -58,17 +66,17 @@ class OverlayPublisher:
         self._ready: dict[str, _Picture] = {}
         self._wake = threading.Condition()
         self._ended = False
-        self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="overlay", daemon=True)
+        self.thread.start()
 
     def add(self, result: Result) -> None:
-        """A DNN's answer; drawing happens elsewhere."""
+        """A DNN's answer, as long as the frame's image is there; drawing happens elsewhere."""
         layer = Layer(result.dnn, result.output, result.timing.end_to_end_ns / 1e6)
         found = _Found(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layer)
         self._answer(result.dnn, result.frame, found)
 
     def skip(self, drop: Drop) -> None:
-        """A DNN gives no answer for this frame."""
+        """A DNN gives no answer for this frame. Its image is there, if any DNN has given one."""
         self._answer(drop.dnn, drop.frame, None)
 
     def stop(self, timeout_s: float) -> bool:
@@ -76,12 +84,8 @@ class OverlayPublisher:
         with self._wake:
             self._ended = True
             self._wake.notify()
-        self._thread.join(timeout_s)
-        return not self.alive()
-
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
+        self.thread.join(timeout_s)
+        return not self.thread.is_alive()
 
     def _answer(self, dnn: str, frame: Frame, found: _Found | None) -> None:
         camera = frame.camera
@@ -106,10 +110,14 @@ class OverlayPublisher:
             if picture.waiting:
                 return
             del pictures[frame]
-            if picture.layers:
-                self._newest_ns[camera] = frame.received_ns
-                for older in [other for other in pictures if other.received_ns < frame.received_ns]:
-                    del pictures[older]
+            if not picture.layers:
+                return
+            self._newest_ns[camera] = frame.received_ns
+            for older in [other for other in pictures if other.received_ns < frame.received_ns]:
+                del pictures[older]
+        picture.image = frame.image().copy()  # without the lock: other cameras' DNNs answer meanwhile
+        with self._wake:
+            if frame.received_ns >= self._newest_ns[camera]:  # else another thread was faster with a newer one
                 self._ready[camera] = picture
                 self._wake.notify()
 
@@ -123,7 +131,8 @@ class OverlayPublisher:
                 picture = self._ready.pop(camera)
                 layers = [*picture.layers.values(), *self._held(camera, picture)]
             try:
-                pixels = draw(picture.frame.image(), layers)
+                assert picture.image is not None
+                pixels = draw(picture.image, layers)
                 self._publishers[camera].publish(image_message(pixels, "rgb8", picture.frame.context))
             except Exception as error:  # a picture that cannot be drawn must not end the pictures
                 self._report(f"overlay of camera {camera}: {type(error).__name__}: {error}")
@@ -131,7 +140,8 @@ class OverlayPublisher:
 
     def _held(self, camera: str, picture: _Picture) -> list[Layer]:
         """What the DNNs that dropped this frame found last; without it their boxes would flicker."""
-        frame, size = picture.frame, picture.frame.image().shape[:2]
+        assert picture.image is not None
+        frame, size = picture.frame, picture.image.shape[:2]
         return [
             Layer(dnn, found.layer.output, found.layer.latency_ms, held=True)
             for dnn, found in self._latest[camera].items()

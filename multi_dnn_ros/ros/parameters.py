@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -14,6 +15,7 @@ from multi_dnn_ros.flat_parameters import (
     DEFAULT_DNNS,
     ParameterError,
     ParameterField,
+    Reading,
     checked_names,
     initial_value,
     parameter_fields,
@@ -65,25 +67,29 @@ class NodeParameters:
         except ParameterError:
             return field.default
 
-    def config(self, check: Callable[[NodeConfig], Sequence[str]] = lambda config: ()) -> NodeConfig:
-        """All parameters as one configuration; ParameterError names each that is wrong. Logs what is not used.
-
-        check: says what is wrong beyond single values; asked only where something is wrong already, so that everything
-        is told at once.
-        """
+    def reading(self) -> Reading:
+        """All parameters as they are now, with what is wrong. Logs what is not used."""
         for warning in self._warnings:
             self._node.get_logger().warning(warning)
         names = [name for name in (*self._fields, *self._unknown) if self._node.has_parameter(name)]
         reading = read_parameters({name: self._node.get_parameter(name).value for name in names})
-        problems = [*reading.problems]
-        if reading.config is not None:
-            problems += self._topic_problems(reading.config)
-        if reading.config is None or problems:
-            beyond = check(reading.config) if reading.config is not None else ()
-            # Not of values that are wrong, and were checked further as if they had not been given.
-            problems += [line for line in beyond if not any(name in line.split() for name in reading.wrong)]
-            raise ParameterError(problems)
-        return reading.config
+        if reading.config is None:
+            return reading
+        return replace(reading, problems=(*reading.problems, *self._topic_problems(reading.config)))
+
+    @staticmethod
+    def checked(reading: Reading, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
+        """The configuration of a reading; ParameterError names each parameter that is wrong. May take long.
+
+        check: says what is wrong beyond single values; asked only where something is wrong already, so that everything
+        is told at once.
+        """
+        if reading.config is not None and not reading.problems:
+            return reading.config
+        beyond = check(reading.config) if reading.config is not None else ()
+        # Not of values that are wrong, and were checked further as if they had not been given.
+        further = [line for line in beyond if not any(name in line.split() for name in reading.wrong)]
+        raise ParameterError([*reading.problems, *further])
 
     def lock(self, locked: bool) -> None:
         """Whether parameters that are read-only once configured are refused."""

@@ -7,6 +7,7 @@ import gc
 import logging
 import signal
 import sys
+import time
 import traceback
 from types import FrameType
 from typing import Any
@@ -15,6 +16,7 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
+from multi_dnn_ros.allocator import keep_image_memory
 from multi_dnn_ros.params_sections import files_in, read_sections, require_parameters_in_any
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
@@ -22,6 +24,8 @@ from multi_dnn_ros.turns import short_turns
 
 #: How late a signal may be noticed while nothing else happens.
 _POLL_S = 0.1
+#: Longest wait for the answers to clients at the end.
+_ANSWER_S = 0.2
 #: Callbacks that raise one after another without any that works in between.
 _MAX_ERRORS = 100
 
@@ -36,6 +40,7 @@ def run(args: list[str] | None = None) -> int:
     for file in params_files:  # rclpy's own errors name no node, and it takes an empty file
         read_sections(file, NODE_NAME)
     stop = _StopSignal()
+    keep_image_memory()
     # The interpreter ends with collections, which go through all that PyTorch brought, for a second and more.
     atexit.register(gc.freeze)
     with short_turns():
@@ -74,6 +79,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
             if stop.number is not None:
                 node.get_logger().info(f"{signal.Signals(stop.number).name}: ending")
             node.close()
+            _answer(executor, node)
             executor.remove_node(node)
             node.destroy_node()
         executor.shutdown()
@@ -99,8 +105,15 @@ def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSigna
                 raise
 
 
+def _answer(executor: SingleThreadedExecutor, node: MultiDnnNode) -> None:
+    """Send what clients wait for whose transition the signal has cancelled."""
+    end = time.monotonic() + _ANSWER_S
+    while node.unanswered and rclpy.ok() and time.monotonic() < end:
+        executor.spin_once(timeout_sec=_ANSWER_S / 10)
+
+
 class _StopSignal:
-    """SIGINT and SIGTERM: the first one is noted, and breaks off loading.
+    """SIGINT and SIGTERM: the first one is noted, and breaks off the start of the node.
 
     Further ones change nothing: ending takes a bounded time, and a terminal and a launcher may both send one.
     """
@@ -125,7 +138,7 @@ class _StopSignal:
         if self.number is not None or self.ending:
             return
         self.number = number
-        if self.node is None or self.node.configuring:
+        if self.node is None:
             raise KeyboardInterrupt
 
 

@@ -1,20 +1,19 @@
-"""The active node: cameras into the engine, the engine's results out. Made when activating, thrown away afterwards."""
+"""The active node: cameras into the engine's host, its results out. Made when activating, thrown away afterwards."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
-from multi_dnn_ros.engine.engine import Engine
-from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
+from multi_dnn_ros.engine.reports import Callbacks, Failure
+from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
 from multi_dnn_ros.ros.inputs import CameraInput
@@ -22,7 +21,10 @@ from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.socket_drops import SocketDrops
-from multi_dnn_ros.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.camera_decoder import CameraDecoder
+from multi_dnn_ros.serving.host import Description, Host
 
 #: Drops with a cause worth a line in the log; the others are only counted. A bad image, which all DNNs of its camera
 #: lose, has one line of its own.
@@ -30,6 +32,8 @@ _LOGGED = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR
 _LOG_PERIOD_S = 5.0
 #: How often the cameras' publishers and the sockets' drop counters are looked at.
 _LOOK_PERIOD_S = 0.5
+#: What decoding threads may take of the time there is to stop.
+_DECODER_SHARE = 0.2
 #: What a picture that is being drawn has at least, where the engine used up all the time there was to stop.
 _OVERLAY_STOP_S = 0.5
 
@@ -58,106 +62,125 @@ class LogThrottle:
 class Serving:
     """Serves frames from the moment it is made until :meth:`stop`.
 
-    pipeline: as of multi_dnn_ros.pipeline.build. outputs: activated already. check: of the node's receive buffers.
+    host: configured, as `description` says. outputs: activated already. check: of the node's receive buffers.
     """
 
     def __init__(
-        self, node: LifecycleNode, config: NodeConfig, pipeline: Any, outputs: ResultPublishers, check: ReceiveCheck
+        self,
+        node: LifecycleNode,
+        config: NodeConfig,
+        host: Host,
+        description: Description,
+        outputs: ResultPublishers,
+        check: ReceiveCheck,
     ) -> None:
         self._node = node
         self._log = node.get_logger()
         self._clock = node.get_clock()
+        self._host = host
         self._outputs = outputs
         self._throttle = LogThrottle()
-        tasks = [_with_settings(task, config.dnns[task.name]) for task in pipeline.tasks]
-        self._ages = PublishAges((task.name, camera) for task in tasks for camera in task.cameras)
-        dnns = {
-            camera: tuple(task.name for task in tasks if camera in task.cameras)
-            for camera in dict.fromkeys(camera for task in tasks for camera in task.cameras)
-        }
-        self._engine = Engine(
-            tasks,
-            on_result=self._on_result,
-            on_drop=self._on_drop,
-            on_failure=self._on_failure,
-            workers=pipeline.workers,
-            policy=config.policy,
-            device=pipeline.device,
-            max_failures=config.max_failures,
-            aging_ns=nanoseconds(config.aging_ms),
+        self._serves = self._subscribed = True
+        self._hanging: list[threading.Thread] = []  # the host's, after stopping
+        self._accounts = Accounts(
+            {name: dnn.cameras for name, dnn in description.dnns.items()},
+            Callbacks(self._on_result, self._on_drop, self._on_failure),
+            time.monotonic_ns,
+            {name: deadline_ns(config.dnns[name].deadline_ms) for name in description.dnns},
+            on_answered=self._on_answered,
         )
-        self._overlay = OverlayPublisher(outputs.overlays, dnns, self._on_overlay_failure)
-        self._engine.start()
+        self._ages = PublishAges((name, camera) for name, dnn in description.dnns.items() for camera in dnn.cameras)
+        served = dict.fromkeys(camera for dnn in description.dnns.values() for camera in dnn.cameras)
+        self._overlay = OverlayPublisher(
+            outputs.overlays, {camera: self._accounts.dnns_of(camera) for camera in served}, self._on_overlay_failure
+        )
+        self._decoders = {
+            camera: CameraDecoder(camera, host, self._accounts, partial(self._on_bad_image, camera))
+            for camera in served
+        }
         # Last, when everything that a frame meets is there. A camera that no DNN serves is not subscribed to.
         self._inputs: dict[str, CameraInput] = {}
         self._drops = SocketDrops()
         # Steady: also while simulated time stands still.
         self._look_timer = node.create_timer(_LOOK_PERIOD_S, self._look, clock=Clock(clock_type=ClockType.STEADY_TIME))
         try:
-            for camera in config.cameras:
-                if camera in dnns:
-                    settings, bad = config.cameras[camera], self._on_bad_image
-                    self._inputs[camera] = CameraInput(
-                        node, camera, settings, self._engine.offer, bad, time.monotonic_ns, check
-                    )
+            host.start(self._accounts)
+            for camera, decoder in self._decoders.items():
+                decoder.start()
+                settings = config.cameras[camera]
+                self._inputs[camera] = CameraInput(node, camera, settings, decoder.arrived, time.monotonic_ns, check)
         except Exception:  # nobody would have what to stop
             self.stop(config.stop_timeout_s)
             raise
-        for camera in config.cameras.keys() - dnns.keys():
+        for camera in config.cameras.keys() - self._decoders.keys():
             self._log.warning(f"camera {camera}: no DNN serves it (parameters dnn.<dnn>.cameras)")
 
-    def update(self, dnn: str, field: str, value: Any) -> None:
-        """Change a DNN's scheduling while it runs."""
-        if field == "priority":
-            self._engine.update(dnn, priority=value)
-        elif field == "deadline_ms":
-            self._engine.update(dnn, deadline_ns=nanoseconds(value))
-        elif field == "max_age_ms":
-            self._engine.update(dnn, max_age_ns=nanoseconds(value))
+    def update(self, dnn: str, name: str, value: Any) -> None:
+        """A runtime parameter of a DNN has changed, as far as it is not for the host."""
+        if name == "deadline_ms":
+            self._accounts.set_deadline(dnn, deadline_ns(value))
 
     def ended(self) -> list[str]:
-        """Threads of the engine that ended by an error; the log has the traceback."""
-        return self._engine.ended()
+        """Its threads that ended by an error; the log has the traceback."""
+        if not self._serves:
+            return []
+        return [thread.name for thread in (*self._decoders.values(), self._overlay.thread) if not thread.is_alive()]
 
     def published(self) -> dict[tuple[str, str], int]:
         """Results published so far, by DNN and camera."""
-        return {stream: figures.published for stream, figures in self._engine.statistics().streams.items()}
+        return {stream: figures.published for stream, figures in self._accounts.statistics().streams.items()}
 
     def statuses(self, report: DiagnosticsReport) -> Iterable[DiagnosticStatus]:
         """Diagnostics of the streams and of the cameras."""
-        statistics, now_ns = self._engine.statistics(), time.monotonic_ns()
+        statistics, now_ns = self._accounts.statistics(), time.monotonic_ns()
         for source in self._inputs.values():
             source.update_losses()
         cameras = {camera: source.record for camera, source in self._inputs.items()}
         yield from report.streams(statistics, cameras, self._ages, now_ns)
         yield from report.cameras(statistics, cameras, now_ns)
 
+    def unsubscribe(self) -> None:
+        """Take no more frames; in the thread that spins the node, where that goes on meanwhile."""
+        if self._subscribed:
+            self._subscribed = False
+            self._node.destroy_timer(self._look_timer)
+            for source in self._inputs.values():
+                source.close()
+
     def stop(self, timeout_s: float) -> list[str]:
         """Take no more frames, finish those under way, end all threads; names those that did not end in time."""
         end = time.monotonic() + timeout_s
-        self._node.destroy_timer(self._look_timer)
-        for source in self._inputs.values():
-            source.close()
-        self._engine.stop(timeout_s, drain=True)
+        self._serves = False
+        self.unsubscribe()
+        decoded = time.monotonic() + _DECODER_SHARE * timeout_s
+        for decoder in self._decoders.values():
+            decoder.close(max(decoded - time.monotonic(), 0.0))
+        hanging = self._host.stop(max(end - time.monotonic(), 0.0))
+        self._hanging = [thread for thread in threading.enumerate() if thread.name in hanging]
+        self._accounts.give_up(self._accounts.streams, DropReason.SHUTDOWN, "not answered before the engine stopped")
         self._overlay.stop(max(end - time.monotonic(), _OVERLAY_STOP_S))
-        for (dnn, camera), stream in self._engine.statistics().streams.items():
+        for (dnn, camera), stream in self._accounts.statistics().streams.items():
             lost = ", ".join(f"{count} {reason.value}" for reason, count in stream.dropped.items() if count)
             self._log.info(
                 f"{dnn} on {camera}: {stream.published} of {stream.offered} frames published"
                 + (f"; dropped: {lost}" if lost else "")
             )
-        return self.alive()
+        return list(dict.fromkeys((*hanging, *self.alive())))
 
     def alive(self) -> list[str]:
         """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
-        return self._engine.alive() + ["overlay"] * self._overlay.alive()
+        threads = (*self._decoders.values(), *self._hanging, self._overlay.thread)
+        return [thread.name for thread in threads if thread.is_alive()]
 
     def _look(self) -> None:
         drops = self._drops.poll()
         for source in self._inputs.values():
             source.look(drops)
 
-    # -- called in the engine's threads
+    # -- called in threads of the host, and in those that decode
+
+    def _on_answered(self, dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
+        self._decoders[camera].answered(dnn, handed_ns, timing)
 
     def _on_result(self, result: Result) -> None:
         self._outputs.publish(result)
@@ -192,15 +215,6 @@ class Serving:
             self._log.error(message + more)
 
 
-def nanoseconds(milliseconds: float) -> int:
-    return round(milliseconds * 1e6)
-
-
-def _with_settings(task: DnnTask, settings: DnnConfig) -> DnnTask:
-    """The task with what may have changed since it was made."""
-    return replace(
-        task,
-        priority=settings.priority,
-        deadline_ns=nanoseconds(settings.deadline_ms) or None,
-        max_age_ns=nanoseconds(settings.max_age_ms) or None,
-    )
+def deadline_ns(deadline_ms: float) -> int | None:
+    """Of the parameter; 0: none."""
+    return round(deadline_ms * 1e6) or None

@@ -31,20 +31,26 @@ class _Open:
     """A frame that some DNNs have not answered yet.
 
     buffer: with its image. held: DNNs whose answer, with its callback, is not through; the last one releases the
-    buffer.
+    buffer. handed_ns: when it was opened.
     """
 
     frame: Frame
     buffer: _Held
     waiting: set[str]
     held: int
+    handed_ns: int
+
+
+def _nobody(dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
+    pass
 
 
 class Accounts:
     """Thread-safe. The callbacks run in the thread that reports, without the lock.
 
     streams: the cameras of each DNN. deadlines_ns: by DNN, from arrival; None: none. clock: nanoseconds, monotonic.
-    window_ns: how far back percentiles and rates look.
+    window_ns: how far back percentiles and rates look. on_answered: told of each answer before its callback runs: DNN,
+    camera, when it was handed the frame, and the timing of a result (None: it lost the frame); must not block or raise.
     """
 
     def __init__(
@@ -54,8 +60,10 @@ class Accounts:
         clock: Callable[[], int],
         deadlines_ns: Mapping[str, int | None] | None = None,
         window_ns: int = 10_000_000_000,
+        on_answered: Callable[[str, str, int, Timing | None], None] = _nobody,
     ) -> None:
         self.streams = dict(streams)
+        self._on_answered = on_answered
         self._callbacks = callbacks
         self._clock = clock
         self._deadlines_ns = dict(deadlines_ns or {})
@@ -85,9 +93,16 @@ class Accounts:
                 self._recorders[dnn, camera].offered += 1
 
     def lost(self, frame: Frame, reason: DropReason, message: str) -> None:
-        """A frame that arrived was lost by all DNNs of its camera before one had it (overwritten, bad image)."""
+        """A frame that arrived was lost by all DNNs of its camera before one had it (overwritten, bad image).
+
+        By those that are disabled it is lost for that, unless its image is bad.
+        """
         for dnn in self.dnns_of(frame.camera):
-            self._count_drop(Drop(dnn, frame, reason, message))
+            disabled = self._disabled.get(dnn)
+            if disabled is not None and reason is not DropReason.BAD_IMAGE:
+                self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
+            else:
+                self._count_drop(Drop(dnn, frame, reason, message))
 
     def open(self, frame: Frame, buffer: _Held, dnns: Iterable[str]) -> int:
         """A frame that arrived is handed to these DNNs; its number. The buffer is released after the last answer.
@@ -99,7 +114,7 @@ class Accounts:
             self._numbers += 1
             number = self._numbers
             if waiting:
-                self._open[number] = _Open(frame, buffer, waiting, len(waiting))
+                self._open[number] = _Open(frame, buffer, waiting, len(waiting), self._clock())
         for dnn in self.dnns_of(frame.camera):
             if dnn not in waiting:
                 reason = DropReason.DISABLED if dnn in self._disabled else DropReason.ENGINE_LOST
@@ -113,7 +128,7 @@ class Accounts:
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
         """A DNN's result; ignored when the frame was settled already."""
-        entry = self._answer(number, dnn)
+        entry = self._answer(number, dnn, timing)
         if entry is None:
             return
         stream = dnn, entry.frame.camera
@@ -129,7 +144,7 @@ class Accounts:
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
         """A DNN lost the frame; ignored when it was settled already."""
-        entry = self._answer(number, dnn)
+        entry = self._answer(number, dnn, None)
         if entry is not None:
             self._count_drop(Drop(dnn, entry.frame, reason, message))
             self._release(entry)
@@ -147,7 +162,7 @@ class Accounts:
         """A DNN lost frames by its own fault."""
         if failure.disabled:
             with self._lock:
-                self._disabled[failure.dnn] = failure.message
+                self._disabled[failure.dnn] = failure.reason or failure.message
         guarded(self._callbacks.on_failure, failure)
 
     def enabled(self, dnn: str) -> None:
@@ -168,6 +183,20 @@ class Accounts:
         with self._lock:
             return sum(dnn in entry.waiting and entry.frame.camera == camera for entry in self._open.values())
 
+    def handed_ns(self, stream: Stream) -> int | None:
+        """When a DNN was handed the oldest frame from a camera that it has not answered; None: it has none."""
+        dnn, camera = stream
+        with self._lock:
+            for entry in self._open.values():  # oldest first
+                if dnn in entry.waiting and entry.frame.camera == camera:
+                    return entry.handed_ns
+        return None
+
+    def enabled_dnns(self, camera: str) -> tuple[str, ...]:
+        """The DNNs of the camera that are not disabled."""
+        with self._lock:
+            return tuple(dnn for dnn in self.dnns_of(camera) if dnn not in self._disabled)
+
     def statistics(self) -> Statistics:
         """A snapshot."""
         now_ns = self._clock()
@@ -183,7 +212,7 @@ class Accounts:
 
     # -- inside
 
-    def _answer(self, number: int, dnn: str) -> _Open | None:
+    def _answer(self, number: int, dnn: str, timing: Timing | None) -> _Open | None:
         with self._lock:
             entry = self._open.get(number)
             if entry is None or dnn not in entry.waiting:
@@ -192,6 +221,7 @@ class Accounts:
             if not entry.waiting:
                 del self._open[number]
             self._busy += 1
+        self._on_answered(dnn, entry.frame.camera, entry.handed_ns, timing)
         return entry
 
     def _release(self, entry: _Open) -> None:

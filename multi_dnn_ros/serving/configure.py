@@ -51,7 +51,7 @@ def refusal(error: Exception) -> tuple[str, bool]:
 
 def library_versions() -> dict[str, str]:
     """Of PyTorch and CUDA, as a bug report needs them."""
-    # A plain str: to unpickle torch's own class would import PyTorch in the node's process.
+    # PyTorch's version is of a class of its own, which who unpickles it would have to import.
     return {"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"}
 
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multi_dnn_ros.standalone import errors
 from multi_dnn_ros.standalone.messages import message_class, service_class
+from multi_dnn_ros.standalone.node_surface import NodeSurface
 from multi_dnn_ros.standalone.parameters import Parameter
 from multi_dnn_ros.standalone.qos import qos_profile_parameters
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.standalone.node import Node
 
 
 class ParameterServices:
     """Serves `~/get_parameters` and the others for one node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeSurface) -> None:
         self._node = node
         for name, callback in (
             ("DescribeParameters", self._describe),

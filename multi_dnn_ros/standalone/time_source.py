@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from multi_dnn_ros.standalone.clock import ROSClock
 from multi_dnn_ros.standalone.messages import message_class
+from multi_dnn_ros.standalone.node_surface import NodeSurface
 from multi_dnn_ros.standalone.parameters import Parameter, ParameterTypes
 from multi_dnn_ros.standalone.qos import qos_profile_clock
 from multi_dnn_ros.standalone.time_values import Time
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.standalone.node import Node
 
 USE_SIM_TIME_NAME: Final = "use_sim_time"
 CLOCK_TOPIC: Final = "/clock"
@@ -20,7 +18,7 @@ CLOCK_TOPIC: Final = "/clock"
 class TimeSource:
     """Drives a node's clock."""
 
-    def __init__(self, node: Node, clock: ROSClock) -> None:
+    def __init__(self, node: NodeSurface, clock: ROSClock) -> None:
         self._node = node
         self._clock = clock
         self._subscription: Any = None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from multi_dnn_ros.standalone.messages import message_class
 from multi_dnn_ros.standalone.missing import UnsupportedError, missing
-
-if TYPE_CHECKING:
-    from multi_dnn_ros.standalone.node import Node
+from multi_dnn_ros.standalone.node_surface import NodeSurface
 
 START_TYPE_DESCRIPTION_SERVICE_PARAM: Final = "start_type_description_service"
 
 
-def declare_type_description(node: Node) -> None:
+def declare_type_description(node: NodeSurface) -> None:
     """Declare the parameter as rclpy does, but False: it is read-only, and nobody is told of a service that is missing.
 
     Raises:

@@ -100,9 +100,12 @@ class RosSystem:
         self.running.append(running)
         return running
 
-    def ros2(self, *arguments: str, timeout_s: float = 60.0) -> tuple[int, str]:
-        """Exit code and output of a `ros2` command."""
-        done = subprocess.run(["ros2", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+    def ros2(self, *arguments: str, timeout_s: float = 60.0, middleware: str | None = None) -> tuple[int, str]:
+        """Exit code and output of a `ros2` command. middleware: as RMW_IMPLEMENTATION; None: the test's own."""
+        environment = {**os.environ, **({"RMW_IMPLEMENTATION": middleware} if middleware else {})}
+        done = subprocess.run(
+            ["ros2", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+        )
         return done.returncode, done.stdout + done.stderr
 
     def listen(self, topic: str, kind: type, qos: QoSProfile | None = None) -> list[Any]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.frame_error import FrameError
-from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.ros.image_decoding import _ENCODINGS, decode_compressed, decode_image
 
 MAX_PIXELS = 1 << 20
 
@@ -146,9 +146,48 @@ def test_bayer_pattern_is_the_ros_one(order, bits, shape):
     np.testing.assert_array_equal(image, np.broadcast_to(colour, (height, width, 3)))
 
 
-def test_rgb8_without_padding_is_not_copied():
-    frame = message("rgb8", 2, 2, 6, range(12))
-    assert np.shares_memory(decode_image(frame, MAX_PIXELS), np.frombuffer(frame.data, np.uint8))
+class Rooms:
+    """Memory that images are decoded into; each byte is wrong before."""
+
+    def __init__(self):
+        self.given = []
+
+    def __call__(self, height, width):
+        self.given.append(np.full(height * width * 3 + 1, 0xA5, np.uint8))
+        return self.given[-1][1:].reshape(height, width, 3)  # not aligned, as a slot may be
+
+
+@pytest.mark.parametrize("encoding", list(_ENCODINGS))
+@pytest.mark.parametrize("padding", [0, 5])
+def test_every_encoding_is_written_to_the_memory_that_it_is_given(encoding, padding):
+    rows = 9 if encoding.startswith("nv") else 6
+    step = 8 * _ENCODINGS[encoding].pixel_bytes + padding
+    frame = message(encoding, 6, 8, step, np.random.default_rng(1).integers(0, 256, rows * step, np.uint8).tobytes())
+    rooms = Rooms()
+    image = decode_image(frame, MAX_PIXELS, rooms)
+    (room,) = rooms.given
+    assert np.shares_memory(image, room)
+    np.testing.assert_array_equal(image, decode_image(frame, MAX_PIXELS))
+
+
+@pytest.mark.parametrize("extension", [".png", ".jpg"])
+def test_files_are_written_to_the_memory_that_they_are_given(extension):
+    frame, rooms = compressed(extension, picture()), Rooms()
+    image = decode_compressed(frame, MAX_PIXELS, rooms)
+    (room,) = rooms.given
+    assert np.shares_memory(image, room)
+    np.testing.assert_array_equal(image, decode_compressed(frame, MAX_PIXELS))
+
+
+def test_no_memory_is_asked_for_before_the_claims_are_checked():
+    rooms = Rooms()
+    frame = message("rgb8", 3, 4, 12, range(35))
+    with pytest.raises(FrameError):
+        decode_image(frame, MAX_PIXELS, rooms)
+    with pytest.raises(FrameError):
+        decode_compressed(SimpleNamespace(format="", data=array.array("B", compressed(".jpg", picture()).data[:99])),
+                          MAX_PIXELS, rooms)  # fmt: skip
+    assert rooms.given == []
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def test_from_start_to_end(rig: Make) -> None:
     _configures(engine)
     engine.answer(wire.Start({"object": {"score_threshold": 0.3}}), wire.Started)
     _answers(engine)
+    _leaves_to_others_what_is_not_asked_of_it(engine)
     _loses_frames_of_a_stage_that_raises(engine)
     _takes_updates(engine)
     _stops_and_starts_again(engine)
@@ -85,6 +86,14 @@ def _answers(engine: Rig) -> None:
     assert len(engine.outcomes(fake.MANY)["object"]) == 10_000  # has no room in the slot
     for _ in range(30):  # more than there are slots
         assert len(engine.outcomes(100)["object"]) == 1
+
+
+def _leaves_to_others_what_is_not_asked_of_it(engine: Rig) -> None:
+    number, slot = engine.offer(200, dnns=("mask",))
+    engine.until(lambda: any(answer.number == number for answer in engine.all(wire.Answer)), "answer")
+    slot.release()
+    assert isinstance(engine.outcomes(200)["object"], Detections)  # its answers come in order
+    assert [message.dnn for message in engine.all(wire.Answer) if message.number == number] == ["mask"]
 
 
 def _loses_frames_of_a_stage_that_raises(engine: Rig) -> None:

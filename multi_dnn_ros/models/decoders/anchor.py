@@ -14,6 +14,7 @@ from torchvision.models.detection.retinanet import RetinaNet
 from torchvision.models.detection.ssd import SSD
 
 from multi_dnn_ros.models.decoders.base import Decoder, TwoParts
+from multi_dnn_ros.models.decoders.candidates import AnchorCandidates
 from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.models.results import Detections, OutputError
 
@@ -69,8 +70,6 @@ class AnchorDecoder(Decoder):
         del detector.backbone, detector.head
 
     def in_two_parts(self) -> TwoParts:
-        from multi_dnn_ros.models.decoders.candidates import AnchorCandidates
-
         return AnchorCandidates(self)
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:

@@ -7,16 +7,34 @@ where the outputs lie saves a GPU the copy and a CPU the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torchvision.models.detection.fcos import FCOS
 from torchvision.ops import batched_nms, clip_boxes_to_image
 
-from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.models.decoders.base import expect_finite, total_of
 from multi_dnn_ros.models.results import Detections
+
+
+class AnchorHead(Protocol):
+    """What is read of a :class:`multi_dnn_ros.models.decoders.anchor.AnchorDecoder`, which explains the attributes."""
+
+    detector: Any
+    names: tuple[str, ...]
+    anchors: Tensor
+    level_sizes: list[int]
+    by_level: bool
+    kept: tuple[int, ...]
+    iou_threshold: float
+
+    @property
+    def score_threshold(self) -> float: ...
+
+    def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]: ...
+
+    def report(self, boxes: Tensor, scores: Tensor, classes: Tensor, source_size: tuple[int, int]) -> Detections: ...
 
 
 class AnchorCandidates:
@@ -25,7 +43,7 @@ class AnchorCandidates:
     most: rows of a level (of a class for an SSD) that can become boxes, as torchvision chooses them.
     """
 
-    def __init__(self, decoder: AnchorDecoder) -> None:
+    def __init__(self, decoder: AnchorHead) -> None:
         self._decoder = decoder
         self._most = int(decoder.detector.topk_candidates)
         self._labels: dict[torch.device, Tensor] = {}

@@ -1,0 +1,43 @@
+"""A process and all that it started, measured as one."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass(frozen=True)
+class TreeSample:
+    """memory_bytes: memory that processes share counts once (proportional set size). cpu_s: user and system, since the
+    processes began, with those that have ended as far as they were seen."""
+
+    memory_bytes: int
+    threads: int
+    files: int
+    cpu_s: float
+    processes: int
+
+
+class ProcessTree:
+    """pid: of the process at the top. psutil.NoSuchProcess when there is none."""
+
+    def __init__(self, pid: int) -> None:
+        self._top = psutil.Process(pid)
+        self._cpu_s: dict[tuple[int, float], float] = {}
+
+    def sample(self) -> TreeSample:
+        """Look at every process. psutil.NoSuchProcess when the one at the top has ended."""
+        memory = threads = files = processes = 0
+        for process in (self._top, *self._top.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():
+                times = process.cpu_times()
+                self._cpu_s[process.pid, process.create_time()] = times.user + times.system
+                memory += process.memory_full_info().pss
+                threads += process.num_threads()
+                files += process.num_fds()
+                processes += 1
+        if not processes:
+            raise psutil.NoSuchProcess(self._top.pid)
+        return TreeSample(memory, threads, files, sum(self._cpu_s.values()), processes)

@@ -1,0 +1,296 @@
+"""The node answers while it configures, and what it is told meanwhile is done. On any rclpy: see test/ros."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetAvailableTransitions
+from node_bench import Bench
+
+from multi_dnn_ros.ros.node import MultiDnnNode, progress_text
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.host import (
+    Cancelled,
+    Condition,
+    ConfigureError,
+    Description,
+    DnnDescription,
+    Level,
+    Progress,
+)
+
+WARN, ERROR = 1, 2
+CONFIGURE, CLEANUP, ACTIVATE = (
+    Transition.TRANSITION_CONFIGURE, Transition.TRANSITION_CLEANUP, Transition.TRANSITION_ACTIVATE,
+)  # fmt: skip
+SHUTDOWN = Transition.TRANSITION_UNCONFIGURED_SHUTDOWN
+
+
+class SlowHost:
+    """Configures until it is let go, cancelled, or fails."""
+
+    made: list[SlowHost]
+
+    def __init__(self, isolation: str) -> None:
+        self.isolation = isolation
+        self.configuring = threading.Event()
+        self.go = threading.Event()
+        self.cancelled = threading.Event()
+        self.error: Exception | None = None
+        self.updates: list[tuple[str, str, Any]] = []
+        self.closed = False
+        self.config: NodeConfig | None = None
+
+    def check(self, config: NodeConfig) -> Sequence[str]:
+        return ()
+
+    def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
+        self.config = config
+        progress(Progress("compiling job 3 of 4", ready=1, total=3, left_s=40.0))
+        self.configuring.set()
+        while not self.go.wait(0.005):
+            if self.cancelled.is_set():
+                raise Cancelled
+        if self.error is not None:
+            raise self.error
+        dnns = {name: DnnDescription(("front",), ("thing",), 0.4) for name in config.dnns}
+        return Description("cpu", "a processor", 2, dnns, versions={"torch": "9.9"})
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def update(self, dnn: str, name: str, value: Any) -> None:
+        self.updates.append((dnn, name, value))
+
+    def conditions(self) -> list[Condition]:
+        return [Condition("engine cpu", Level.WARN, "starts", {"restarts": 2})]
+
+    def memory(self) -> Mapping[str, int]:
+        return {"engine resident memory (bytes)": 5}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Case:
+    """A node that is in the middle of configuring."""
+
+    def __init__(self, bench: Bench, parameters: dict[str, Any] | None = None) -> None:
+        self.bench = bench
+        self.hosts: list[SlowHost] = []
+        self.node = bench.node(parameters, host=self._host)
+        self.client = bench.peer.create_client(ChangeState, "/multi_dnn/change_state")
+        bench.until(self.client.service_is_ready, "change_state")
+
+    def _host(self, isolation: str, build: Any) -> Any:
+        self.hosts.append(SlowHost(isolation))
+        return self.hosts[-1]
+
+    def ask(self, number: int) -> Any:
+        """A transition is asked for; the future of its answer."""
+        return self.client.call_async(ChangeState.Request(transition=Transition(id=number)))
+
+    def configuring(self) -> Any:
+        future, before = self.ask(CONFIGURE), len(self.hosts)
+        self.bench.until(lambda: len(self.hosts) > before and self.hosts[-1].configuring.is_set(), "configuring")
+        return future
+
+    def answer(self, future: Any) -> bool:
+        self.bench.until(future.done, "the answer")
+        return bool(future.result().success)
+
+    @property
+    def host(self) -> SlowHost:
+        return self.hosts[-1]
+
+
+@pytest.fixture
+def case(bench: Bench) -> Iterator[Case]:
+    made = Case(bench)
+    yield made
+    for host in made.hosts:
+        host.go.set()
+
+
+def test_the_node_answers_while_it_configures(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    assert bench.state() == "configuring"
+    bench.until(lambda: bench.status("node").by_key.get("state") == "configuring", "diagnostics")
+    status = bench.status("node")
+    assert (status.level, status.message) == (
+        WARN, "configuring: DNN 2 of 3, compiling job 3 of 4, about 40 s left"
+    )  # fmt: skip
+    assert bench.status("engine cpu").level == WARN
+    assert bench.status("engine cpu").by_key == {"restarts": "2"}
+    assert bench.set("dnn.object.priority", 3) == (True, "")
+    taken, reason = bench.set("workers", 4)
+    assert not taken
+    assert "read-only while the node is configured" in reason
+    assert not configured.done()
+    case.host.go.set()
+    assert case.answer(configured)
+    assert bench.state() == "inactive"
+    assert case.host.updates == [("object", "priority", 3)]
+    bench.until(lambda: bench.status("node").by_key.get("state") == "inactive", "the report")
+    assert bench.status("node").by_key["torch"] == "9.9"
+    assert bench.status("node").by_key["engine resident memory (bytes)"] == "5"
+
+
+def test_cleanup_cancels_configuring_and_configuring_again_works(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    cleaned = case.ask(CLEANUP)
+    assert case.answer(cleaned)
+    assert not case.answer(configured)
+    assert bench.state() == "unconfigured"
+    assert case.host.closed
+    assert bench.set("workers", 1)[0]
+    configured = case.configuring()
+    assert case.host.config.workers == 1
+    case.host.go.set()
+    assert case.answer(configured)
+    assert len(case.hosts) == 2
+
+
+def test_what_is_cancelled_before_the_host_configures_is_cancelled_again(
+    bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured = case.configuring()
+    heard: list[None] = []
+    monkeypatch.setattr(case.host, "cancel", lambda: heard.append(None) if not heard else case.host.cancelled.set())
+    assert case.answer(case.ask(CLEANUP))
+    assert not case.answer(configured)
+
+
+def test_shutdown_cancels_configuring(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    begin = time.monotonic()
+    assert case.answer(case.ask(SHUTDOWN))
+    assert time.monotonic() - begin < 1.0
+    assert not case.answer(configured)
+    assert bench.state() == "finalized"
+    assert case.host.closed
+    bench.until(lambda: bench.status("node").by_key.get("state") == "finalized", "the report")
+
+
+def test_another_transition_is_refused_while_configuring(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    assert not case.answer(case.ask(ACTIVATE))
+    assert not case.answer(case.ask(CONFIGURE))
+    assert not case.host.cancelled.is_set()
+    case.host.go.set()
+    assert case.answer(configured)
+
+
+def test_a_transition_that_the_state_does_not_allow_is_answered(bench: Bench, case: Case) -> None:
+    assert not case.answer(case.ask(ACTIVATE))
+    assert bench.state() == "unconfigured"
+
+
+def test_two_that_cancel_are_both_answered(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    cleaned, finalized = case.ask(CLEANUP), case.ask(SHUTDOWN)
+    assert case.answer(finalized)
+    assert case.answer(cleaned)
+    assert not case.answer(configured)
+    assert bench.state() == "finalized"
+
+
+def test_what_may_be_asked_for_is_told(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    name, kind = "/multi_dnn/get_available_transitions", GetAvailableTransitions
+    labels = [entry.transition.label for entry in bench.call(kind, name, kind.Request()).available_transitions]
+    assert {"cleanup", "shutdown"} <= set(labels)
+    case.host.go.set()
+    assert case.answer(configured)
+    labels = [entry.transition.label for entry in bench.call(kind, name, kind.Request()).available_transitions]
+    assert sorted(labels) == ["activate", "cleanup", "shutdown"]
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_configuring_that_fails_leaves_nothing_and_may_be_repeated(bench: Bench, case: Case, expected: bool) -> None:
+    configured = case.configuring()
+    case.host.error = ConfigureError("Traceback:\nit broke" if not expected else "dnn.object.model: no such file",
+                                     expected=expected)  # fmt: skip
+    case.host.go.set()
+    assert not case.answer(configured)
+    assert bench.state() == "unconfigured"
+    assert case.host.closed
+    words = "cannot configure: dnn.object.model: no such file" if expected else "cannot configure: it broke"
+    bench.until(lambda: bench.status("node").message == words, "the reason")
+    assert bench.status("node").level == ERROR
+    assert "transition" not in [thread.name for thread in threading.enumerate()]
+    configured = case.configuring()
+    case.host.go.set()
+    assert case.answer(configured)
+    bench.until(lambda: bench.status("node").message == "inactive", "the reason to be gone")
+
+
+def test_the_node_may_be_closed_while_it_configures(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    begin = time.monotonic()
+    case.node.close()  # as at the end of the process: nobody spins the executor any more
+    assert time.monotonic() - begin < 1.0
+    assert case.host.closed
+    assert case.node.hung == []
+    assert case.node.unanswered == 1
+    assert not case.answer(configured)
+
+
+def test_a_host_that_does_not_stop_configuring_is_closed_and_told(
+    bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.configuring()
+    monkeypatch.setattr(case.host, "cancel", lambda: None)
+    begin = time.monotonic()
+    case.node.close()
+    assert time.monotonic() - begin < 2.0
+    assert case.host.closed
+    assert case.node.hung == ["transition"]
+    case.host.go.set()
+    bench.until(lambda: not case.node.hung, "the thread to end")
+
+
+def test_autostart_is_cancelled_as_a_whole(bench: Bench) -> None:
+    case = Case(bench, {"autostart": True})
+    bench.until(lambda: case.hosts and case.host.configuring.is_set(), "configuring")
+    assert case.answer(case.ask(CLEANUP))
+    assert bench.state() == "unconfigured"
+    assert len(case.hosts) == 1
+
+
+def test_the_isolation_is_the_parameters(bench: Bench) -> None:
+    case = Case(bench, {"isolation": "none"})
+    case.configuring()
+    assert case.host.isolation == "none"
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (Progress("importing"), "importing"),
+        (Progress("first run", 3, 3), "DNN 3 of 3, first run"),
+        (Progress("loading", 0, 2, 7.4), "DNN 1 of 2, loading, about 7 s left"),
+    ],
+)
+def test_progress_as_text(progress: Progress, text: str) -> None:
+    assert progress_text(progress) == text
+
+
+def test_triggers_in_the_programs_own_thread_run_there(bench: Bench) -> None:
+    case = Case(bench)
+
+    def host(isolation: str, build: Any) -> Any:
+        made = case._host(isolation, build)
+        made.go.set()
+        return made
+
+    node: MultiDnnNode = bench.node(host=host, namespace="/second")
+    node.trigger_configure()
+    assert case.host.configuring.is_set()
+    node.trigger_cleanup()
+    assert case.host.closed

@@ -1,0 +1,129 @@
+"""A host whose engine is the test: it gives buffers, takes frames, and the test answers them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.reports import Callbacks, Failure
+from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
+from multi_dnn_ros.serving.accounts import Accounts
+
+WAIT_S = 30.0  # that no condition may take; none takes more than milliseconds unless something is broken
+
+
+class FakeClock:
+    """Nanoseconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class FakeBuffer:
+    """Memory for one image; tells when it was given back."""
+
+    def __init__(self, host: FakeHost) -> None:
+        self._host = host
+        self._users = 1
+
+    def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
+        return np.zeros((height, width, 3), np.uint8)
+
+    def output(self, dnn: str) -> npt.NDArray[np.uint8]:
+        return np.zeros(0, np.uint8)
+
+    def hold(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        assert self._users >= 0, "released more often than held"
+        if not self._users:
+            with self._host.changed:
+                self._host.free += 1
+                self._host.changed.notify_all()
+
+
+class FakeHost:
+    """The part of a Host that decoding uses. buffers: how many there are. accounts: to be set."""
+
+    def __init__(self, buffers: int = 8) -> None:
+        self.accounts: Accounts
+        self.changed = threading.Condition()
+        self.buffers = self.free = buffers
+        self.serving = True
+        self.offered: list[tuple[int, Frame]] = []
+        self.fails: Exception | None = None
+
+    def serves(self, camera: str) -> bool:
+        return self.serving
+
+    def buffer(self, camera: str, timeout_s: float) -> FakeBuffer | None:
+        with self.changed:
+            if not self.changed.wait_for(lambda: self.free, timeout_s):
+                return None
+            self.free -= 1
+        return FakeBuffer(self)
+
+    def offer(self, number: int, frame: Frame, buffer: FakeBuffer) -> None:
+        if self.fails is not None:
+            raise self.fails
+        with self.changed:
+            self.offered.append((number, frame))
+            self.changed.notify_all()
+
+    # -- what the test does
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, WAIT_S), "the condition did not come true in time"
+
+    def wait_offered(self, count: int) -> list[str]:
+        """The contexts of the frames that were offered, once there are so many."""
+        self.wait(lambda: len(self.offered) >= count)
+        return self.stamps()
+
+    def stamps(self) -> list[Any]:
+        return [frame.context for _, frame in self.offered]
+
+    def answer(self, dnn: str, place: int = -1, finished_ns: int = 0) -> None:
+        """A result for the frame that was offered at this place."""
+        number, frame = self.offered[place]
+        self.accounts.result(number, dnn, "output", Timing(frame.received_ns, 0, finished_ns, 0, 0, 0, 0))
+
+
+class Ends:
+    """What became of the frames, as the callbacks of the accounts tell."""
+
+    def __init__(self) -> None:
+        self.results: list[Result] = []
+        self.drops: list[Drop] = []
+        self.failures: list[Failure] = []
+        self.changed = threading.Condition()
+
+    def callbacks(self) -> Callbacks:
+        return Callbacks(self._add(self.results), self._add(self.drops), self._add(self.failures))
+
+    def _add(self, kind: list) -> Callable[[Any], None]:
+        def add(item: Any) -> None:
+            with self.changed:
+                kind.append(item)
+                self.changed.notify_all()
+
+        return add
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, WAIT_S), "the condition did not come true in time"
+
+    def lost(self) -> list[tuple[Any, str, DropReason]]:
+        """By frame, DNN and reason."""
+        return [(drop.frame.context, drop.dnn, drop.reason) for drop in self.drops]

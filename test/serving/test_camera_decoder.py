@@ -1,0 +1,286 @@
+"""The thread of a camera: what it decodes, when, and what becomes of the images that it does not decode."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from fake_host import WAIT_S, Ends, FakeClock, FakeHost
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.reports import Failure
+from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.frame_error import FrameError
+from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
+
+MS = 1_000_000
+
+
+class Bench:
+    """A decoder of the camera `front` between a host and its accounts. With `gate`, decoding waits for permits."""
+
+    def __init__(self, dnns: tuple[str, ...] = ("object",), buffers: int = 8, gate: bool = False) -> None:
+        self.clock, self.ends, self.host = FakeClock(), Ends(), FakeHost(buffers)
+        self.accounts = Accounts(
+            dict.fromkeys(dnns, ("front",)),
+            self.ends.callbacks(),
+            self.clock,
+            on_answered=lambda dnn, camera, handed_ns, timing: self.decoder.answered(dnn, handed_ns, timing),
+        )
+        self.host.accounts = self.accounts
+        self.bad: list[FrameError] = []
+        self.decoder = CameraDecoder("front", self.host, self.accounts, self.bad.append, self.clock)  # type: ignore[arg-type]
+        self.decoded: list[object] = []
+        self.decoding = threading.Semaphore(0)
+        self.permits = threading.Semaphore(0 if gate else 1000)
+        self.decoder.start()
+
+    def send(self, number: int, decode: Callable[[Room], npt.NDArray[np.uint8]] | None = None) -> None:
+        """An image full of `number`."""
+
+        def fill(room: Room) -> npt.NDArray[np.uint8]:
+            self.decoding.release()
+            assert self.permits.acquire(timeout=WAIT_S)
+            self.decoded.append(number)
+            image = room(2, 3)
+            image[:] = number
+            return image
+
+        self.decoder.arrived(Frame("front", number, context=number), decode or fill)
+
+    def wait_decoding(self) -> None:
+        assert self.decoding.acquire(timeout=WAIT_S)
+
+    def check(self) -> None:
+        """Every image that arrived has one end for each DNN, and every buffer is free again."""
+        for stream in self.accounts.statistics().streams.values():
+            assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending
+            assert stream.pending == 0
+        assert self.host.free == self.host.buffers
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def one(**arguments: object) -> Bench:
+        made.append(Bench(**arguments))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield one
+    for bench in made:
+        bench.permits.release(1000)
+        assert bench.decoder.close(WAIT_S)
+
+
+def test_an_image_is_decoded_once_for_all_dnns_and_offered_with_it(make: Callable[..., Bench]) -> None:
+    bench = make(dnns=("lane", "object"))
+    bench.send(7)
+    assert bench.host.wait_offered(1) == [7]
+    (_, frame), image = bench.host.offered[0], bench.host.offered[0][1].image()
+    assert (image.shape, int(image.min()), int(image.max())) == ((2, 3, 3), 7, 7)
+    assert frame.received_ns == bench.clock.now
+    for dnn in ("lane", "object"):
+        bench.host.answer(dnn)
+    assert bench.decoded == [7]
+    bench.check()
+
+
+def test_decode_time_is_measured(make: Callable[..., Bench]) -> None:
+    bench = make()
+
+    def slow(room: Room) -> npt.NDArray[np.uint8]:
+        bench.clock.now += 5 * MS
+        return room(2, 3)
+
+    bench.send(1, slow)
+    bench.host.wait_offered(1)
+    assert bench.host.offered[0][1].decode_ns == 5 * MS
+
+
+def test_the_newest_of_the_images_that_come_during_a_decode_is_next(make: Callable[..., Bench]) -> None:
+    bench = make(dnns=("lane", "object"), gate=True)
+    bench.send(1)
+    bench.wait_decoding()
+    for number in (2, 3, 4):
+        bench.send(number)
+    bench.permits.release(2)
+    assert bench.host.wait_offered(2) == [1, 4]
+    assert bench.ends.lost() == [
+        (number, dnn, DropReason.OVERWRITTEN) for number in (2, 3) for dnn in ("lane", "object")
+    ]
+
+
+def history(bench: Bench, service_ns: int, period_ns: int) -> None:
+    """The DNN takes `service_ns`, and images come every `period_ns`; the last frame is under way."""
+    for number in range(4):
+        bench.send(number)
+        bench.host.wait_offered(number + 1)
+        if number < 3:
+            bench.clock.now += service_ns
+            bench.host.answer("object", finished_ns=bench.clock.now)
+            bench.clock.now += max(0, period_ns - service_ns)
+
+
+def test_an_image_that_no_dnn_would_take_in_time_waits_undecoded(make: Callable[..., Bench]) -> None:
+    bench = make()
+    history(bench, service_ns=100_000 * MS, period_ns=100_000 * MS)
+    for _ in range(16):  # many a period passes before the DNN is ready
+        bench.clock.now += 33 * MS
+        bench.send(50)
+    assert 50 not in bench.decoded
+    assert {end[2] for end in bench.ends.lost()} == {DropReason.OVERWRITTEN}
+    bench.host.answer("object", finished_ns=bench.clock.now)  # sooner than expected
+    assert bench.host.wait_offered(5)[-1] == 50
+
+
+def test_it_is_decoded_in_time_for_when_the_dnn_will_be_ready(make: Callable[..., Bench]) -> None:
+    """No answer comes, no other image either: the thread's own wait ends."""
+    bench = make()
+    history(bench, service_ns=400 * MS, period_ns=33 * MS)
+    bench.clock.now += 33 * MS
+    bench.send(50)
+    with bench.host.changed:
+        assert len(bench.host.offered) == 4
+    bench.clock.now += 400 * MS
+    assert bench.host.wait_offered(5)[-1] == 50
+
+
+def test_without_a_free_buffer_newer_images_replace_the_one_that_waits(make: Callable[..., Bench]) -> None:
+    bench = make(buffers=1)
+    bench.send(1)
+    bench.host.wait_offered(1)
+    bench.decoder._demand.due_ns = lambda dnn, arrived_ns, handed_ns: 0  # type: ignore[method-assign]
+    for number in (2, 3):
+        bench.send(number)
+    assert bench.ends.lost() == [(2, "object", DropReason.OVERWRITTEN)]
+    bench.host.answer("object")
+    assert bench.host.wait_offered(2) == [1, 3]
+    bench.host.answer("object")
+    bench.check()
+
+
+@pytest.mark.parametrize("error", [FrameError("step is 1"), ValueError("half a JPEG")])
+def test_a_bad_image_is_told_once_and_lost_by_all_and_the_next_one_served(
+    make: Callable[..., Bench], error: Exception
+) -> None:
+    bench = make(dnns=("lane", "object"), buffers=1)
+
+    def fail(room: Room) -> npt.NDArray[np.uint8]:
+        room(2, 3)
+        raise error
+
+    bench.send(1, fail)
+    bench.ends.wait(lambda: len(bench.ends.drops) == 2)
+    bench.send(2)
+    bench.host.wait_offered(1)
+    assert bench.ends.lost() == [(1, dnn, DropReason.BAD_IMAGE) for dnn in ("lane", "object")]
+    (told,) = bench.bad
+    assert str(error) in str(told)
+    assert all(str(error) in drop.message for drop in bench.ends.drops)
+    assert bench.host.stamps() == [2]
+
+
+def test_callbacks_that_raise_cost_nothing_else(make: Callable[..., Bench]) -> None:
+    bench = make()
+
+    def raises(error: FrameError) -> None:
+        raise KeyError("front")
+
+    def fail(room: Room) -> npt.NDArray[np.uint8]:
+        raise FrameError("no image")
+
+    bench.decoder._on_bad = raises
+    bench.send(1, fail)
+    bench.ends.wait(lambda: bench.ends.drops)
+    bench.send(2)
+    bench.host.wait_offered(1)
+    assert bench.decoder.is_alive()
+
+
+def test_while_no_dnn_has_an_engine_the_newest_image_waits_undecoded(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.host.serving = False
+    for number in (1, 2, 3):
+        bench.send(number)
+    bench.host.serving = True
+    assert bench.host.wait_offered(1) == [3]
+    assert [end[0] for end in bench.ends.lost()] == [1, 2]
+    assert bench.decoded == [3]
+
+
+def test_images_of_disabled_dnns_are_counted_and_not_decoded(make: Callable[..., Bench]) -> None:
+    bench = make()
+    bench.accounts.failure(Failure("object", "3 failures in a row", 3, disabled=True))
+    bench.send(1)
+    bench.ends.wait(lambda: bench.ends.drops)
+    assert bench.ends.lost() == [(1, "object", DropReason.DISABLED)]
+    assert "3 failures" in bench.ends.drops[0].message
+    bench.accounts.enabled("object")
+    bench.send(2)
+    assert bench.host.wait_offered(1) == [2]
+    assert bench.decoded == [2]
+
+
+def test_a_frame_that_cannot_be_offered_is_counted_and_the_thread_goes_on(make: Callable[..., Bench]) -> None:
+    bench = make(dnns=("lane", "object"), buffers=1)
+    bench.host.fails = OSError("no such host")
+    bench.send(1)
+    bench.ends.wait(lambda: len(bench.ends.drops) == 2)
+    assert {end[2] for end in bench.ends.lost()} == {DropReason.ENGINE_LOST}
+    bench.host.fails = None
+    bench.send(2)
+    assert bench.host.wait_offered(1) == [2]
+
+
+def test_closing_offers_the_image_that_waits(make: Callable[..., Bench]) -> None:
+    bench = make(gate=True)
+    bench.send(1)
+    bench.wait_decoding()
+    bench.send(2)
+    bench.permits.release(2)
+    assert bench.decoder.close(WAIT_S)
+    assert bench.host.stamps() == [1, 2]
+    for place in (0, 1):
+        bench.host.answer("object", place)
+    bench.check()
+
+
+@pytest.mark.parametrize("hindrance", ["no engine", "no buffer"])
+def test_closing_loses_the_image_that_cannot_be_offered(make: Callable[..., Bench], hindrance: str) -> None:
+    bench = make(buffers=1)
+    if hindrance == "no engine":
+        bench.host.serving = False
+    else:
+        bench.send(1)
+        bench.host.wait_offered(1)
+    bench.send(2)
+    bench.decoder.close(0.1)
+    assert bench.ends.lost() == [(2, "object", DropReason.SHUTDOWN)]
+    if hindrance == "no buffer":
+        bench.host.answer("object")
+    bench.check()
+    assert bench.decoder.close(WAIT_S)
+
+
+def test_nothing_of_an_image_lives_on_while_the_thread_waits(make: Callable[..., Bench]) -> None:
+    bench = make()
+    frame = Frame("front", 1, context=1)
+    message = np.zeros(3, np.uint8)
+    bench.decoder.arrived(frame, lambda room, message=message: room(2, 3))  # type: ignore[misc]
+    bench.host.wait_offered(1)
+    bench.host.answer("object")
+    gone = weakref.ref(frame), weakref.ref(message)
+    bench.ends.results.clear()
+    bench.host.offered.clear()
+    del frame, message
+    bench.send(2)
+    bench.host.wait_offered(1)
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
