@@ -125,7 +125,7 @@ class EngineMain:
     def _on_offer(self, offer: wire.Offer) -> None:
         engine = self._engine
         if engine is None:
-            for dnn in self._dnns_of(offer.camera):
+            for dnn in self._dnns_of(offer.camera) if offer.dnns is None else offer.dnns:
                 self._channel.send(wire.Lost(offer.number, dnn, DropReason.SHUTDOWN, "the engine is not started"))
             return
         image = self._slots[offer.camera].image(offer.slot, offer.height, offer.width)
@@ -137,6 +137,7 @@ class EngineMain:
             stamp_ns=offer.stamp_ns,
             received_ns=offer.received_ns,
             decode_ns=offer.decode_ns,
+            dnns=offer.dnns,
         )
 
     def _on_update(self, update: wire.Update) -> None:

@@ -20,6 +20,7 @@ from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.engine_conditions import ProcessFigures, condition
+from multi_dnn_ros.serving.engine_process import End
 from multi_dnn_ros.serving.groups import (
     Action,
     Begin,
@@ -36,7 +37,7 @@ from multi_dnn_ros.serving.groups import (
 )
 from multi_dnn_ros.serving.host import Build, Condition, Description
 from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
-from multi_dnn_ros.serving.served_process import End, FirstAnswer, MakeProcess, ServedProcess, ThreadsEnded
+from multi_dnn_ros.serving.served_process import FirstAnswer, MakeProcess, ServedProcess, ThreadsEnded
 from multi_dnn_ros.serving.slots import SlotPool
 from multi_dnn_ros.serving.supervision import Supervisor
 from multi_dnn_ros.serving.watch import Verdict, Watch
@@ -75,9 +76,7 @@ class Fleet:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._accounts: Accounts | None = None
-        self._supervisor = Supervisor(
-            description.device, tuple(config.dnns), limits, config.standby, time.monotonic_ns
-        )
+        self._supervisor = Supervisor(description.device, tuple(config.dnns), limits, config.standby, time.monotonic_ns)
         self._watch = Watch(config.job_timeout_s, config.heartbeat_timeout_s, time.monotonic_ns)
         self._processes = {self._supervisor.adopt(): first}
         self._routes = Routes()
@@ -89,7 +88,8 @@ class Fleet:
 
     def tell(self, process: ServedProcess, message: Any) -> None:
         """A message, or the end, of a process; called in its reader thread."""
-        self._events.put(lambda: self._handle(process, message))
+        if not self._closed:
+            self._events.put(lambda: self._handle(process, message))
 
     # -- called by the host
 
@@ -177,6 +177,7 @@ class Fleet:
             if not process.wait(max(0.0, end - time.monotonic())):
                 log.error("the engine process %d does not end", process.pid)
         self._thread.join(max(0.0, end - time.monotonic()))
+        self._processes.clear()
 
     # -- the thread that supervises
 
