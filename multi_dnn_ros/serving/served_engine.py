@@ -111,7 +111,7 @@ def set_runtime(config: NodeConfig, pipeline: Pipeline | None, dnn: str, name: s
     """Put a runtime parameter into the settings, and into the decoder if it reads it; whether frames are served or
     not."""
     setattr(config.dnns[dnn], name, value)
-    if pipeline is not None and name in _DECODER:
+    if pipeline is not None and dnn in pipeline.dnns and name in _DECODER:
         setattr(pipeline.dnns[dnn].decoder, name, value)
 
 

@@ -17,6 +17,7 @@ from host_rig import HostRig, descriptors, engine_pids
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.serving.slots import slots_needed
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_stop_finishes_the_frames_and_the_same_process_starts_again(make: Callab
 
 @pytest.mark.parametrize("standby", ["none", "warm", "hot"])
 def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str) -> None:
-    rig = make("lane", "object", standby=standby).start()
+    rig = make("lane", "object", standby=standby, fault_window_s=8.0).start()
     spare = 0
     if standby != "none":
         spare = rig.wait_standby(f"{standby}, ready")
@@ -229,5 +230,6 @@ def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]
     assert condition is not None
     assert "killed by SIGSEGV" in condition.text
     lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
-    assert all(count <= 4 for count in lost)
+    print(lost)
+    assert all(count <= slots_needed(2) for count in lost)  # as many as it can have
     assert sum(lost) >= 1
