@@ -63,7 +63,8 @@ class Start:
 class Offer:
     """A frame, in a slot of its camera. Times: nanoseconds, on the monotonic clock; stamp_ns: the header's.
 
-    dnns: who takes it. Each of them answers once. A process may hold DNNs that another process serves at this moment.
+    dnns: who takes it, and answers once each; None: all of the camera. A process may hold DNNs that another one serves
+    at this moment.
     """
 
     number: int
@@ -74,7 +75,7 @@ class Offer:
     stamp_ns: int
     received_ns: int
     decode_ns: int
-    dnns: tuple[str, ...]
+    dnns: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
