@@ -58,7 +58,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Offer:
-    """A frame, in a slot of its camera. Times: nanoseconds, on the monotonic clock; stamp_ns: the header's."""
+    """A frame, in a slot of its camera. Times: nanoseconds, on the monotonic clock; stamp_ns: the header's.
+
+    dnns: who takes it. Each of them answers once. A process may hold DNNs that another process serves at this moment.
+    """
 
     number: int
     camera: str
@@ -68,6 +71,7 @@ class Offer:
     stamp_ns: int
     received_ns: int
     decode_ns: int
+    dnns: tuple[str, ...]
 
 
 @dataclass(frozen=True)

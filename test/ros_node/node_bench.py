@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +25,9 @@ from std_msgs.msg import Header
 from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
 from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.ros.node import MultiDnnNode, make_host
 from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.local_host import LocalHost
 
 WAIT_S = 60.0
 #: Images of this value make a DNN named `fragile` raise, and one named `dizzy` return what is no number.
@@ -104,12 +105,21 @@ class Bench:
         self.reports: list[Any] = []
         self.peer.create_subscription(DiagnosticArray, "/diagnostics", self.reports.append, QoSProfile(depth=100))
 
-    def node(self, parameters: dict[str, Any] | None = None, **arguments: Any) -> MultiDnnNode:
-        """A node with one DNN `object` on camera `front` unless the parameters say otherwise."""
-        values = {"autostart": False, "dnns": ["object"], "diagnostics_period_s": 0.1, **(parameters or {})}
+    def node(
+        self,
+        parameters: dict[str, Any] | None = None,
+        check: Callable[[NodeConfig], Sequence[str]] = lambda config: (),
+        **arguments: Any,
+    ) -> MultiDnnNode:
+        """A node with one DNN `object` on camera `front`, in this process, unless the parameters say otherwise."""
+        values = {"autostart": False, "dnns": ["object"], "diagnostics_period_s": 0.1, "isolation": "none",
+                  **(parameters or {})}  # fmt: skip
         overrides = [Parameter(name, value=value) for name, value in values.items()]
         settings = {
             "build": build,
+            "host": lambda isolation, build: (
+                LocalHost(build, check) if isolation == "none" else make_host(isolation, build)
+            ),
             "context": self.context,
             "parameter_overrides": overrides,
             **arguments,

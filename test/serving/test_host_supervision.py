@@ -1,0 +1,293 @@
+"""Supervision on paper: which process serves whom after which events, in any order."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from host_world import DNNS, World  # isort: skip
+
+MODES = ("none", "warm", "hot")
+
+
+def test_a_lost_process_is_replaced_at_once_and_later_ones_after_growing_pauses() -> None:
+    world = World(dnns=("lane",))
+    gaps = []
+    for _ in range(3):
+        world.wait(61)
+        world.end(world.common, "killed by SIGKILL", "lane")
+        begin = world.time_s
+        world.wait(10)
+        gaps.append(world.spawned[-1] - begin)
+    assert gaps == [0, 0, 0], "each had served for the fault window"
+
+
+def test_a_process_that_never_comes_up_is_tried_with_growing_pauses() -> None:
+    world = World()
+    world.wait(1)
+    world.end(world.common, "killed by SIGKILL")
+    tries = []
+    while len(tries) < 7:
+        (key,) = [key for key, state in world.state.items() if state == "starting"] or [None]
+        if key is None:
+            world.time_s += 0.5
+            world.do(world.supervisor.tick())
+            continue
+        tries.append(world.time_s)
+        world.step(key)
+        world.refuse(key)
+        world.end(key)
+    pauses = [after - before for before, after in zip(tries, tries[1:], strict=False)]
+    assert pauses == [1.0, 5.0, 30.0, 60.0, 60.0, 60.0]
+
+
+def test_a_hot_standby_takes_over_in_the_event_itself_and_is_made_again_in_the_background() -> None:
+    world = World("hot")
+    world.wait(5)
+    standby = world.supervisor.standby.key
+    assert standby is not None
+    assert world.phase(standby).value == "configured"
+    world.end(world.common, "killed by SIGKILL", "lane")
+    assert world.common == standby
+    world.wait(5)
+    assert world.supervisor.standby_state() == "hot, ready"
+    assert world.common == standby
+    (level, text), *_ = [line for line in world.lines if "again after" in line[1]]
+    assert level == logging.WARNING
+    assert "restarts: 1" in text
+
+
+def test_a_warm_standby_is_configured_in_place_of_a_new_process() -> None:
+    world = World("warm")
+    world.wait(2)
+    standby = world.supervisor.standby.key
+    assert standby is not None
+    world.end(world.common)
+    assert world.state[standby] == "configuring"
+    world.step(standby)
+    assert world.common == standby
+
+
+def test_a_standby_in_the_making_is_used_as_far_as_it_is() -> None:
+    world = World("hot")
+    standby = world.supervisor.standby.key
+    assert standby is not None
+    world.step(standby)
+    assert world.state[standby] == "configuring"
+    world.end(world.common)
+    assert len(world.spawned) == 1
+    world.step(standby)
+    assert world.common == standby
+
+
+def test_a_standby_that_dies_while_it_takes_over_accuses_nobody() -> None:
+    world = World("hot")
+    world.wait(5)
+    world.end(world.common, "killed by SIGKILL", "lane")
+    world.end(world.common, "killed by SIGSTOP and SIGKILL")
+    world.wait(20)
+    assert world.common
+    assert not any(group.own for group in world.supervisor.groups)
+
+
+def test_a_standby_that_does_not_fit_into_memory_is_left_out_and_tried_later() -> None:
+    world = World("hot")
+    standby = world.supervisor.standby.key
+    assert standby is not None
+    world.step(standby)
+    world.refuse(standby, memory=True)
+    assert world.supervisor.standby_state() == "none at this moment: out of memory"
+    world.wait(55)
+    assert len(world.spawned) == 1
+    world.wait(10)
+    assert world.supervisor.standby_state() == "hot, ready"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back(mode: str) -> None:
+    world = World(mode)
+    world.wait(5)
+    world.end(world.common, "killed by SIGSEGV", "lane", "object")
+    world.wait(5)
+    first = world.common
+    world.end(first, "killed by SIGSEGV", "lane", "object")
+    if mode == "hot":
+        assert world.common, "the standby serves all until the others are ready"
+    world.wait(5)
+    keys = {dnn: world.serving(dnn) for dnn in DNNS}
+    assert None not in keys.values()
+    assert len(set(keys.values())) == 3
+    lane = keys["lane"]
+    assert lane is not None
+    world.end(lane, "killed by SIGSEGV", "lane")
+    assert "killed by SIGSEGV; next try in 10 s" in world.disabled["lane"]
+    assert world.serving("object") == keys["object"]
+    assert world.serving("pedestrian") == keys["pedestrian"]
+    disabled_at = world.time_s
+    while world.serving("lane") is None:
+        world.wait(0.5)
+    assert 10 <= world.time_s - disabled_at < 13
+    assert not world.disabled
+    again = world.serving("lane")
+    assert again is not None
+    assert again != keys["lane"]
+    world.end(again, "killed by SIGSEGV", "lane")
+    assert "next try in 60 s" in world.disabled["lane"]
+    world.wait(55)
+    assert world.serving("object") == world.serving("pedestrian"), "served for fault_window_s without a fault"
+    world.wait(90)
+    assert world.common, "lane was innocent for fault_window_s, too"
+    world.wait(5)
+    assert world.supervisor.standby_state() == {
+        "none": "none (parameter standby)",
+        "warm": "warm, ready",
+        "hot": "hot, ready",
+    }[mode]
+    assert len(world.state) == (1 if mode == "none" else 2)
+
+
+def test_without_a_job_under_way_all_are_under_suspicion() -> None:
+    world = World()
+    for _ in range(2):
+        world.wait(5)
+        world.end(world.common, "killed by SIGKILL")
+    world.wait(5)
+    assert len(set(world.supervisor.routes.values())) == 3
+    assert len(world.supervisor.routes) == 3
+
+
+def test_two_faults_further_apart_than_the_window_accuse_nobody() -> None:
+    world = World()
+    for _ in range(5):
+        world.end(world.common, "killed by SIGSEGV", "lane")
+        world.wait(61)
+    assert world.common
+
+
+def test_a_dnn_that_is_alone_is_guilty_at_the_second_fault() -> None:
+    world = World(dnns=("lane",))
+    world.wait(5)
+    world.end(world.common, "killed by SIGSEGV", "lane")
+    world.wait(5)
+    world.end(world.common, "killed by SIGSEGV", "lane")
+    assert set(world.disabled) == {"lane"}
+    world.wait(90)
+    assert world.common
+    assert not world.disabled
+
+
+def test_a_merge_that_does_not_fit_into_memory_leaves_things_as_they_are() -> None:
+    world = World()
+    for _ in range(2):
+        world.wait(5)
+        world.end(world.common, "killed by SIGSEGV", "lane")
+    world.wait(59)
+    serving = dict(world.supervisor.routes)
+    while world.supervisor.merging.key is None:
+        world.wait(0.5)
+    key = world.supervisor.merging.key
+    while world.state[key] != "configuring":
+        world.step(key)
+    world.refuse(key, memory=True)
+    world.end(key)
+    assert world.supervisor.routes == serving
+    world.wait(20)
+    assert world.common, "tried again"
+
+
+def test_a_process_that_hangs_is_replaced_before_it_is_reaped() -> None:
+    world = World("hot")
+    world.wait(5)
+    hung, standby = world.common, world.supervisor.standby.key
+    world.hang(hung, "lane")
+    assert world.state[hung] == "killed"
+    assert world.common == standby
+
+
+def test_a_process_lost_while_inactive_is_there_again_for_the_next_start() -> None:
+    world = World()
+    world.wait(5)
+    key = world.common
+    world.do(world.supervisor.deactivate())
+    world.wait(1)
+    assert world.state[key] == "configured"
+    world.end(key, "killed by SIGKILL")
+    world.wait(5)
+    assert not world.supervisor.routes
+    world.do(world.supervisor.activate())
+    assert world.common != key
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("step", "step", "step", "step", "end", "end", "hang", "refuse", "memory", "wait", "long", "toggle", "tick")
+        ),
+        st.integers(0, 5),
+        st.sets(st.sampled_from(DNNS)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=400)
+@given(mode=st.sampled_from(MODES), events=EVENTS)
+def test_any_order_of_events_leaves_every_dnn_served_restored_or_disabled(mode: str, events: list) -> None:
+    """World.check() holds after each event; and once nothing fails any more, all are served as in the beginning."""
+    world = World(mode)
+    for kind, pick, dnns in events:
+        keys = sorted(world.state)
+        key = keys[pick % len(keys)] if keys else -1
+        if kind == "wait":
+            world.time_s += pick
+            world.do(world.supervisor.tick())
+        elif kind == "long":
+            world.time_s += 30 * pick
+            world.do(world.supervisor.tick())
+        elif kind == "tick":
+            world.do(world.supervisor.tick())
+        elif kind == "toggle":
+            supervisor = world.supervisor
+            busy = "finishing" in world.state.values()  # stop() waits for them
+            if not busy:
+                world.do(supervisor.deactivate() if supervisor.active else supervisor.activate())
+        elif key in world.state:
+            if kind == "step":
+                world.step(key)
+            elif kind == "end":
+                under_way = [dnn for dnn in dnns if dnn in world.holds.get(key, ())]
+                world.end(key, "killed by SIGSEGV", *under_way)
+            elif kind == "hang":
+                world.hang(key, *[dnn for dnn in dnns if dnn in world.holds.get(key, ())])
+            else:
+                world.refuse(key, memory=kind == "memory")
+    if not world.supervisor.active:
+        world.wait(5)
+        world.do(world.supervisor.activate())
+    world.wait(1500)
+    assert world.common
+    assert not world.disabled
+    assert len(world.supervisor.groups) == 1
+    assert len(world.state) == (1 if mode == "none" else 2)
+
+
+@settings(max_examples=50)
+@given(mode=st.sampled_from(MODES), phase=st.sampled_from(("starting", "configuring", "serving")), seed=st.randoms())
+def test_what_always_fails_is_not_restarted_in_a_tight_loop(mode: str, phase: str, seed: object) -> None:
+    """Whichever step every process dies in, for ten minutes."""
+    world = World(mode)
+    begin = world.time_s
+    while world.time_s - begin < 600:
+        for key in list(world.state):
+            if world.state.get(key) == phase:
+                if phase == "serving":
+                    world.step(key)
+                world.end(key, "killed by SIGSEGV", *(["lane"] if phase == "serving" else []))
+            elif key in world.state:
+                world.step(key)
+        world.time_s += 0.1
+        world.do(world.supervisor.tick())
+    assert len(world.spawned) < 90
