@@ -75,9 +75,7 @@ class Fleet:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._accounts: Accounts | None = None
-        self._supervisor = Supervisor(
-            description.device, tuple(config.dnns), limits, config.standby, time.monotonic_ns
-        )
+        self._supervisor = Supervisor(description.device, tuple(config.dnns), limits, config.standby, time.monotonic_ns)
         self._watch = Watch(config.job_timeout_s, config.heartbeat_timeout_s, time.monotonic_ns)
         self._processes = {self._supervisor.adopt(): first}
         self._routes = Routes()

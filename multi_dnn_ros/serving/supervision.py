@@ -156,9 +156,7 @@ class Supervisor:
             self._gone(member, cause, tuple(under_way), answer_ns, phase)
         return self._reconcile()
 
-    def ended(
-        self, key: int, cause: str, under_way: Iterable[str] = (), answer_ns: int | None = None
-    ) -> list[Action]:
+    def ended(self, key: int, cause: str, under_way: Iterable[str] = (), answer_ns: int | None = None) -> list[Action]:
         """It was reaped. under_way: DNNs whose job was running. answer_ns: of its last answer; None: it gave none."""
         member = self.members.pop(key, None)
         if member is not None and member.phase is not Phase.KILLED:
@@ -228,9 +226,7 @@ class Supervisor:
                 self._lost(group, cause, under_way, answer_ns, worked)
                 return
 
-    def _lost(
-        self, group: Group, cause: str, under_way: tuple[str, ...], answer_ns: int | None, worked: bool
-    ) -> None:
+    def _lost(self, group: Group, cause: str, under_way: tuple[str, ...], answer_ns: int | None, worked: bool) -> None:
         """A group has lost its process. worked: it served, so that one of its DNNs may be the cause."""
         now = self._clock()
         self._cancel_merge()
@@ -345,9 +341,7 @@ class Supervisor:
     def _obtain(self, group: Group) -> int:
         """A process for a group: the standby, as far as it is, or a new one."""
         standby = self._standby_member()
-        usable = standby is not None and (
-            standby.phase in _EARLY or (standby.covers(group.dnns) and not group.own)
-        )
+        usable = standby is not None and (standby.phase in _EARLY or (standby.covers(group.dnns) and not group.own))
         if standby is not None and usable and not group.tries.count:  # a DNN on trial does not take it from others
             self.standby.used(self._clock(), self._window_ns)
             return standby.key

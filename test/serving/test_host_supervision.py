@@ -141,11 +141,14 @@ def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back
     world.wait(90)
     assert world.common, "lane was innocent for fault_window_s, too"
     world.wait(5)
-    assert world.supervisor.standby_state() == {
-        "none": "none (parameter standby)",
-        "warm": "warm, ready",
-        "hot": "hot, ready",
-    }[mode]
+    assert (
+        world.supervisor.standby_state()
+        == {
+            "none": "none (parameter standby)",
+            "warm": "warm, ready",
+            "hot": "hot, ready",
+        }[mode]
+    )
     assert len(world.state) == (1 if mode == "none" else 2)
 
 
