@@ -10,7 +10,6 @@ memory; the engine's.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import logging
 import os
@@ -31,7 +30,8 @@ from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board
 from multi_dnn_ros.serving.host import Progress
-from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED, EXIT_ERROR, EXIT_ORPHANED, Setup
+from multi_dnn_ros.serving.parent import EXIT_ORPHANED
+from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED, EXIT_ERROR, Setup
 from multi_dnn_ros.serving.slots import SlotMemory
 from multi_dnn_ros.turns import short_turns
 
@@ -46,14 +46,12 @@ _REPORT_S = 1.0
 _LAST_WORDS_S = 0.5
 #: Nice value of a process that configures while another one serves; children that compile inherit it.
 _BACKGROUND_NICE = 19
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argument: str) -> NoReturn:
     """Run until the node's process says so, or is gone. argument: the Setup."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends us in its order
     setup = Setup.from_json(argument)
-    _die_with_parent(setup.parent)
     faulthandler.enable(all_threads=False)  # where a crash happened, on stderr
     threading.current_thread().name = "configure"
     channel = wire.Channel(socket.socket(fileno=setup.channel))
@@ -325,15 +323,6 @@ def _die(channel: wire.Channel, cause: str, code: int) -> NoReturn:
         pass
     finally:
         os._exit(code)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Be killed when the thread that started us ends, whatever we are doing then."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        print(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}", file=sys.stderr)
-    if os.getppid() != parent:  # it ended before that
-        os._exit(EXIT_ORPHANED)
 
 
 def _set_nice(nice: int) -> None:

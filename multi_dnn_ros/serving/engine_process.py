@@ -22,14 +22,18 @@ from typing import Any
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board, board_fd
 from multi_dnn_ros.serving.oom_kills import oom_kills
-from multi_dnn_ros.serving.setup import EXIT_ORPHANED, Pool, Setup
+from multi_dnn_ros.serving.parent import EXIT_ORPHANED
+from multi_dnn_ros.serving.setup import Pool, Setup
 from multi_dnn_ros.serving.slots import SlotPool
 
 log = logging.getLogger(__name__)
 
 #: With the parent's import path: what pickle names there can be imported here.
+#: First of all it is made to end with the parent: the imports take a second on a busy machine.
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from multi_dnn_ros.serving.parent import die_with_parent; die_with_parent(int(sys.argv[2])); "
+    "from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
 )
 #: A process that takes no message for so long hangs: there is room for more frames than there are slots.
 _SEND_TIMEOUT_S = 1.0
@@ -147,9 +151,9 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         try:
             self.board = Board(self.dnns, board)
-            setup = Setup(self.label, os.getpid(), self.dnns, theirs.fileno(), board, self._pools)
+            setup = Setup(self.label, self.dnns, theirs.fileno(), board, self._pools)
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, setup.to_json(), *sys.path],
+                [sys.executable, "-u", "-c", _PROGRAM, setup.to_json(), str(os.getpid()), *sys.path],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
