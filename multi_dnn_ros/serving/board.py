@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 
 import numpy as np
 
@@ -43,12 +42,6 @@ class Board:
     def last_beat_ns(self) -> int:
         """0: it has not begun yet."""
         return int(self._row[0])
-
-    def freeze(self) -> None:
-        """Keep what it says now, and give the memory back: its process is gone."""
-        self._row = self._row.copy()
-        with suppress(BufferError):  # somebody looks at it; then it goes with the board
-            self._map.close()
 
     def under_way(self) -> dict[str, int]:
         """By DNN, since when its job has been running; DNNs without one are left out."""

@@ -139,7 +139,7 @@ class EngineProcess:
             watch.join()
         end = self._end()
         self._channel.close()
-        self.board.freeze()
+        self.board.close()
         self._reaped.set()
         try:
             self._on_end(self, end)

@@ -63,8 +63,7 @@ class Start:
 class Offer:
     """A frame, in a slot of its camera. Times: nanoseconds, on the monotonic clock; stamp_ns: the header's.
 
-    dnns: who takes it, and answers once each; None: all of the camera. A process may hold DNNs that another one serves
-    at this moment.
+    dnns: who takes it, and answers once each. A process may hold DNNs that another one serves at this moment.
     """
 
     number: int
@@ -75,7 +74,7 @@ class Offer:
     stamp_ns: int
     received_ns: int
     decode_ns: int
-    dnns: tuple[str, ...] | None = None
+    dnns: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from fake_pipelines import settings
 from multi_dnn_ros.serving import engine_process, wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.oom_kills import oom_kills
-from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED, EXIT_ORPHANED
+from multi_dnn_ros.serving.parent import EXIT_ORPHANED
+from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED
 
 WAIT_S = 30.0
 Make = Callable[..., Rig]
