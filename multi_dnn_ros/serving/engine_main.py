@@ -15,12 +15,12 @@ import logging
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multi_dnn_ros.engine.reports import Failure
@@ -54,7 +54,7 @@ def main(argument: str) -> NoReturn:
     setup = Setup.from_json(argument)
     faulthandler.enable(all_threads=False)  # where a crash happened, on stderr
     threading.current_thread().name = "configure"
-    channel = wire.Channel(Connection(setup.channel))
+    channel = wire.Channel(socket.socket(fileno=setup.channel))
     # A child that is forked must not keep the connection open after our end.
     os.register_at_fork(after_in_child=lambda: os.close(setup.channel))
     board = Board(setup.dnns, setup.board)
@@ -123,7 +123,7 @@ class EngineMain:
     def _on_offer(self, offer: wire.Offer) -> None:
         engine = self._engine
         if engine is None:
-            for dnn in self._dnns_of(offer.camera):
+            for dnn in offer.dnns:
                 self._channel.send(wire.Lost(offer.number, dnn, DropReason.SHUTDOWN, "the engine is not started"))
             return
         image = self._slots[offer.camera].image(offer.slot, offer.height, offer.width)
@@ -135,6 +135,7 @@ class EngineMain:
             stamp_ns=offer.stamp_ns,
             received_ns=offer.received_ns,
             decode_ns=offer.decode_ns,
+            dnns=offer.dnns,
         )
 
     def _on_update(self, update: wire.Update) -> None:
@@ -180,9 +181,6 @@ class EngineMain:
         except BaseException as error:
             traceback.print_exc()
             _die(self._channel, f"{function.__name__}: {type(error).__name__}: {error}", EXIT_ERROR)
-
-    def _dnns_of(self, camera: str) -> list[str]:
-        return [task.name for task in self._pipeline.tasks if camera in task.cameras] if self._pipeline else []
 
     # -- in the main thread
 

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +139,7 @@ class EngineProcess:
             watch.join()
         end = self._end()
         self._channel.close()
-        self._socket.detach()  # which is closed now
+        self.board.close()
         self._reaped.set()
         try:
             self._on_end(self, end)
@@ -172,7 +171,7 @@ class EngineProcess:
         seconds, microseconds = divmod(round(_SEND_TIMEOUT_S * 1e6), 1_000_000)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
         self._socket = ours
-        self._channel = wire.Channel(Connection(ours.fileno()))
+        self._channel = wire.Channel(ours)
 
     def _read(self) -> None:
         while True:
