@@ -230,6 +230,5 @@ def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]
     assert condition is not None
     assert "killed by SIGSEGV" in condition.text
     lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
-    print(lost)
-    assert all(count <= slots_needed(2) for count in lost)  # as many as it can have
+    assert max(lost) <= slots_needed(2), lost  # as many as it can have
     assert sum(lost) >= 1
