@@ -1,4 +1,4 @@
-"""Cameras in front of an engine's host, without ROS: images at a steady rate, decoded as the node does it, and counted."""
+"""Cameras in front of a host, without ROS: images at a steady rate, decoded as the node does it, and counted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -101,7 +102,7 @@ class HostTraffic:
     def gap_ms(self, dnn: str) -> float:
         """The longest time between two results of a DNN that follow one another, over all its cameras."""
         times = sorted(at for (name, _), of_stream in self.seen.results_ns.items() if name == dnn for at in of_stream)
-        return max(((after - before) / 1e6 for before, after in zip(times, times[1:], strict=False)), default=0.0)
+        return max(((after - before) / 1e6 for before, after in pairwise(times)), default=0.0)
 
     def results(self, dnn: str) -> int:
         """Of a DNN so far."""
