@@ -368,12 +368,13 @@ class DnnThread(threading.Thread):
 
     def _consequences(self, message: str) -> tuple[Failure, list[Frame]]:
         """Of a failure that `health` knows of: what is told, and the frames that wait in vain now, counted already."""
-        disabled = self._health.disabled is not None
-        waiting = self._mail.clear() if disabled else []
+        disabled = self._health.disabled
+        waiting = self._mail.clear() if disabled is not None else []
         for frame in waiting:
             self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
         self._others.notify_all()
-        return Failure(self.task.name, message, self._health.failures, disabled), waiting
+        failure = Failure(self.task.name, message, self._health.failures, disabled is not None, disabled or "")
+        return failure, waiting
 
     def _tell_drop(self, reason: DropReason, message: str, *frames: Frame) -> None:
         for frame in frames:

@@ -99,7 +99,7 @@ class Engine:
     def offer(self, frame: Frame, dnns: Collection[str] | None = None) -> None:
         """Hand a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted.
 
-        It arrives now, unless its `received_ns` says when it did. dnns: only to these.
+        It arrives now, unless its `received_ns` says when it did. dnns: only to these; None: to all.
         """
         frame.received_ns = frame.received_ns or self._clock()
         for dnn in self._serving(frame.camera):

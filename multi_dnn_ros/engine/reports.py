@@ -15,12 +15,16 @@ Report = TypeVar("Report")
 
 @dataclass(frozen=True)
 class Failure:
-    """A DNN lost a frame, or those of a batch, by its own fault. disabled: it takes no more frames."""
+    """A DNN lost a frame, or those of a batch, by its own fault.
+
+    consecutive: failures in a row. disabled: it takes no more frames; reason: why, if that is more than the message.
+    """
 
     dnn: str
     message: str
     consecutive: int
     disabled: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True)

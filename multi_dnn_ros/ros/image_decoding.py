@@ -121,7 +121,7 @@ def decode_compressed(message: CompressedImageMessage, max_pixels: int, room: Ro
     return image
 
 
-def _convert(image: npt.NDArray[np.uint8], code: int, into: RgbImage) -> None:
+def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:
     """OpenCV's conversion, in place: it writes to `dst` where that has the shape and type of the result."""
     converted = cv2.cvtColor(image, code, dst=into)
     assert np.may_share_memory(converted, into)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from lifecycle_msgs.msg import State, Transition, TransitionDescription
 from lifecycle_msgs.srv import ChangeState
 from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rclpy.task import Future
 
@@ -36,7 +37,7 @@ _ENDING: dict[Any, str] = {
     Transition.TRANSITION_INACTIVE_SHUTDOWN: _SHUTDOWN,
     Transition.TRANSITION_ACTIVE_SHUTDOWN: _SHUTDOWN,
 }
-#: How long a call waits in the queue at most before `end` looks for the next one.
+#: How often what is under way is looked after, and cancelled again.
 _TURN_S = 0.05
 
 
@@ -58,13 +59,14 @@ class Transitions:
         self._thread: threading.Thread | None = None
         self._ended = Future()  # result: whether all steps succeeded
         self._cancelled = False
+        self._cancel_timer: Any = None
         self._abandoned = False
         self._unanswered = 0
         self._original: Callable[[Any, Any], Any]
         self._original_available: Callable[[Any, Any], Any]
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # Reentrant: the life cycle's services answer while a transition is under way.
-        group = ReentrantCallbackGroup()
+        self._group = group = ReentrantCallbackGroup()
         self._called = node.create_guard_condition(self._run_calls, callback_group=group)
         for service in node.services:
             if service.srv_name.endswith("/change_state") and service.srv_type is ChangeState:
@@ -105,9 +107,13 @@ class Transitions:
 
     def cancel(self) -> None:
         """Let what is under way fail soon, and begin no further step of it."""
-        if self._thread is not None:
-            self._cancelled = True
-            self._cancel()
+        if self._thread is None:
+            return
+        self._cancelled = True
+        self._cancel()
+        if self._cancel_timer is None:  # again and again: it may be about to begin what can be cancelled
+            clock = Clock(clock_type=ClockType.STEADY_TIME)
+            self._cancel_timer = self._node.create_timer(_TURN_S, self._cancel, self._group, clock)
 
     def end(self, timeout_s: float) -> bool:
         """Cancel what is under way and wait for it, whether or not the executor spins; for the end of the node.
@@ -120,6 +126,7 @@ class Transitions:
             try:
                 call = self._calls.get(timeout=min(left_s, _TURN_S))
             except queue.Empty:
+                self.cancel()
                 continue
             call()
         self._abandoned = self._thread is not None
@@ -186,6 +193,9 @@ class Transitions:
         assert self._thread is not None
         self._thread.join()  # it has nothing left to do
         self._thread = None
+        if self._cancel_timer is not None:
+            self._node.destroy_timer(self._cancel_timer)
+            self._cancel_timer = None
         if error:
             self._node.get_logger().error(f"transition refused: {error}")
         self._ended.set_result(succeeded)

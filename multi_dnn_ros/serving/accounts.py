@@ -162,7 +162,7 @@ class Accounts:
         """A DNN lost frames by its own fault."""
         if failure.disabled:
             with self._lock:
-                self._disabled[failure.dnn] = failure.message
+                self._disabled[failure.dnn] = failure.reason or failure.message
         guarded(self._callbacks.on_failure, failure)
 
     def enabled(self, dnn: str) -> None:

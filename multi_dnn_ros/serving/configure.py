@@ -51,7 +51,8 @@ def refusal(error: Exception) -> tuple[str, bool]:
 
 def library_versions() -> dict[str, str]:
     """Of PyTorch and CUDA, as a bug report needs them."""
-    return {"torch": torch.__version__, "CUDA": torch.version.cuda or "none"}
+    # PyTorch's version is of a class of its own, which who unpickles it would have to import.
+    return {"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"}
 
 
 def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None]) -> Capacity | None:

@@ -69,11 +69,12 @@ class ServedEngine:
     ) -> None:
         """Hand an image, (H, W, 3) uint8, in its place in a slot, to the DNNs of its camera; one thread a camera.
 
-        dnns: only to these.
+        dnns: only to these; None: to all.
         """
         self._pins.pin(image)
-        frame = Frame(camera, stamp_ns, lambda: image, number)
-        frame.received_ns, frame.decode_ns = received_ns, decode_ns
+        frame = Frame(camera, stamp_ns, context=number)
+        frame.set_image(image, decode_ns)
+        frame.received_ns = received_ns
         self._engine.offer(frame, dnns)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
@@ -111,7 +112,7 @@ def set_runtime(config: NodeConfig, pipeline: Pipeline | None, dnn: str, name: s
     """Put a runtime parameter into the settings, and into the decoder if it reads it; whether frames are served or
     not."""
     setattr(config.dnns[dnn], name, value)
-    if pipeline is not None and dnn in pipeline.dnns and name in _DECODER:
+    if pipeline is not None and name in _DECODER:
         setattr(pipeline.dnns[dnn].decoder, name, value)
 
 

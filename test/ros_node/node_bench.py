@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import rclpy
-import torch
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
+from node_pipelines import POISON as POISON
+from node_pipelines import build
 from rcl_interfaces.srv import SetParameters
 from rclpy.context import Context
 from rclpy.executors import SingleThreadedExecutor
@@ -22,73 +22,17 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
-from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
-from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.ros.node import MultiDnnNode, make_host
 from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.local_host import LocalHost
 
 WAIT_S = 60.0
-#: Images of this value make a DNN named `fragile` raise, and one named `dizzy` return what is no number.
-POISON = 66
 _TRANSITIONS = {
     "configure": Transition.TRANSITION_CONFIGURE,
     "activate": Transition.TRANSITION_ACTIVATE,
     "deactivate": Transition.TRANSITION_DEACTIVATE,
     "cleanup": Transition.TRANSITION_CLEANUP,
 }
-
-
-def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """DNNs of one addition: a detection of the whole image, whose score is its first value, or one upright line."""
-    tasks, dnns = [], {}
-    for name, settings in config.dnns.items():
-        threshold = settings.score_threshold
-        decoder = SimpleNamespace(
-            score_threshold=threshold, own_threshold=threshold, iou_threshold=0.5, max_detections=10
-        )
-        dnns[name] = SimpleNamespace(labels=("thing", "other"), decoder=decoder)
-        tasks.append(
-            DnnTask(
-                name=name,
-                cameras=tuple(settings.cameras or config.cameras),
-                preprocess=lambda image: (image[0, 0, 0].to(torch.float32),),
-                stages=(_stage(name), lambda carried: carried),
-                decode=_lane if settings.role == "lane" else _detect(decoder),
-            )
-        )
-    return Pipeline(torch.device("cpu"), 2, tuple(tasks), dnns)
-
-
-def _stage(name: str) -> Callable:
-    def run(carried: tuple) -> tuple:
-        if name == "fragile" and float(carried[0]) == POISON:
-            raise RuntimeError("poisoned")
-        return (carried[0] * (float("nan") if name == "dizzy" and float(carried[0]) == POISON else 1.0) / 255.0,)
-
-    return run
-
-
-def _detect(decoder: Any) -> Callable:
-    def decode(outputs: tuple, size: tuple[int, int]) -> Detections:
-        if not bool(torch.isfinite(outputs[0])):
-            raise OutputError("output 0 holds NaN or infinite values: 1 of 1")
-        count = int(float(outputs[0]) >= decoder.score_threshold)
-        return Detections(
-            np.array([[0, 0, size[1], size[0]]], np.float32)[:count],
-            np.array([float(outputs[0])], np.float32)[:count],
-            np.zeros(count, np.int64),
-            ("thing", "other"),
-        )
-
-    return decode
-
-
-def _lane(outputs: tuple, size: tuple[int, int]) -> Lanes:
-    mask = np.zeros(size, np.uint8)
-    mask[:, 0] = 1
-    points = np.array([[0, size[0] - 1], [0, 0]], np.float32)
-    return Lanes(mask, (Lane(1, points, np.zeros(3), float(outputs[0])),))
 
 
 class Bench:
@@ -104,12 +48,21 @@ class Bench:
         self.reports: list[Any] = []
         self.peer.create_subscription(DiagnosticArray, "/diagnostics", self.reports.append, QoSProfile(depth=100))
 
-    def node(self, parameters: dict[str, Any] | None = None, **arguments: Any) -> MultiDnnNode:
-        """A node with one DNN `object` on camera `front` unless the parameters say otherwise."""
-        values = {"autostart": False, "dnns": ["object"], "diagnostics_period_s": 0.1, **(parameters or {})}
+    def node(
+        self,
+        parameters: dict[str, Any] | None = None,
+        check: Callable[[NodeConfig], Sequence[str]] = lambda config: (),
+        **arguments: Any,
+    ) -> MultiDnnNode:
+        """A node with one DNN `object` on camera `front`, in this process, unless the parameters say otherwise."""
+        values = {"autostart": False, "dnns": ["object"], "diagnostics_period_s": 0.1, "isolation": "none",
+                  **(parameters or {})}  # fmt: skip
         overrides = [Parameter(name, value=value) for name, value in values.items()]
         settings = {
             "build": build,
+            "host": lambda isolation, build: (
+                LocalHost(build, check) if isolation == "none" else make_host(isolation, build)
+            ),
             "context": self.context,
             "parameter_overrides": overrides,
             **arguments,

@@ -14,6 +14,8 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.serving.camera_decoder import CameraDecoder
+
 OUT = "/multi_dnn/front/object/detections"
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 
@@ -25,7 +27,7 @@ def start(bench: Bench, parameters: dict | None = None) -> None:
 
 
 def ours() -> list[str]:
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith(("worker-", "dnn-", "overlay")))
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith(("worker-", "dnn-", "decode-", "overlay")))
 
 
 def test_the_whole_life_cycle_twice(bench: Bench) -> None:
@@ -38,7 +40,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         heard = bench.listen(OUT, Detection2DArray)
         assert bench.change("activate")
         assert bench.state() == "active"
-        assert len(ours()) >= 3  # two workers, one DNN
+        assert len(ours()) >= 4  # two workers, one DNN, one camera
         camera = bench.camera()
         camera.publish(image(stamp=round_number))
         bench.until(lambda heard=heard: len(heard) == 1, "a detection")
@@ -159,6 +161,39 @@ def test_a_dnn_that_fails_again_and_again_is_taken_out_and_the_others_go_on(
     assert len(said) == 1
     assert "DNN fragile is disabled (3 consecutive failures): " in said[0]
     assert "poisoned" in said[0]
+
+
+def test_a_decoding_thread_that_ended_is_an_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(bench)
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    monkeypatch.setattr(CameraDecoder, "_decode_newest", lambda decoder: 1 / 0)
+    camera.publish(image())
+    bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
+    assert bench.status("node").message == "threads ended by an error: decode-front"
+    assert "ZeroDivisionError" in caplog.text
+    assert heard == []
+    monkeypatch.undo()
+    assert bench.change("deactivate")
+    assert bench.change("activate")
+    bench.until(lambda: camera.get_subscription_count() == 1, "the subscription")
+    camera.publish(image(stamp=2))
+    bench.until(lambda: heard, "a detection")
+    assert [message.header.stamp.sec for message in heard] == [2]
+
+
+def test_every_step_of_a_frame_is_timed(bench: Bench) -> None:
+    start(bench)
+    heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
+    camera.publish(image(size=(1280, 720)))
+    bench.until(lambda: heard, "a detection")
+    steps = ("decode", "mailbox", "pre", "queue", "compute", "post", "publish")
+    bench.until(lambda: bench.status("object on front").by_key.get("decode max (ms)", "nan") != "nan", "the report")
+    times = {step: float(bench.status("object on front").by_key[f"{step} max (ms)"]) for step in (*steps, "end_to_end")}
+    assert times["decode"] > 0.0
+    assert min(times.values()) >= 0.0
+    assert sum(times[step] for step in steps) <= times["end_to_end"] + 1.0  # of one frame, rounded
 
 
 def test_a_silent_camera_is_stale_and_fine_again_when_it_returns(bench: Bench) -> None:

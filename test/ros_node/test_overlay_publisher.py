@@ -47,16 +47,21 @@ class Publisher:
 
 
 class Overlay:
-    """An overlay of two cameras with the DNNs `quick` and `slow`. layers: those that each picture was drawn with."""
+    """An overlay of two cameras with the DNNs `quick` and `slow`.
+
+    layers: those that each picture was drawn with; corners: the first value of its image.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.order: list[tuple[str, str]] = []
         self.layers: list[list[tuple[str, bool]]] = []
+        self.corners: list[int] = []
         self.errors: list[str] = []
         draw = overlay_publisher.draw
 
         def note(image: Any, layers: Any) -> Any:
             self.layers.append(sorted((layer.dnn, layer.held) for layer in layers))
+            self.corners.append(int(image[0, 0, 0]))
             return draw(image, layers)
 
         monkeypatch.setattr(overlay_publisher, "draw", note)
@@ -143,3 +148,42 @@ def test_cameras_take_turns_where_drawing_is_slower_than_they_are(overlay: Overl
     rear.until("200")
     front.until("150")
     assert overlay.order == [("rear", "100"), ("front", "150"), ("rear", "200")]
+
+
+@pytest.mark.parametrize("last", ["answer", "drop"])
+def test_a_picture_has_the_image_that_was_there_when_the_last_dnn_answered(overlay: Overlay, last: str) -> None:
+    """Its memory holds another image afterwards."""
+    publisher = overlay.publishers["front"]
+    publisher.go.clear()
+    overlay.complete(frame(100))
+    assert publisher.begun.wait(WAIT_S)  # and is being drawn, while the next one waits
+    memory = np.full((6, 8, 3), 50, np.uint8)
+    waiting = Frame("front", 0, lambda: memory, Header(frame_id="200"))
+    waiting.received_ns = 200 * _MS
+    overlay.answer("quick", waiting, 210)
+    getattr(overlay, last)("slow", waiting)
+    memory[:] = 99
+    publisher.go.set()
+    publisher.until("200")
+    assert overlay.corners == [0, 50]
+
+
+def test_images_are_not_copied_for_nobody(overlay: Overlay, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Uncopied(np.ndarray):
+        def copy(self, *arguments: Any) -> Any:
+            raise AssertionError("copied")
+
+    monkeypatch.setattr(Publisher, "get_subscription_count", lambda publisher: 0)
+    shown = frame(100)
+    monkeypatch.setattr(shown, "image", lambda: np.zeros((6, 8, 3), np.uint8).view(Uncopied))
+    overlay.complete(shown)
+    monkeypatch.undo()
+
+
+def test_a_frame_that_was_never_decoded_has_no_picture(overlay: Overlay) -> None:
+    lost = Frame("front", 0)
+    for dnn in ("quick", "slow"):
+        overlay.drop(dnn, lost)
+    overlay.complete(frame(100))
+    overlay.publishers["front"].until("100")
+    assert [number for _, number in overlay.order] == ["100"]

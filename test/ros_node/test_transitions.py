@@ -156,6 +156,16 @@ def test_cleanup_cancels_configuring_and_configuring_again_works(bench: Bench, c
     assert len(case.hosts) == 2
 
 
+def test_what_is_cancelled_before_the_host_configures_is_cancelled_again(
+    bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured = case.configuring()
+    heard: list[None] = []
+    monkeypatch.setattr(case.host, "cancel", lambda: heard.append(None) if not heard else case.host.cancelled.set())
+    assert case.answer(case.ask(CLEANUP))
+    assert not case.answer(configured)
+
+
 def test_shutdown_cancels_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     begin = time.monotonic()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +17,11 @@ from fake_host import WAIT_S, Ends, FakeClock, FakeHost
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.engine.task import DropReason, Result, Timing
 from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
+from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, slots_needed
 
 MS = 1_000_000
 
@@ -284,3 +288,101 @@ def test_nothing_of_an_image_lives_on_while_the_thread_waits(make: Callable[...,
     bench.host.wait_offered(1)
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
+
+
+class Worker(threading.Thread):
+    """A DNN: takes the newest frame of its mailbox and answers it later; sometimes it loses all that it has."""
+
+    def __init__(self, dnn: str, accounts: Accounts, service_s: float, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.dnn, self.accounts, self.service_s, self.chance = dnn, accounts, service_s, random.Random(seed)
+        self.wake = threading.Condition()
+        self.mail: tuple[int, Frame] | None = None
+        self.ended = False
+
+    def offer(self, number: int, frame: Frame) -> None:
+        with self.wake:
+            old, self.mail = self.mail, (number, frame)
+            self.wake.notify()
+        if old is not None:
+            self.accounts.drop(old[0], self.dnn, DropReason.OVERWRITTEN, "")
+
+    def run(self) -> None:
+        while True:
+            with self.wake:
+                self.wake.wait_for(lambda: self.mail is not None or self.ended)
+                if self.mail is None:
+                    return
+                (number, frame), self.mail = self.mail, None
+            time.sleep(self.service_s * self.chance.random() * 2)
+            if self.chance.random() < 0.1:
+                self.accounts.give_up([self.dnn], DropReason.ENGINE_LOST, "")
+            now_ns = time.monotonic_ns()
+            self.accounts.result(number, self.dnn, None, Timing(frame.received_ns, 0, now_ns, 0, 0, 0, 0))
+
+
+class BusyHost:
+    """Slots of shared memory, and a worker for each DNN."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.pool = SlotPool(SlotLayout("front", slots_needed(len(workers)), 6))
+        self.workers = workers
+
+    def serves(self, camera: str) -> bool:
+        return True
+
+    def buffer(self, camera: str, timeout_s: float) -> Slot | None:
+        return self.pool.take(timeout_s)
+
+    def offer(self, number: int, frame: Frame, buffer: Slot) -> None:
+        for worker in self.workers:
+            worker.offer(number, frame)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fast_and_slow_dnns_under_load_account_for_every_image(seed: int) -> None:
+    chance = random.Random(seed)
+    services_s = {f"dnn{place}": chance.choice((0.0, 0.001, 0.01, 0.03)) for place in range(chance.randint(1, 4))}
+    ends = Ends()
+    seen: dict[str, list[int]] = {dnn: [] for dnn in services_s}
+
+    def on_result(result: Result) -> None:
+        number = result.frame.stamp_ns
+        assert (result.frame.image() == number % 256).all(), "the image changed while it was in use"
+        seen[result.dnn].append(number)
+
+    accounts = Accounts(
+        dict.fromkeys(services_s, ("front",)),
+        replace(ends.callbacks(), on_result=on_result),
+        time.monotonic_ns,
+        on_answered=lambda dnn, camera, handed_ns, timing: decoder.answered(dnn, handed_ns, timing),
+    )
+    workers = [Worker(dnn, accounts, service_s, seed) for dnn, service_s in services_s.items()]
+    host = BusyHost(workers)
+    decoder = CameraDecoder("front", host, accounts, lambda error: None)  # type: ignore[arg-type]
+    for thread in (*workers, decoder):
+        thread.start()
+
+    def fill(room: Room, value: int) -> npt.NDArray[np.uint8]:
+        image = room(1, 2)
+        image[:] = value
+        return image
+
+    for number in range(300):
+        decoder.arrived(Frame("front", number), lambda room, value=number % 256: fill(room, value))  # type: ignore[misc]
+        time.sleep(0.002 * chance.random())
+    assert decoder.close(WAIT_S)
+    assert accounts.wait_idle(WAIT_S)
+    for worker in workers:
+        with worker.wake:
+            worker.ended = True
+            worker.wake.notify()
+        worker.join(WAIT_S)
+        assert not worker.is_alive()
+    for stream in accounts.statistics().streams.values():
+        assert stream.offered == 300 == stream.published + sum(stream.dropped.values())
+    assert sorted(host.pool.free) == list(range(slots_needed(len(workers))))
+    assert not [drop for drop in ends.drops if drop.reason is DropReason.PUBLISH_ERROR]
+    for stamps in seen.values():
+        assert stamps == sorted(set(stamps))
+        assert stamps

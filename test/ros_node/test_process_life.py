@@ -1,0 +1,311 @@
+"""The node as a process with its engine process: life cycle, answers while configuring, and every way to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.srv import GetParameters, SetParameters
+from rclpy.context import Context
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile
+
+from multi_dnn_ros.processes import on_loopback
+
+WAIT_S = 120.0
+#: Of an answer while the node configures: the 99th percentile.
+ANSWER_S = 0.05
+#: From a signal to the end of the node while it configures, with the end of the interpreter.
+END_S = 1.5
+#: From the end of the node to that of its engine processes.
+ORPHAN_S = 1.0
+PARAMETERS = """\
+/**:
+  ros__parameters:
+    dnns: [object, pedestrian]
+    cpu_threads: 1
+    diagnostics_period_s: 0.1
+"""
+TRANSITIONS = {
+    "configure": Transition.TRANSITION_CONFIGURE,
+    "cleanup": Transition.TRANSITION_CLEANUP,
+    "activate": Transition.TRANSITION_ACTIVATE,
+    "deactivate": Transition.TRANSITION_DEACTIVATE,
+    "shutdown": Transition.TRANSITION_UNCONFIGURED_SHUTDOWN,
+}
+
+
+class Robot:
+    """A process with the node, and a peer of the test's own that talks to it."""
+
+    def __init__(self, folder: Path, domain: int) -> None:
+        self.log = folder / "node.log"
+        parameters = folder / "parameters.yaml"
+        parameters.write_text(PARAMETERS)
+        self._command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--params-file", str(parameters)]
+        self._environment = {**os.environ, **on_loopback(domain)}
+        self.context = Context()
+        rclpy.init(context=self.context, domain_id=domain)
+        self.executor = SingleThreadedExecutor(context=self.context)
+        self.peer = rclpy.create_node("peer", context=self.context)
+        self.executor.add_node(self.peer)
+        self.reports: list[Any] = []
+        self.peer.create_subscription(DiagnosticArray, "/diagnostics", self.reports.append, QoSProfile(depth=100))
+        self.process: subprocess.Popen[bytes] | None = None
+        self._seen: set[psutil.Process] = set()
+
+    def start(self, *, autostart: bool) -> None:
+        command = [*self._command, "--ros-args", "-p", f"autostart:={str(autostart).lower()}"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=self._environment)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited {WAIT_S:g} s for {what}: {self.text()[-3000:]}"
+            self.executor.spin_once(timeout_sec=0.02)
+
+    def client(self, kind: type, name: str) -> Any:
+        client = self.peer.create_client(kind, f"/multi_dnn/{name}")
+        self.until(client.service_is_ready, name)
+        return client
+
+    def call(self, kind: type, name: str, request: Any) -> Any:
+        client = self.client(kind, name)
+        future = client.call_async(request)
+        self.until(future.done, name)
+        self.peer.destroy_client(client)
+        return future.result()
+
+    def ask(self, transition: str) -> Any:
+        """The future of the answer."""
+        request = ChangeState.Request(transition=Transition(id=TRANSITIONS[transition]))
+        return self.client(ChangeState, "change_state").call_async(request)
+
+    def change(self, transition: str) -> bool:
+        future = self.ask(transition)
+        self.until(future.done, transition)
+        return bool(future.result().success)
+
+    def set(self, name: str, value: Any) -> None:
+        request = SetParameters.Request(parameters=[Parameter(name, value=value).to_parameter_msg()])
+        (result,) = self.call(SetParameters, "set_parameters", request).results
+        assert result.successful, result.reason
+
+    def state(self) -> str:
+        return str(self.call(GetState, "get_state", GetState.Request()).current_state.label)
+
+    def message(self) -> str:
+        """Of the node's newest status."""
+        for report in reversed(self.reports):
+            for status in report.status:
+                if status.name.endswith(": node"):
+                    return str(status.message)
+        return ""
+
+    def engines(self) -> list[psutil.Process]:
+        """Processes below the node's."""
+        assert self.process is not None
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self._seen.update(found)
+        return found
+
+    def loading(self) -> None:
+        """Wait until an engine process has begun to load PyTorch."""
+        self.until(lambda: any("libtorch" in _maps(engine.pid) for engine in self.engines()), "an engine that loads")
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+    def engines_end(self, timeout_s: float) -> float:
+        """Wait until none of them runs; the seconds it took. Whoever adopted them may reap them later."""
+        begin = time.monotonic()
+        while alive := [process.pid for process in self._seen if _runs(process)]:
+            assert time.monotonic() - begin <= timeout_s, alive
+            time.sleep(0.005)
+        return time.monotonic() - begin
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        for process in self._seen:
+            if process.is_running():
+                process.kill()
+        self.executor.shutdown()
+        self.peer.destroy_node()
+        rclpy.shutdown(context=self.context)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""
+
+
+def _shared_memory() -> set[str]:
+    """Fast DDS keeps files of its own there."""
+    names = {path.name for path in Path("/dev/shm").iterdir()}
+    return {name for name in names if not name.startswith(("fastrtps", "sem.fastrtps"))}
+
+
+@pytest.fixture
+def robot(domain: int, tmp_path: Path) -> Iterator[Robot]:
+    made = Robot(tmp_path, domain)
+    yield made
+    made.close()
+
+
+def test_the_life_cycle_leaves_no_process_and_begins_anew(robot: Robot) -> None:
+    robot.start(autostart=False)
+    for size in (1, 2):
+        robot.set("workers", size)
+        assert robot.change("configure")
+        assert robot.engines()
+        assert robot.change("activate")
+        robot.until(lambda: robot.message() == "active", "the report")
+        assert "libtorch" not in _maps(robot.process.pid)
+        assert robot.change("deactivate")
+        assert robot.engines()
+        assert robot.change("cleanup")
+        assert robot.engines() == []
+        assert f"workers {size} on cpu" in robot.text()
+    robot.process.send_signal(signal.SIGINT)
+    assert robot.wait() == 0
+    robot.engines_end(0.0)
+
+
+def test_configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
+    robot.start(autostart=False)
+    assert robot.change("configure")  # what is made once is made
+    assert robot.change("cleanup")
+    robot.set("dnn.object.model", "nowhere.onnx")
+    node = psutil.Process(robot.process.pid)
+    assert not robot.change("configure")
+    before = node.num_fds(), node.num_threads()
+    for _ in range(2):
+        assert not robot.change("configure")
+        assert robot.engines() == []
+    assert (node.num_fds(), node.num_threads()) == before
+    robot.until(lambda: "nowhere.onnx" in robot.message(), "the reason")
+    robot.set("dnn.object.model", "builtin:object")
+    assert robot.change("configure")
+
+
+def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> None:
+    robot.start(autostart=False)
+    get_state, get_parameters = robot.client(GetState, "get_state"), robot.client(GetParameters, "get_parameters")
+    asked = GetParameters.Request(names=["workers", "dnns"])
+    configured = robot.ask("configure")
+    robot.until(robot.engines, "the engine process")
+    seconds: list[float] = []
+    received = len(robot.reports)
+    begin = time.monotonic()
+    while not configured.done():
+        for client, request in ((get_state, GetState.Request()), (get_parameters, asked)):
+            sent = time.monotonic()
+            future = client.call_async(request)
+            robot.until(future.done, "an answer")
+            seconds.append(time.monotonic() - sent)
+    took = time.monotonic() - begin
+    assert configured.result().success
+    p99 = float(np.percentile(seconds, 99))
+    print(f"{len(seconds)} answers in {took:.1f} s: p50 {np.median(seconds) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, "
+          f"max {max(seconds) * 1e3:.1f} ms; {len(robot.reports) - received} diagnostics")  # fmt: skip
+    assert p99 < ANSWER_S
+    assert len(robot.reports) - received > took / 0.1 / 2
+    messages = {
+        status.message for report in robot.reports for status in report.status if status.name.endswith(": node")
+    }
+    assert any(message.startswith("configuring: DNN 2 of 2") for message in messages)
+
+
+@pytest.mark.parametrize("transition", ["cleanup", "shutdown"])
+def test_configuring_is_cancelled_at_once(robot: Robot, transition: str) -> None:
+    robot.start(autostart=False)
+    configured = robot.ask("configure")
+    robot.loading()
+    begin = time.monotonic()
+    assert robot.change(transition)
+    assert time.monotonic() - begin < 1.0
+    robot.until(configured.done, "the answer to configure")
+    assert not configured.result().success
+    assert robot.engines() == []
+    assert robot.state() == {"cleanup": "unconfigured", "shutdown": "finalized"}[transition]
+    if transition == "cleanup":
+        assert robot.change("configure")
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize("state", ["configuring", "active"])
+def test_a_signal_ends_everything_once(robot: Robot, state: str, numbers: tuple[signal.Signals, ...]) -> None:
+    before = _shared_memory()
+    robot.start(autostart=True)
+    if state == "configuring":
+        robot.loading()
+    else:
+        robot.until(lambda: robot.message() == "active" and robot.engines(), "active")
+    begin = time.monotonic()
+    for number in numbers:
+        robot.process.send_signal(number)
+        time.sleep(0.05)
+    assert robot.wait() == 0
+    took = time.monotonic() - begin
+    robot.engines_end(0.0)
+    print(f"{state}: ended {took:.2f} s after {numbers[0].name}")
+    assert took < (END_S if state == "configuring" else 3.0)
+    assert "Traceback" not in robot.text()
+    assert _shared_memory() <= before
+
+
+@pytest.mark.parametrize("state", ["starting", "configuring", "active"])
+def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: str) -> None:
+    before = _shared_memory()
+    robot.start(autostart=True)
+    if state == "starting":
+        robot.until(robot.engines, "an engine process")
+    elif state == "configuring":
+        robot.loading()
+    else:
+        robot.until(lambda: robot.message() == "active" and robot.engines(), "active")
+    robot.process.kill()
+    print(f"{state}: the engine process ended {robot.engines_end(ORPHAN_S):.3f} s after the node")
+    assert _shared_memory() <= before
+
+
+def test_a_client_of_configure_is_answered_when_the_node_ends(robot: Robot) -> None:
+    robot.start(autostart=False)
+    configured = robot.ask("configure")
+    robot.loading()
+    sender = threading.Timer(0.0, robot.process.send_signal, (signal.SIGINT,))
+    sender.start()
+    robot.until(configured.done, "the answer")
+    assert not configured.result().success
+    assert robot.wait() == 0
