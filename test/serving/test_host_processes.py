@@ -12,8 +12,9 @@ from typing import Any
 import fake_pipelines
 import pytest
 from fake_pipelines import BUSY, SEGFAULT, settings
-from host_rig import HostRig, descriptors, engine_pids
+from host_rig import HostRig, descriptors
 
+from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.process_host import ProcessHost
