@@ -204,7 +204,8 @@ class EngineMain:
             text, expected = refusal(error)
             self._channel.send(wire.Refused(text, expected))
             return
-        self._config = order.config.model_copy(deep=True)
+        part = {name: order.config.dnns[name] for name in order.dnns}
+        self._config = order.config.model_copy(update={"dnns": part}).model_copy(deep=True)
         self._pipeline, self._device = pipeline, pipeline.device
         self._channel.send(wire.Configured(description))
 
