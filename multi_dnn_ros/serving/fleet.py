@@ -20,6 +20,7 @@ from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.engine_conditions import ProcessFigures, condition
+from multi_dnn_ros.serving.engine_process import End
 from multi_dnn_ros.serving.groups import (
     Action,
     Begin,
@@ -36,7 +37,7 @@ from multi_dnn_ros.serving.groups import (
 )
 from multi_dnn_ros.serving.host import Build, Condition, Description
 from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
-from multi_dnn_ros.serving.served_process import End, FirstAnswer, MakeProcess, ServedProcess, ThreadsEnded
+from multi_dnn_ros.serving.served_process import FirstAnswer, MakeProcess, ServedProcess, ThreadsEnded
 from multi_dnn_ros.serving.slots import SlotPool
 from multi_dnn_ros.serving.supervision import Supervisor
 from multi_dnn_ros.serving.watch import Verdict, Watch
@@ -87,7 +88,8 @@ class Fleet:
 
     def tell(self, process: ServedProcess, message: Any) -> None:
         """A message, or the end, of a process; called in its reader thread."""
-        self._events.put(lambda: self._handle(process, message))
+        if not self._closed:
+            self._events.put(lambda: self._handle(process, message))
 
     # -- called by the host
 
@@ -175,6 +177,7 @@ class Fleet:
             if not process.wait(max(0.0, end - time.monotonic())):
                 log.error("the engine process %d does not end", process.pid)
         self._thread.join(max(0.0, end - time.monotonic()))
+        self._processes.clear()
 
     # -- the thread that supervises
 

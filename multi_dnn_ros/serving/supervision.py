@@ -125,8 +125,7 @@ class Supervisor:
         for group in self.groups:
             loss = group.loss
             if loss is not None and loss.gap_ms is None and any(self.routes.get(dnn) == key for dnn in group.dnns):
-                began_ns = loss.at_ns if loss.answer_ns is None else loss.answer_ns
-                group.loss = replace(loss, gap_ms=(at_ns - began_ns) / 1e6)
+                group.loss = replace(loss, gap_ms=(at_ns - loss.begun_ns) / 1e6)
                 self._say(
                     logging.WARNING,
                     f"{self.name(group)} serves {_names(group.dnns)} again after {group.loss.gap_ms:.0f} ms "
@@ -453,8 +452,10 @@ class Supervisor:
                 return
             self.standby.key = self._spawn()
         elif self._standby_mode == "hot":
+            if common is None:  # there is nobody to replace
+                return
             self._configure(member, self._standby_dnns(), in_background=True)
-            if common is not None and member.dnns and not member.covers(common.dnns):
+            if member.dnns and not member.covers(common.dnns):
                 self._drop_standby("it holds other DNNs than it has to replace")
         elif member.phase is Phase.READY:
             self.standby.reason = ""
