@@ -20,7 +20,7 @@ lint: install
 unit: test-gpu
 	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 --dist loadfile --ignore test/gpu
 
-test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, backends, training or benchmark: one part
+test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, backends, training, benchmark or serving: one part
 	$(BIN)/python -m pytest --durations 5 test/gpu/$(PART)
 
 test-rclpy: install ## rclpy's own tests on the standalone runtime; RCLPY is a checkout of ros2/rclpy, branch jazzy

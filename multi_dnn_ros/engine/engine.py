@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -96,14 +96,15 @@ class Engine:
             thread.start()
         self._started = True
 
-    def offer(self, frame: Frame) -> None:
+    def offer(self, frame: Frame, dnns: Collection[str] | None = None) -> None:
         """Hand a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted.
 
-        It arrives now, unless its `received_ns` says when it did.
+        It arrives now, unless its `received_ns` says when it did. dnns: only to these; None: to all.
         """
         frame.received_ns = frame.received_ns or self._clock()
         for dnn in self._serving(frame.camera):
-            dnn.offer(frame)
+            if dnns is None or dnn.task.name in dnns:
+                dnn.offer(frame)
 
     def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
         """As :meth:`offer`, but waits until each DNN has room, so that nothing is dropped for being late.

@@ -21,8 +21,7 @@ class Board:
     def __init__(self, dnns: Sequence[str], fd: int) -> None:
         self.dnns = tuple(dnns)
         self._columns = {name: place for place, name in enumerate(dnns, start=1)}
-        self._map = mmap.mmap(fd, _size(dnns))
-        self._row = np.frombuffer(self._map, dtype=np.int64)
+        self._row = np.frombuffer(mmap.mmap(fd, _size(dnns)), dtype=np.int64)
 
     # -- the engine process
 
@@ -47,6 +46,10 @@ class Board:
     def under_way(self) -> dict[str, int]:
         """By DNN, since when its job has been running; DNNs without one are left out."""
         return {name: since for name, place in self._columns.items() if (since := int(self._row[place]))}
+
+    def close(self) -> None:
+        """Give the memory, and the descriptor that mmap keeps, back; what stood there last can still be read."""
+        self._row = self._row.copy()
 
 
 def board_fd(dnns: Sequence[str]) -> int:

@@ -52,9 +52,12 @@ def _judge(supervisor: Supervisor, group: Group, now_ns: int) -> tuple[Level, st
         return Level.ERROR, f"no process serves {', '.join(group.dnns)}{since}{then}"
     if group.own:
         return Level.WARN, "under suspicion after faults: served by a process of its own"
-    if loss is not None and (now_ns - loss.at_ns) / 1e9 < supervisor.limits.fault_window_s:
-        gap = "" if loss.gap_ms is None else f", gap {loss.gap_ms:.0f} ms"
-        return Level.WARN, f"replaced {(now_ns - loss.at_ns) / 1e9:.0f} s ago{gap}: {loss.cause}"
+    if loss is not None:
+        restored_s = loss.restored_s(now_ns)
+        if restored_s is None:
+            return Level.WARN, f"replaced, no answer yet: {loss.cause}"
+        if restored_s < supervisor.limits.fault_window_s:
+            return Level.WARN, f"replaced {restored_s:.0f} s ago, gap {loss.gap_ms:.0f} ms: {loss.cause}"
     if supervisor.standby.key is None and supervisor.standby.reason:
         return Level.WARN, f"serves; standby: {supervisor.standby_state()}"
     return Level.OK, "serves" if supervisor.active else "ready"

@@ -16,21 +16,24 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board, board_fd
 from multi_dnn_ros.serving.oom_kills import oom_kills
-from multi_dnn_ros.serving.setup import EXIT_ORPHANED, Pool, Setup
+from multi_dnn_ros.serving.parent import EXIT_ORPHANED
+from multi_dnn_ros.serving.setup import Pool, Setup
 from multi_dnn_ros.serving.slots import SlotPool
 
 log = logging.getLogger(__name__)
 
 #: With the parent's import path: what pickle names there can be imported here.
+#: First of all it is made to end with the parent: the imports take a second on a busy machine.
 _PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
+    "import sys; sys.path[:] = sys.argv[3:]; "
+    "from multi_dnn_ros.serving.parent import die_with_parent; die_with_parent(int(sys.argv[2])); "
+    "from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
 )
 #: A process that takes no message for so long hangs: there is room for more frames than there are slots.
 _SEND_TIMEOUT_S = 1.0
@@ -136,7 +139,7 @@ class EngineProcess:
             watch.join()
         end = self._end()
         self._channel.close()
-        self._socket.detach()  # which is closed now
+        self.board.close()
         self._reaped.set()
         try:
             self._on_end(self, end)
@@ -148,9 +151,9 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         try:
             self.board = Board(self.dnns, board)
-            setup = Setup(self.label, os.getpid(), self.dnns, theirs.fileno(), board, self._pools)
+            setup = Setup(self.label, self.dnns, theirs.fileno(), board, self._pools)
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, setup.to_json(), *sys.path],
+                [sys.executable, "-u", "-c", _PROGRAM, setup.to_json(), str(os.getpid()), *sys.path],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -168,7 +171,7 @@ class EngineProcess:
         seconds, microseconds = divmod(round(_SEND_TIMEOUT_S * 1e6), 1_000_000)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
         self._socket = ours
-        self._channel = wire.Channel(Connection(ours.fileno()))
+        self._channel = wire.Channel(ours)
 
     def _read(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What supervision knows of engine processes and of the groups of DNNs that they serve. Data only, no behaviour of note."""
+"""What supervision knows of engine processes, and of the groups of DNNs that they serve: data only."""
 
 from __future__ import annotations
 
@@ -75,6 +75,15 @@ class Loss:
     at_ns: int
     answer_ns: int | None
     gap_ms: float | None = None
+
+    @property
+    def begun_ns(self) -> int:
+        """What the gap counts from."""
+        return self.at_ns if self.answer_ns is None else self.answer_ns
+
+    def restored_s(self, now_ns: int) -> float | None:
+        """How long ago the new process gave its first answer; None: it has not."""
+        return None if self.gap_ms is None else (now_ns - self.begun_ns) / 1e9 - self.gap_ms / 1e3
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,12 +65,17 @@ class ServedEngine:
         stamp_ns: int,
         received_ns: int,
         decode_ns: int,
+        dnns: Collection[str] | None = None,
     ) -> None:
-        """Hand an image, (H, W, 3) uint8, in its place in a slot, to the DNNs of its camera; one thread a camera."""
+        """Hand an image, (H, W, 3) uint8, in its place in a slot, to the DNNs of its camera; one thread a camera.
+
+        dnns: only to these; None: to all.
+        """
         self._pins.pin(image)
-        frame = Frame(camera, stamp_ns, lambda: image, number)
-        frame.received_ns, frame.decode_ns = received_ns, decode_ns
-        self._engine.offer(frame)
+        frame = Frame(camera, stamp_ns, context=number)
+        frame.set_image(image, decode_ns)
+        frame.received_ns = received_ns
+        self._engine.offer(frame, dnns)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
         """Change the scheduling of a DNN while it runs; other names have no effect here."""

@@ -5,31 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.board import Board
+from multi_dnn_ros.serving.engine_process import End
 from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.slots import Slot, SlotPool
 
 log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class End(Protocol):
-    """How a process ended. under_way: DNNs whose job was running."""
-
-    @property
-    def cause(self) -> str: ...
-
-    @property
-    def under_way(self) -> tuple[str, ...]: ...
-
-    @property
-    def stderr_tail(self) -> str: ...
 
 
 class Process(Protocol):
@@ -180,4 +167,10 @@ class ServedProcess:
         for number, dnn in self._ledger.close():
             if accounts is not None:
                 accounts.drop(number, dnn, DropReason.ENGINE_LOST, end.cause)
+        process.board.close()
         self._tell(self, end)
+        self._tell = _ignore  # which refers to everything else
+
+
+def _ignore(process: ServedProcess, message: Any) -> None:
+    pass

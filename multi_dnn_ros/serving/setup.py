@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 
 from multi_dnn_ros.serving.slots import SlotLayout
 
-#: Exit codes of an engine process that ends itself.
+#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.serving.parent.
 EXIT_ERROR = 70  # an error in its own code
 EXIT_DEVICE_FAILED = 71  # a fault of the GPU
-EXIT_ORPHANED = 72  # the node's process is gone
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Setup:
-    """label: for messages and process lists. parent: process that started it. dnns: columns of the board.
+    """label: for messages and process lists. dnns: columns of the board.
 
     channel, board: file descriptors.
     """
 
     label: str
-    parent: int
     dnns: tuple[str, ...]
     channel: int
     board: int

@@ -55,8 +55,7 @@ class SlotMemory:
 
     def __init__(self, layout: SlotLayout, fd: int) -> None:
         self.layout = layout
-        self._map = mmap.mmap(fd, layout.total_bytes)
-        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        self._bytes = np.frombuffer(mmap.mmap(fd, layout.total_bytes), dtype=np.uint8)
 
     def image(self, slot: int, height: int, width: int) -> npt.NDArray[np.uint8]:
         """The image in a slot, (H, W, 3) uint8, a view."""
@@ -76,6 +75,10 @@ class SlotMemory:
             return self._bytes[:0]
         begin = slot * layout.slot_bytes + layout.image_bytes + layout.outputs.index(dnn) * layout.output_bytes
         return self._bytes[begin : begin + layout.output_bytes]
+
+    def close(self) -> None:
+        """Give the memory, and the descriptor that mmap keeps, back when the last view is gone; image() fails then."""
+        self._bytes = np.empty(0, dtype=np.uint8)
 
 
 class Slot:
@@ -131,10 +134,11 @@ class SlotPool:
             return Slot(self, self.free.pop())
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when nobody refers to it any more."""
+        """Give the descriptor back; the memory goes when nobody refers to it any more. No image fits from now on."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self.memory.close()
 
 
 def slots_needed(dnns: int) -> int:

@@ -7,10 +7,11 @@ in shared memory (:mod:`multi_dnn_ros.serving.slots`).
 from __future__ import annotations
 
 import pickle
+import socket
+import struct
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from multi_dnn_ros.serving.host import Build, Capacity, Description, Progress
 
 #: Arrays of a result from this size on go through shared memory.
 LARGE_BYTES = 16_384
+_BUFFER_BYTES = 65_536
+_LENGTH = struct.Struct("=I")
 
 
 # -- node to engine process
@@ -60,7 +63,7 @@ class Start:
 class Offer:
     """A frame, in a slot of its camera. Times: nanoseconds, on the monotonic clock; stamp_ns: the header's.
 
-    dnns: who takes it. Each of them answers once. A process may hold DNNs that another process serves at this moment.
+    dnns: who takes it, and answers once each. A process may hold DNNs that another one serves at this moment.
     """
 
     number: int
@@ -201,26 +204,47 @@ class Dying:
 
 
 class Channel:
-    """One end of the socket pair. Any thread sends; one thread receives."""
+    """One end of the socket pair. Any thread sends; one thread receives.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    A message is its length, 4 bytes, and its pickle. Often several wait: they are received together.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
         self._lock = threading.Lock()
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._begin = self._end = 0  # what was received and not taken out
 
     def send(self, message: Any) -> None:
         """OSError when the other end is gone."""
         data = pickle.dumps(message, protocol=5)
         with self._lock:
-            self._connection.send_bytes(data)
+            self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
-    def receive(self, timeout_s: float | None = None) -> Any:
-        """The next message; blocks. EOFError or OSError when the other end is gone; TimeoutError."""
-        if timeout_s is not None and not self._connection.poll(timeout_s):
-            raise TimeoutError(f"no message within {timeout_s:g} s")
-        return pickle.loads(self._connection.recv_bytes())  # noqa: S301  (from a process of ours)
+    def receive(self) -> Any:
+        """The next message; blocks. EOFError or OSError when the other end is gone."""
+        (size,) = _LENGTH.unpack(self._take(_LENGTH.size))
+        return pickle.loads(self._take(size))  # noqa: S301  (from a process of ours)
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
+
+    def _take(self, size: int) -> memoryview:
+        """The next bytes, valid until the next call."""
+        if self._begin + size > len(self._buffer):  # else what is there already stays where it is
+            rest = self._buffer[self._begin : self._end]
+            self._buffer = rest + bytearray(max(_BUFFER_BYTES, size) - len(rest))
+            self._begin, self._end = 0, len(rest)
+        view = memoryview(self._buffer)
+        while self._end - self._begin < size:
+            count = self._socket.recv_into(view[self._end :])
+            if not count:
+                raise EOFError("the other end of the channel is closed")
+            self._end += count
+        begin, self._begin = self._begin, self._begin + size
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        return view[begin : begin + size]
 
 
 def pack(output: Any, room: npt.NDArray[np.uint8]) -> tuple[bytes, tuple[int, ...]]:

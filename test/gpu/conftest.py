@@ -12,7 +12,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-PARTS = ("engine", "backends", "training", "benchmark")
+PARTS = ("engine", "backends", "training", "benchmark", "serving")
 
 
 def part_of(path: Path) -> str | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from importlib import metadata
 from pathlib import Path
@@ -100,9 +102,31 @@ def test_the_constraints_stay_inside_the_ranges_of_setup_py():
             assert requirement.specifier.contains(str(pin.specifier).removeprefix("==")), (requirement, pin)
 
 
+#: What serving/ needs where the engine runs; it imports PyTorch, or is of use only there.
+_ENGINE_SIDE = {"pipeline", "settings_check", "fit_check", "profiling", "backends", "reporting", "turns"}
+
+
+def test_the_node_side_of_serving_does_not_import_pytorch():
+    """The node's process may import every module but these, which run where the engine does."""
+    engine_side = {"configure", "served_engine", "pinned", "warm_up", "memory_use"}
+    names = {source.stem for source in (ROOT / "multi_dnn_ros" / "serving").glob("*.py")} - {"__init__"}
+    assert engine_side <= names
+    imports = "; ".join(f"import multi_dnn_ros.serving.{name}" for name in sorted(names - engine_side))
+    code = f"import sys; {imports}; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() == "False"
+
+
 def test_rooms_import_one_way():
     """ros -> engine -> backends; the engine knows no ROS and no lane; only ros (and launch) import rclpy."""
-    plain = {"allocator", "frame_error", "heard", "memory", "reasons", "whole_file"}  # which import nothing of ours
+    plain = {
+        "allocator",
+        "frame_error",
+        "heard",
+        "memory",
+        "progress_lines",
+        "reasons",
+        "whole_file",
+    }  # which import nothing of ours
     allowed = {
         "engine": {"engine", "backends", "frame_error"},
         "backends": {"backends", *plain, "resources"},
@@ -110,6 +134,7 @@ def test_rooms_import_one_way():
         "standalone": {"standalone"},
         "compression": {"compression", "models", "backends", "reporting", *plain, "resources"},
         "training": {"training", "models", "schema", "engine", "compression", "reporting", *plain, "resources"},
+        "serving": {"serving", "engine", "schema", *plain, "resources", *_ENGINE_SIDE},
         "profiling": {"profiling", "models", "backends", "compression", "reporting", *plain, "resources", "engine"},
     }
     for name in plain:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import fake_pipelines
 import numpy as np
 
 from multi_dnn_ros.engine.reports import Failure
@@ -68,29 +67,41 @@ class Rig:
         self.until(lambda: self.all(wire.Ready), "Ready")
         return self.all(wire.Ready)[0]
 
-    def configure(self, build: Build = fake_pipelines.build, **arguments: Any) -> Any:
-        """Configured or Refused."""
+    def configure(self, build: Build | None = None, **arguments: Any) -> Any:
+        """Configured or Refused. build: by default that of fake_pipelines."""
+        if build is None:
+            from fake_pipelines import build  # needs PyTorch
         self.ready()
         before = len(self.all(wire.Configured)), len(self.all(wire.Refused))
         self.process.send(wire.Configure(self.config, self.dnns, build, **arguments))
         self.until(lambda: (len(self.all(wire.Configured)), len(self.all(wire.Refused))) != before, "Configured")
         return [message for message in self.messages if isinstance(message, (wire.Configured, wire.Refused))][-1]
 
-    def serve(self, build: Build = fake_pipelines.build) -> Rig:
+    def serve(self, build: Build | None = None) -> Rig:
         configured = self.configure(build)
         assert isinstance(configured, wire.Configured), configured
         self.answer(wire.Start({}), wire.Started)
         return self
 
-    def offer(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> tuple[int, Slot]:
-        """An image full of `value`; the caller releases the slot."""
+    def dnns_of(self, camera: str) -> tuple[str, ...]:
+        return tuple(name for name, dnn in self.config.dnns.items() if not dnn.cameras or camera in dnn.cameras)
+
+    def offer(
+        self,
+        value: int,
+        camera: str = "front",
+        size: tuple[int, int] = (48, 64),
+        dnns: tuple[str, ...] | None = None,
+    ) -> tuple[int, Slot]:
+        """An image full of `value`; the caller releases the slot. dnns: by default all of the camera."""
+        dnns = self.dnns_of(camera) if dnns is None else dnns
         slot = self.pools[camera].take(WAIT_S)
         assert slot is not None
         image = slot.image(*size)
         image[:] = value
         self.numbers += 1
         now = time.monotonic_ns()
-        self.process.send(wire.Offer(self.numbers, camera, slot.index, *size, 5, now - 3_000_000, 2_000_000))
+        self.process.send(wire.Offer(self.numbers, camera, slot.index, *size, 5, now - 3_000_000, 2_000_000, dnns))
         return self.numbers, slot
 
     def outcomes(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> dict[str, Any]:
@@ -102,7 +113,7 @@ class Rig:
             for message in self.messages:
                 if isinstance(message, (wire.Answer, wire.Lost)) and message.number == number:
                     found[message.dnn] = message
-            return len(found) == len(self.dnns)
+            return len(found) == len(self.dnns_of(camera))
 
         self.until(complete, "answers")
         results = {

@@ -6,6 +6,7 @@ What a DNN does depends on the first value of the image.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import subprocess
 import sys
@@ -72,22 +73,23 @@ def build_broken(config: NodeConfig, progress: Callable[[str], None]) -> Pipelin
 
 
 def build_crashing(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As a compiler that crashes."""
+    """As a compiler with processes of its own, one of them in a group of its own, that crashes."""
     progress("about to crash")
-    os.abort()
-
-
-def build_with_children(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As a compiler that works in processes of its own, one of them in a process group of its own."""
     for prepare in (None, os.setpgrp):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=prepare)
         progress(f"child {child.pid}")
-    return build(config, progress)
+    os.abort()
 
 
-def build_telling_nice(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Tells the priority of the thread that configures."""
+def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """Logs, prints, and tells the priority of the thread that configures."""
     progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
+    logging.getLogger("multi_dnn_ros.test").warning("logged")
+    for number in range(100):
+        print(f"line {number}")
+    print("printed")
+    print("written to stderr", file=sys.stderr)
+    os.write(2, b"without an end")
     return build(config, progress)
 
 

@@ -1,0 +1,148 @@
+"""Cameras in front of a host, without ROS: images at a steady rate, decoded as the node does it, and counted."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.reports import Callbacks, Failure
+from multi_dnn_ros.engine.statistics import StreamStatistics
+from multi_dnn_ros.engine.task import Drop, Result, Timing
+from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
+from multi_dnn_ros.serving.host import Description, Host
+
+#: (camera, number of the image) -> image, (H, W, 3) uint8.
+Picture = Callable[[str, int], npt.NDArray[np.uint8]]
+
+
+@dataclass
+class Seen:
+    """What came out, by DNN and camera. results_ns: when. counted: ends of frames by what they were."""
+
+    results_ns: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    counted: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+
+
+class HostTraffic:
+    """Feeds a configured host from :meth:`start` to :meth:`stop`.
+
+    rates_hz: by camera. picture: makes the images. stop_timeout_s: for the host.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        description: Description,
+        rates_hz: Mapping[str, float],
+        picture: Picture,
+        stop_timeout_s: float = 2.0,
+    ) -> None:
+        self.seen = Seen()
+        self._host = host
+        self._rates_hz = rates_hz
+        self._picture = picture
+        self._stop_timeout_s = stop_timeout_s
+        self._lock = threading.Lock()
+        streams = {name: dnn.cameras for name, dnn in description.dnns.items()}
+        self.accounts = Accounts(
+            streams,
+            Callbacks(self._on_result, self._on_drop, self.seen.failures.append),
+            time.monotonic_ns,
+            on_answered=self._on_answered,
+        )
+        for stream in self.accounts.statistics().streams:
+            self.seen.results_ns[stream], self.seen.counted[stream] = [], {}
+        self._decoders = {camera: CameraDecoder(camera, host, self.accounts, lambda error: None) for camera in rates_hz}
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._feed, args=(camera,), daemon=True) for camera in rates_hz]
+
+    def start(self) -> None:
+        """Let the host serve, and the cameras run."""
+        self._host.start(self.accounts)
+        for thread in (*self._decoders.values(), *self._threads):
+            thread.start()
+
+    def stop(self) -> list[str]:
+        """End the cameras, then the host's serving; names what hangs."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        for decoder in self._decoders.values():
+            decoder.close(1.0)
+        return self._host.stop(self._stop_timeout_s)
+
+    def streams(self) -> Mapping[tuple[str, str], StreamStatistics]:
+        """The accounts."""
+        return self.accounts.statistics().streams
+
+    def discrepancies(self) -> list[str]:
+        """After :meth:`stop`: what does not add up, a line each. None is right."""
+        found = []
+        for (dnn, camera), figures in self.streams().items():
+            dropped = sum(figures.dropped.values())
+            if figures.offered != figures.published + dropped:
+                found.append(f"{dnn} on {camera}: offered {figures.offered}, {figures.published} + {dropped} counted")
+            seen = self.seen.counted[dnn, camera]
+            counts = {reason.value: count for reason, count in figures.dropped.items() if count}
+            if figures.published:
+                counts["published"] = figures.published
+            if seen != counts:
+                found.append(f"{dnn} on {camera}: counted {counts}, told of {seen}")
+        return found
+
+    def gap_ms(self, dnn: str) -> float:
+        """The longest time between two results of a DNN that follow one another, over all its cameras."""
+        times = sorted(at for (name, _), of_stream in self.seen.results_ns.items() if name == dnn for at in of_stream)
+        return max(((after - before) / 1e6 for before, after in itertools.pairwise(times)), default=0.0)
+
+    def results(self, dnn: str) -> int:
+        """Of a DNN so far."""
+        return sum(len(times) for (name, _), times in self.seen.results_ns.items() if name == dnn)
+
+    # -- threads of cameras
+
+    def _feed(self, camera: str) -> None:
+        period_s = 1.0 / self._rates_hz[camera]
+        due = time.monotonic()
+        number = 0
+        while not self._over.wait(max(0.0, due - time.monotonic())):
+            self._decoders[camera].arrived(Frame(camera, time.time_ns(), context=number), self._decode(camera, number))
+            number += 1
+            due = max(due + period_s, time.monotonic())
+
+    def _decode(self, camera: str, number: int) -> Callable[[Room], npt.NDArray[np.uint8]]:
+        def decode(room: Room) -> npt.NDArray[np.uint8]:
+            picture = self._picture(camera, number)
+            image = room(*picture.shape[:2])
+            image[:] = picture
+            return image
+
+        return decode
+
+    # -- threads of the host
+
+    def _on_answered(self, dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
+        self._decoders[camera].answered(dnn, handed_ns, timing)
+
+    def _on_result(self, result: Result) -> None:
+        stream = result.dnn, result.frame.camera
+        with self._lock:
+            self.seen.results_ns[stream].append(time.monotonic_ns())
+            self._count(stream, "published")
+
+    def _on_drop(self, drop: Drop) -> None:
+        with self._lock:
+            self._count((drop.dnn, drop.frame.camera), drop.reason.value)
+
+    def _count(self, stream: tuple[str, str], what: str) -> None:
+        counted = self.seen.counted[stream]
+        counted[what] = counted.get(what, 0) + 1

@@ -1,0 +1,122 @@
+"""A ProcessHost with real engine processes and cameras, and what a test does to them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import fake_pipelines
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from multi_dnn_ros.benchmark.host_traffic import HostTraffic
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.host import Build, Condition, Progress
+from multi_dnn_ros.serving.process_host import ProcessHost
+
+WAIT_S = 60.0
+
+
+class HostRig:
+    """cameras at rate_hz, whose images are full of `values[camera]` (200 unless a test changes it)."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        build: Build = fake_pipelines.build,
+        rate_hz: float = 30.0,
+        **arguments: Any,
+    ) -> None:
+        self.config = config
+        self.host = ProcessHost(build, **arguments)
+        self.progress: list[Progress] = []
+        self.values: dict[str, int] = {}
+        self.once: dict[str, int] = {}
+        self.description = self.host.configure(config, self.progress.append)
+        self.rates = dict.fromkeys(config.cameras, rate_hz)
+        self.traffic = self._new_traffic()
+
+    def _new_traffic(self) -> HostTraffic:
+        return HostTraffic(self.host, self.description, self.rates, self._picture, self.config.stop_timeout_s)
+
+    def start(self) -> HostRig:
+        self.traffic.start()
+        self.wait_results()
+        return self
+
+    def restart(self) -> HostRig:
+        """After a stop."""
+        self.traffic = self._new_traffic()
+        return self.start()
+
+    def _picture(self, camera: str, number: int) -> npt.NDArray[np.uint8]:
+        value = self.once.pop(camera, self.values.get(camera, 200))
+        return np.full((48, 64, 3), value, np.uint8)
+
+    # -- waiting
+
+    def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}; {self.host.conditions()}"
+            time.sleep(0.005)
+        return value
+
+    def wait_results(self, *dnns: str, count: int = 3) -> None:
+        """Until each of these DNNs (all) has given so many more."""
+        names = dnns or tuple(self.config.dnns)
+        before = {name: self.traffic.results(name) for name in names}
+        for name in names:
+            self.until(lambda name=name: self.traffic.results(name) >= before[name] + count, f"results of {name}")
+
+    # -- what there is
+
+    def condition(self, dnn: str | None = None) -> Condition | None:
+        """Of the common group, or of a DNN in a process of its own."""
+        name = f"engine {self.description.device}" + (f" {dnn}" if dnn else "")
+        return next((one for one in self.host.conditions() if one.name == name), None)
+
+    def pid(self, dnn: str | None = None) -> int:
+        """Of the process that serves."""
+
+        def look() -> int:
+            condition = self.condition(dnn)
+            return 0 if condition is None or condition.values["pid"] == "none" else int(str(condition.values["pid"]))
+
+        return int(self.until(look, f"a process for {dnn or 'all'}"))
+
+    def wait_standby(self, state: str) -> int:
+        """Until the standby is so; its pid, if it is the only process beside the one that serves."""
+
+        def is_so() -> bool:
+            condition = self.condition()
+            return condition is not None and condition.values["standby"] == state
+
+        self.until(is_so, f"standby {state}")
+        others = [pid for pid in engine_pids() if pid != self.pid()]
+        return others[0] if len(others) == 1 else 0
+
+    def close(self) -> None:
+        self.traffic.stop()
+        self.host.close()
+        assert not engine_pids(), "engine processes are left"
+        assert not self.traffic.discrepancies()
+
+
+def engine_pids() -> list[int]:
+    """Of all engine processes that this process started and that live."""
+    found = []
+    for child in psutil.Process(os.getpid()).children():
+        try:
+            if any("engine_main" in part for part in child.cmdline()):
+                found.append(child.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

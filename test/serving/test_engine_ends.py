@@ -1,0 +1,221 @@
+"""How engine processes end, and what is left of them: nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_pipelines as fake
+import psutil
+import pytest
+from engine_rig import Rig
+from fake_pipelines import settings
+
+from multi_dnn_ros.serving import engine_process, wire
+from multi_dnn_ros.serving.engine_process import EngineProcess
+from multi_dnn_ros.serving.oom_kills import oom_kills
+from multi_dnn_ros.serving.parent import EXIT_ORPHANED
+from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED
+
+WAIT_S = 30.0
+Make = Callable[..., Rig]
+
+
+def _until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"no {what} within {timeout_s} s"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def spares() -> Iterator[list[Rig]]:
+    """Engine processes for those tests that wait for their imports: all started at once."""
+    config = settings("object", "rear_object", cameras=("front", "rear"))
+    config.dnns["object"].cameras = ["front"]
+    config.dnns["rear_object"].cameras = ["rear"]
+    rigs = [Rig(config) for _ in range(6)]
+    yield rigs.copy()
+    for one in rigs:
+        one.close()
+
+
+def test_a_crash_while_configuring(spares: list[Rig]) -> None:
+    engine = spares.pop()
+    engine.ready()
+    engine.process.send(wire.Configure(engine.config, engine.dnns, fake.build_crashing))
+    end = engine.end()
+    assert (end.cause, end.exit_code, end.signal, end.requested) == ("killed by SIGABRT", None, signal.SIGABRT, False)
+    assert "build_crashing" in end.stderr_tail
+    told = [message.progress.text for message in engine.all(wire.Progressed)]
+    assert told[0] == "about to crash"  # delivered before the end
+    children = [int(text.split()[1]) for text in told[1:]]
+    assert len(children) == 2
+    _until(lambda: not any(_runs(child) for child in children), "end of the children", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "code", "cause"),
+    [
+        (fake.SEGFAULT, signal.SIGSEGV, None, "killed by SIGSEGV"),
+        (fake.TERMINATE, signal.SIGABRT, None, "CUDA error: device-side assert triggered (killed by SIGABRT)"),
+        (fake.GPU_FAULT, None, EXIT_DEVICE_FAILED, "CUDA error: an illegal memory access was encountered"),
+    ],
+)
+def test_a_dnn_that_ends_the_process(
+    spares: list[Rig], value: int, number: int | None, code: int | None, cause: str
+) -> None:
+    engine = spares.pop().serve()
+    engine.offer(200, "rear")
+    engine.until(lambda: engine.all(wire.Answer), "answer of the other DNN")
+    engine.offer(value)
+    end = engine.end()
+    assert (end.cause, end.signal, end.exit_code, end.requested) == (cause, number, code, False)
+    assert end.under_way == ("object",)
+
+
+def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
+    """Without Python's lock: the heart beats, the job ages, and the end of the connection is noticed."""
+    engine = spares.pop().serve()
+    engine.offer(fake.BUSY)
+    engine.offer(fake.BUSY, "rear")
+    _until(lambda: len(engine.process.board.under_way()) == 2, "jobs")
+    job = min(engine.process.board.under_way().values())
+    _until(lambda: engine.process.board.last_beat_ns() - job > 5 * 10**8, "beats")
+    engine.process._socket.shutdown(socket.SHUT_RDWR)
+    end = engine.end(1.0)
+    assert end.exit_code == EXIT_ORPHANED
+    assert "lost the connection" in end.cause
+    assert set(end.under_way) == {"object", "rear_object"}
+
+
+def test_a_native_call_that_keeps_pythons_lock(spares: list[Rig]) -> None:
+    engine = spares.pop().serve()
+    engine.offer(fake.GRIP)
+    _until(lambda: time.monotonic_ns() - engine.process.board.last_beat_ns() > 10**9, "missing beats")
+    engine.process.kill("hung: no sign of life for 1 s")
+    engine.process.kill("another cause")
+    end = engine.end(2.0)
+    assert (end.cause, end.signal) == ("hung: no sign of life for 1 s", signal.SIGKILL)
+    assert end.under_way == ("object",)
+
+
+def test_a_process_that_takes_no_messages_is_killed(rig: Make) -> None:
+    engine = rig("object")
+    os.kill(engine.process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    while not engine.ends:
+        engine.process.send(wire.Update("object", "priority", 1))  # never raises
+        assert time.monotonic() - begin < WAIT_S
+    assert engine.end().cause == "hung: it took no message for 1 s"
+
+
+def test_killed_by_others_and_by_the_kernel(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = rig("object")
+    os.kill(engine.process.pid, signal.SIGKILL)
+    assert engine.end().cause == "killed by SIGKILL"
+    other = rig("object")
+    before = oom_kills()
+    monkeypatch.setattr(engine_process, "oom_kills", lambda: before + 1)
+    os.kill(other.process.pid, signal.SIGKILL)
+    assert other.end().cause == "killed by the kernel's out-of-memory killer"
+
+
+def test_oom_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -> None:
+    proc, group = tmp_path / "proc", tmp_path / "cgroup"
+    assert oom_kills(proc, group) == 0  # nothing can be read
+    for file, text in {
+        proc / "vmstat": "nr_free_pages 5\noom_kill 3\n",
+        proc / "self/cgroup": "4:memory:/robot\n3:cpu:/\n0::/robot.slice\n",
+        group / "memory/robot/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 20\n",
+        group / "robot.slice/memory.events": "low 0\nhigh 0\noom 7\noom_kill 100\noom_group_kill 9\n",
+    }.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert oom_kills(proc, group) == 123
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+_NODE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from engine_rig import Rig
+from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.serving import builds, wire
+config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
+    "object": DnnConfig(role="object", model="builtin:object"), "lane": DnnConfig(role="lane", model="builtin:lane")})
+engines = [Rig(config, f"engine {number}") for number in range(3)]
+served = engines[0].serve(builds.build).outcomes(100, size=(480, 640))
+assert engines[0].all(wire.Progressed)[-1].progress.ready == 2
+for engine in engines:
+    while not engine.process.board.last_beat_ns():
+        time.sleep(0.01)
+print("torch" in sys.modules, *(type(served[name]).__name__ for name in ("lane", "object")),
+      *(engine.process.pid for engine in engines), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _NODE, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    ) as node:
+        try:
+            assert node.stdout is not None
+            torch, lane, detections, *numbers = node.stdout.readline().split()
+            assert (torch, lane, detections) == ("False", "Lanes", "Detections")
+            pids = [int(number) for number in numbers]
+            os.kill(pids[1], signal.SIGSTOP)  # its reader notices nothing; the kernel ends it
+            os.kill(pids[2], signal.SIGINT)  # is ignored: a Ctrl-C is for the node
+        finally:
+            node.kill()
+    _until(lambda: not any(_runs(pid) for pid in pids), "end of the engine processes", 1.0)
+
+
+def test_nothing_is_left_of_many_processes() -> None:
+    """Killed at once, while they import, and after they served."""
+    with contextlib.closing(Rig(settings("object"))) as first:
+        first.serve().outcomes(200)
+    del first
+    before = _held()
+    for number in range(20):
+        one = Rig(settings("object"))
+        if number % 2:
+            _until(one.process.board.last_beat_ns, "heartbeat")
+        one.close()
+        assert one.end().cause == "the test is over"
+        del one
+    _until(lambda: _held() == before, f"state as before: {before}, {_held()}", 5.0)
+
+
+def _held() -> dict[str, Any]:
+    gc.collect()  # of the tests' own objects
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "children": [child.pid for child in psutil.Process().children(recursive=True)],
+        "shared memory": [name for name in os.listdir("/dev/shm") if "multi_dnn" in name or "torch" in name],
+    }
+
+
+def test_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _held()
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(OSError, match=r"engine test cannot be started: .*/nowhere/python"):
+        EngineProcess("engine test", ("object",), {}, lambda process, message: None, lambda process, end: None)
+    _until(lambda: _held() == before, "state as before", 5.0)

@@ -1,0 +1,235 @@
+"""ProcessHost with real engine processes: configuring, serving, and what becomes of it when they end or hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fake_pipelines
+import pytest
+from fake_pipelines import BUSY, SEGFAULT, settings
+from host_rig import HostRig, descriptors, engine_pids
+
+from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
+from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.serving.slots import slots_needed
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., HostRig]]:
+    rigs: list[HostRig] = []
+
+    def one(*dnns: str, **arguments: Any) -> HostRig:
+        names = dnns or ("lane", "object")
+        keys = ("build", "rate_hz", "restart_s", "try_s", "make")
+        own = {key: arguments.pop(key) for key in keys if key in arguments}
+        rigs.append(HostRig(settings(*names, **{"fault_window_s": 1.0, **arguments}), **own))
+        return rigs[-1]
+
+    yield one
+    for rig in rigs:
+        rig.close()
+
+
+def test_configure_tells_progress_describes_and_serves(make: Callable[..., HostRig]) -> None:
+    rig = make("lane", "object")
+    assert {report.total for report in rig.progress} == {2}
+    assert rig.description.device == "cpu"
+    assert rig.description.dnns["object"].cameras == ("front",)
+    (idle,) = rig.host.conditions()
+    assert (idle.name, idle.level, idle.text) == ("engine cpu", Level.OK, "ready")
+    assert not rig.host.serves("front")
+    rig.start()
+    assert rig.host.serves("front")
+    (serves,) = rig.host.conditions()
+    assert (serves.level, serves.text) == (Level.OK, "serves")
+    assert serves.values["pid"] == engine_pids()[0]
+    rig.until(lambda: rig.host.memory().get("engine processes resident memory (bytes)", 0) > 10_000_000)
+
+
+@pytest.mark.parametrize(
+    ("build", "words", "expected"),
+    [
+        (fake_pipelines.build_wrong, "parameter dnn.object.model is 'nothing'", True),
+        (fake_pipelines.build_broken, "KeyError: 'broken'", False),
+        (fake_pipelines.build_crashing, "the engine process ended while configuring: killed by SIGABRT", True),
+    ],
+)
+def test_a_configure_that_fails_says_why_and_leaves_nothing_behind(build: Any, words: str, expected: bool) -> None:
+    host = ProcessHost(build)
+    before = descriptors()
+    with pytest.raises(ConfigureError) as caught:
+        host.configure(settings("object"), lambda progress: None)
+    assert words in caught.value.text
+    assert caught.value.expected is expected
+    assert not engine_pids()
+    assert descriptors() == before
+    assert host.conditions() == []
+    host.close()
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_configuring_can_be_ended_within_a_second(end: str) -> None:
+    host = ProcessHost(fake_pipelines.build_slowly)
+    progress: list[Any] = []
+    failures: list[BaseException] = []
+
+    def configure() -> None:
+        try:
+            host.configure(settings("object"), progress.append)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=configure)
+    thread.start()
+    while not progress:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    getattr(host, end)()
+    thread.join()
+    assert time.monotonic() - begin < 1.0
+    assert [type(error) for error in failures] == [Cancelled]
+    assert not engine_pids()
+    host.close()
+
+
+def test_check_keeps_its_process_for_configuring_and_close_ends_it() -> None:
+    host = ProcessHost(fake_pipelines.build)
+    config = settings("object")
+    assert host.check(config) == ()
+    (pid,) = engine_pids()
+    host.configure(config, lambda progress: None)
+    assert engine_pids() == [pid]
+    host.close()
+    assert not engine_pids()
+    assert host.check(config) == ()
+    assert engine_pids()
+    host.close()
+    assert not engine_pids()
+
+
+def test_stop_finishes_the_frames_and_the_same_process_starts_again(make: Callable[..., HostRig]) -> None:
+    rig = make("lane", "object").start()
+    pid = rig.pid()
+    for _ in range(2):
+        assert rig.traffic.stop() == []
+        assert rig.traffic.discrepancies() == []
+        dropped = [figures.dropped for figures in rig.traffic.streams().values()]
+        assert all(not drops.get(DropReason.ENGINE_LOST) for drops in dropped)
+        assert not rig.host.serves("front")
+        rig.restart()
+        assert rig.pid() == pid
+
+
+@pytest.mark.parametrize("standby", ["none", "warm", "hot"])
+def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str) -> None:
+    rig = make("lane", "object", standby=standby, fault_window_s=8.0).start()
+    spare = 0
+    if standby != "none":
+        spare = rig.wait_standby(f"{standby}, ready")
+    pid = rig.pid()
+    os.kill(pid, signal.SIGKILL)
+    rig.until(lambda: rig.pid() not in (0, pid), "another process")
+    rig.wait_results()
+    assert spare in (0, rig.pid())
+    condition = rig.condition()
+    assert condition is not None
+    assert condition.level is Level.WARN
+    assert condition.values["restarts"] == 1
+    assert "killed by SIGKILL" in condition.text
+    assert float(str(condition.values["gap (ms)"])) == pytest.approx(
+        max(rig.traffic.gap_ms("lane"), rig.traffic.gap_ms("object")), rel=0.5
+    )
+    print(f"gap with standby {standby}: {condition.values['gap (ms)']} ms")
+    rig.until(lambda: (one := rig.condition()) is not None and one.level is Level.OK, "OK after fault_window_s")
+    if standby != "none":
+        rig.wait_standby(f"{standby}, ready")
+
+
+@pytest.mark.parametrize("standby", ["none", "hot"])
+def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..., HostRig], standby: str) -> None:
+    rig = make("lane", "object", standby=standby, heartbeat_timeout_s=0.5).start()
+    if standby == "hot":
+        rig.wait_standby("hot, ready")
+    pid = rig.pid()
+    os.kill(pid, signal.SIGSTOP)
+    longest = 0.0
+    while rig.pid() == pid:
+        begin = time.monotonic()
+        rig.host.update("object", "score_threshold", 0.1)
+        rig.host.conditions()
+        rig.host.serves("front")
+        longest = max(longest, time.monotonic() - begin)
+        time.sleep(0.002)
+    assert longest < 0.25
+    rig.wait_results()
+    condition = rig.condition()
+    assert condition is not None
+    assert "no sign of life" in str(condition.values["last loss"])
+
+
+def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
+    rig = make("lane", "object", job_timeout_s=0.5).start()
+    pid = rig.pid()
+    rig.once["front"] = BUSY
+    rig.until(lambda: rig.pid() != pid, "another process")
+    rig.wait_results()
+    condition = rig.condition()
+    assert condition is not None
+    assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(condition.values["last loss"])
+
+
+def test_a_loading_process_is_not_condemned_for_being_slow(make: Callable[..., HostRig]) -> None:
+    """Importing alone takes longer than these limits."""
+    rig = make("object", heartbeat_timeout_s=0.2, job_timeout_s=0.2, standby="none").start()
+    os.kill(rig.pid(), signal.SIGKILL)
+    rig.wait_results()
+    condition = rig.condition()
+    assert condition is not None
+    assert condition.values["restarts"] == 1
+
+
+def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:
+    """A threshold that is above every score: results are empty."""
+    rig = make("object", standby="hot").start()
+    rig.host.update("object", "max_detections", 7)
+    rig.wait_standby("hot, ready")
+    sizes: list[int] = []
+    original = rig.traffic._on_result
+
+    def look(result: Any) -> None:
+        sizes.append(len(result.output.scores))
+        original(result)
+
+    rig.host.update("object", "score_threshold", 0.9)
+    object.__setattr__(rig.traffic.accounts._callbacks, "on_result", look)
+    for _ in range(2):
+        rig.until(lambda: sizes and sizes[-1] == 0, "an empty result")
+        pid = rig.pid()
+        os.kill(pid, signal.SIGKILL)
+        rig.until(lambda pid=pid: rig.pid() != pid, "another process")
+        sizes.clear()
+        rig.wait_results()
+        assert set(sizes) == {0}
+    rig.host.update("object", "score_threshold", 0.1)
+    rig.until(lambda: sizes[-1] == 1, "a result with a box")
+
+
+def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]) -> None:
+    rig = make("lane", "object", standby="hot").start()
+    rig.wait_standby("hot, ready")
+    rig.once["front"] = SEGFAULT
+    rig.until(lambda: (one := rig.condition()) is not None and one.values["restarts"] == 1, "a restart")
+    rig.wait_results()
+    condition = rig.condition()
+    assert condition is not None
+    assert "killed by SIGSEGV" in condition.text
+    lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
+    print(lost)
+    assert all(count <= slots_needed(2) for count in lost)  # as many as it can have
+    assert sum(lost) >= 1
