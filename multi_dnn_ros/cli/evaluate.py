@@ -20,6 +20,7 @@ from multi_dnn_ros.cli.network_arguments import (
     read_target,
     read_trainee,
 )
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     times.add_argument("--latency", action="store_true", help="time all of them in turns")
     add_target(times)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, libraries=("pycocotools",))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_built(args, args.models)
     if args.report is not None:
+        require("--report", "matplotlib")
         check_writable("--report", args.report / JSON_NAME)
     device = choose_device(args.device)
     networks = [read_trainee(args, model) for model in args.models]

@@ -13,6 +13,7 @@ from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.compression.timing import Target
@@ -96,6 +97,8 @@ def _layers(args: argparse.Namespace) -> int:
     from multi_dnn_ros.profiling.report import closing_lines, job_table, kind_table, layer_table, write_profile
     from multi_dnn_ros.reporting import provenance, write_json
 
+    if args.output is not None:
+        require("--output", "matplotlib")
     for option, file in (("--output", args.output and args.output / "profile.json"), ("--summary", args.summary)):
         if file is not None:
             check_writable(option, file)
