@@ -144,10 +144,10 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
-    from multi_dnn_ros.reporting import provenance, write_json
-
     if getattr(args, "plot", None) is not None:
         require("--plot", "matplotlib")
+    from multi_dnn_ros.reporting import provenance, write_json
+
     for option in ("output", "plot"):
         if getattr(args, option, None) is not None:
             check_writable(f"--{option}", getattr(args, option))

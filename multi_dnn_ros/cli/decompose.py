@@ -90,11 +90,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_target(times)
     add("--timings", type=Path, metavar="JSON", help="cache of timings (default: ~/.cache/multi_dnn_ros/timings.json)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and pictures there")
-    parser.set_defaults(run=run, libraries=("tensorly", "scipy"))
+    parser.set_defaults(run=run, libraries=("scipy", "tensorly"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, write the artifact and the report, print what changed."""
+    if args.report is not None:
+        require("--report", "matplotlib")
     import copy
 
     import torch
@@ -115,7 +117,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.model} is decomposed already; decompose what it was made from: {made_from}")
     check_output(args.output, args.model, source)
     if args.report is not None:
-        require("--report", "matplotlib")
         check_writable("--report", args.report / JSON_NAME)
     try:
         width, height = source.input_size(args.model, args.size, "--size")

@@ -94,13 +94,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
+    if args.report is not None:
+        require("--report", "matplotlib")
     from multi_dnn_ros.choices import choose_device
     from multi_dnn_ros.reporting import provenance, table
     from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, threshold_tables, write_report
 
     check_built(args, args.models)
     if args.report is not None:
-        require("--report", "matplotlib")
         check_writable("--report", args.report / JSON_NAME)
     device = choose_device(args.device)
     networks = [read_trainee(args, model) for model in args.models]

@@ -91,14 +91,14 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 
 
 def _layers(args: argparse.Namespace) -> int:
+    if args.output is not None:
+        require("--output", "matplotlib")
     from multi_dnn_ros.profiling.device import busy_warning, default_path, limits_of, measure_limits
     from multi_dnn_ros.profiling.network import load, profile_network
     from multi_dnn_ros.profiling.realtime import held
     from multi_dnn_ros.profiling.report import closing_lines, job_table, kind_table, layer_table, write_profile
     from multi_dnn_ros.reporting import provenance, write_json
 
-    if args.output is not None:
-        require("--output", "matplotlib")
     for option, file in (("--output", args.output and args.output / "profile.json"), ("--summary", args.summary)):
         if file is not None:
             check_writable(option, file)

@@ -323,7 +323,7 @@ def add_parser(verbs: Any) -> None:
     add("--keep", action="store_true", help="keep the decomposed networks there too")
     add("--out", type=Path, required=True, help="JSON file to write, and a .png beside it")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    verb.set_defaults(run=main, libraries=("tensorly", "scipy", "matplotlib"))
+    verb.set_defaults(run=main, libraries=("scipy", "tensorly", "matplotlib"))
 
 
 def _cut(text: str) -> float:
