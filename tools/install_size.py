@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
 import shlex
@@ -58,10 +59,16 @@ IMPORTS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", required=True, metavar="REVISION", help="git revision to compare with")
+    parser.add_argument("--before", default="HEAD", metavar="REVISION", help="git revision to compare with")
     parser.add_argument("--repeats", type=int, default=5, help="processes for each time (default: %(default)s)")
-    parser.add_argument("--output", type=Path, required=True, metavar="JSON")
+    parser.add_argument(
+        "--cpu", metavar="PYTHON", help="of another environment, into which serving was installed with PyTorch for CPUs"
+    )
+    parser.add_argument("--output", type=Path, metavar="JSON", help="default: print what serving takes, no more")
     args = parser.parse_args()
+    if args.output is None:
+        print(json.dumps(serving_sizes(ROOT / "setup.py")))
+        return 0
     sys.path.insert(0, str(ROOT))
     from multi_dnn_ros.reporting import provenance, write_json
 
@@ -75,6 +82,7 @@ def main() -> int:
             "command": f"python tools/install_size.py {shlex.join(sys.argv[1:])}",
             "revision_before": revision,
             "installed_mb": {name: sizes(tree / "setup.py") for name, tree in trees.items()},
+            "installed_mb_cpu": _in(args.cpu) if args.cpu else None,
             "imports": {name: {run: imports(tree, code, args.repeats) for run, code in RUNS.items()}
                         for name, tree in trees.items()},
             "import_s_of_extras": {extra: seconds(modules, args.repeats) for extra, modules in IMPORTS.items()},
@@ -85,13 +93,12 @@ def main() -> int:
     return 0
 
 
-def sizes(setup: Path) -> dict[str, Any]:
-    """Megabytes that `pip install` of a setup.py brings, of the running environment's packages.
+def serving_sizes(setup: Path) -> dict[str, Any]:
+    """Megabytes that `pip install` of a setup.py without extras brings, of the running environment's packages.
 
-    "serving": without extras, of which "pytorch" is what torch and torchvision bring, and "cuda" of that what only a
-    GPU needs. "extras": of each, what it adds to serving.
+    "pytorch" is what torch and torchvision bring, and "cuda" of that what only a GPU needs.
     """
-    serving, extras = requirements(setup)
+    serving, _ = requirements(setup)
     base = closure(serving)
     torch = closure([of for of in serving if of.name in ("torch", "torchvision")])
     cuda = {name for name in torch if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
@@ -100,7 +107,17 @@ def sizes(setup: Path) -> dict[str, Any]:
         "pytorch": megabytes(torch),
         "cuda": megabytes(cuda),
         "serving_without_pytorch": megabytes(base - torch),
-        "serving_packages": sorted(base),
+        "torch": metadata.version("torch"),
+        "packages": sorted(base),
+    }
+
+
+def sizes(setup: Path) -> dict[str, Any]:
+    """As serving_sizes, and what each extra adds to serving."""
+    serving, extras = requirements(setup)
+    base = closure(serving)
+    return {
+        **serving_sizes(setup),
         "extras": {
             extra: {"adds": megabytes(added), "packages": sorted(added)}
             for extra, own in extras.items()
@@ -195,6 +212,11 @@ def _import_times(code: str, environment: Mapping[str, str]) -> dict[str, float]
 def _all_installed(tree: Path) -> set[str]:
     serving, extras = requirements(tree / "setup.py")
     return closure([*serving, *(of for own in extras.values() for of in own)])
+
+
+def _in(python: str) -> Any:
+    """What serving takes in another environment."""
+    return json.loads(subprocess.run([python, __file__], capture_output=True, check=True, text=True).stdout)
 
 
 def _git(*arguments: str) -> bytes:
