@@ -289,7 +289,7 @@ def test_the_pages_name_extras_that_exist(extras: dict[str, set[str]]) -> None:
     named = {
         extra
         for page in pages
-        for listed in re.findall(r"(?:multi_dnn_ros|\.)\[([\w,]+)\]", page.read_text(encoding="utf-8"))
+        for listed in re.findall(r"(?:multi_dnn_ros|\.|`)\[([a-z,]+)\]", page.read_text(encoding="utf-8"))
         for extra in listed.split(",")
     }
     assert {"offline", "onnx", "plots"} <= named
