@@ -84,6 +84,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         progress(notice)
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
         begin, allocated = time.perf_counter(), _allocated(device)
+        progress(f"preparing {name} ({settings.model})")
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
             stream_priority = levels[settings.priority]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -102,7 +102,7 @@ class HostTraffic:
     def gap_ms(self, dnn: str) -> float:
         """The longest time between two results of a DNN that follow one another, over all its cameras."""
         times = sorted(at for (name, _), of_stream in self.seen.results_ns.items() if name == dnn for at in of_stream)
-        return max(((after - before) / 1e6 for before, after in itertools.pairwise(times)), default=0.0)
+        return max(((after - before) / 1e6 for before, after in pairwise(times)), default=0.0)
 
     def results(self, dnn: str) -> int:
         """Of a DNN so far."""

@@ -16,6 +16,7 @@ from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_pape
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.benchmark.rig import CameraPlan
@@ -143,6 +144,8 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
+    if getattr(args, "plot", None) is not None:
+        require("--plot", "matplotlib")
     from multi_dnn_ros.reporting import provenance, write_json
 
     for option in ("output", "plot"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, positive_float
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -124,12 +125,16 @@ def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def _check_output(output: Path | None) -> None:
-    """UsageError where the figures could not be written, or what is written beside them would take their place."""
+    """Raise UsageError where the figures could not be written, or what is written beside them would take their place.
+
+    Raises MissingExtra where the picture beside them could not be drawn.
+    """
     from multi_dnn_ros.cli.errors import UsageError
     from multi_dnn_ros.cli.network_arguments import check_writable
 
     if output is None:
         return
+    require("--output", "matplotlib")
     check_writable("--output", output)
     if output.suffix in (".md", ".png"):
         raise UsageError(f"--output is {output}; the figures are JSON, beside which {output.name} is written")

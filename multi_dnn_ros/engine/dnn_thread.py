@@ -79,7 +79,7 @@ class DnnThread(threading.Thread):
         self._told: deque[tuple[Item, Timing, int, int | None]] = deque()  # results for the accounts, see _book
         self._events = Events()
         self._ready: torch.cuda.Event | None = None  # of the inference that was through last
-        self._health = Health(limits.max_failures)
+        self._health = Health(limits.max_failures, clock)
         self._specializer = Specializer(queue)
         self._closed = False
 
@@ -365,7 +365,10 @@ class DnnThread(threading.Thread):
         for frame in waiting:
             self._recorders[frame.camera].dropped[DropReason.DISABLED] += 1
         self._others.notify_all()
-        failure = Failure(self.task.name, message, self._health.failures, disabled is not None, disabled or "")
+        health = self._health
+        failure = Failure(
+            self.task.name, message, health.failures, disabled is not None, disabled or "", health.try_s()
+        )
         return failure, waiting
 
     def _tell_drop(self, reason: DropReason, message: str, *frames: Frame) -> None:

@@ -72,7 +72,7 @@ class Accounts:
         self._numbers = 0
         self._open: dict[int, _Open] = {}
         self._busy = 0  # answers whose callback runs
-        self._disabled: dict[str, str] = {}
+        self._disabled: dict[str, tuple[str, int | None]] = {}  # why, and until when
         self._recorders = {
             (dnn, camera): StreamRecorder(window_ns) for dnn, cameras in streams.items() for camera in cameras
         }
@@ -98,7 +98,7 @@ class Accounts:
         By those that are disabled it is lost for that, unless its image is bad.
         """
         for dnn in self.dnns_of(frame.camera):
-            disabled = self._disabled.get(dnn)
+            disabled = self._why_disabled(dnn)
             if disabled is not None and reason is not DropReason.BAD_IMAGE:
                 self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
             else:
@@ -117,8 +117,9 @@ class Accounts:
                 self._open[number] = _Open(frame, buffer, waiting, len(waiting), self._clock())
         for dnn in self.dnns_of(frame.camera):
             if dnn not in waiting:
-                reason = DropReason.DISABLED if dnn in self._disabled else DropReason.ENGINE_LOST
-                message = self._disabled.get(dnn, "no engine process serves the DNN at this moment")
+                disabled = self._why_disabled(dnn)
+                reason = DropReason.ENGINE_LOST if disabled is None else DropReason.DISABLED
+                message = disabled or "no engine process serves the DNN at this moment"
                 self._count_drop(Drop(dnn, frame, reason, message))
         if not waiting:
             buffer.release()
@@ -161,8 +162,9 @@ class Accounts:
     def failure(self, failure: Failure) -> None:
         """A DNN lost frames by its own fault."""
         if failure.disabled:
+            until_ns = None if failure.try_s is None else self._clock() + round(failure.try_s * 1e9)
             with self._lock:
-                self._disabled[failure.dnn] = failure.reason or failure.message
+                self._disabled[failure.dnn] = failure.reason or failure.message, until_ns
         guarded(self._callbacks.on_failure, failure)
 
     def enabled(self, dnn: str) -> None:
@@ -194,15 +196,14 @@ class Accounts:
 
     def enabled_dnns(self, camera: str) -> tuple[str, ...]:
         """The DNNs of the camera that are not disabled."""
-        with self._lock:
-            return tuple(dnn for dnn in self.dnns_of(camera) if dnn not in self._disabled)
+        return tuple(dnn for dnn in self.dnns_of(camera) if self._why_disabled(dnn) is None)
 
     def statistics(self) -> Statistics:
         """A snapshot."""
         now_ns = self._clock()
         with self._lock:
             recorders = {stream: recorder.copy() for stream, recorder in self._recorders.items()}
-            disabled = dict(self._disabled)
+        disabled = {dnn: why for dnn in self.streams if (why := self._why_disabled(dnn)) is not None}
         return Statistics({stream: recorder.snapshot(now_ns) for stream, recorder in recorders.items()}, disabled)
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -211,6 +212,15 @@ class Accounts:
             return self._settled.wait_for(lambda: not self._open and not self._busy, timeout_s)
 
     # -- inside
+
+    def _why_disabled(self, dnn: str) -> str | None:
+        """None: it is not, or is to be tried again."""
+        with self._lock:
+            why, until_ns = self._disabled.get(dnn, (None, None))
+            if until_ns is not None and self._clock() >= until_ns:
+                del self._disabled[dnn]
+                return None
+            return why
 
     def _answer(self, number: int, dnn: str, timing: Timing | None) -> _Open | None:
         with self._lock:

@@ -14,7 +14,6 @@ import faulthandler
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -50,7 +49,6 @@ _BACKGROUND_NICE = 19
 
 def main(argument: str) -> NoReturn:
     """Run until the node's process says so, or is gone. argument: the Setup."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends us in its order
     setup = Setup.from_json(argument)
     faulthandler.enable(all_threads=False)  # where a crash happened, on stderr
     threading.current_thread().name = "configure"
@@ -206,7 +204,8 @@ class EngineMain:
             text, expected = refusal(error)
             self._channel.send(wire.Refused(text, expected))
             return
-        self._config = order.config.model_copy(deep=True)
+        part = {name: order.config.dnns[name] for name in order.dnns}
+        self._config = order.config.model_copy(update={"dnns": part}).model_copy(deep=True)
         self._pipeline, self._device = pipeline, pipeline.device
         self._channel.send(wire.Configured(description))
 

@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 #: First of all it is made to end with the parent: the imports take a second on a busy machine.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; "
-    "from multi_dnn_ros.serving.parent import die_with_parent; die_with_parent(int(sys.argv[2])); "
+    "from multi_dnn_ros.serving import parent; "
+    "parent.die_with_parent(int(sys.argv[2])); parent.leave_stop_signals_to_parent(); "
     "from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
 )
 #: A process that takes no message for so long hangs: there is room for more frames than there are slots.
@@ -40,6 +41,7 @@ _SEND_TIMEOUT_S = 1.0
 #: How long a process that has closed its connection may take to end.
 _EXIT_S = 2.0
 _TAIL_LINES = 30
+_LONGEST_LINE = 10_000
 _CUDA_ERROR = re.compile(r"(?:what\(\):\s*)?(CUDA error: .*|CUDA driver error: .*)")
 
 
@@ -161,9 +163,9 @@ class EngineProcess:
                 start_new_session=True,
             )
             self.pid = self._process.pid
-            self._pid_fd = os.pidfd_open(self.pid)
+            self._pid_fd = self._opened()
         except BaseException:
-            ours.close()  # which ends the process, if there is one
+            ours.close()
             raise
         finally:
             theirs.close()
@@ -172,6 +174,15 @@ class EngineProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
         self._socket = ours
         self._channel = wire.Channel(ours)
+
+    def _opened(self) -> int:
+        """A descriptor that tells of the end of the process."""
+        try:
+            return os.pidfd_open(self.pid)
+        except OSError:  # no more descriptors
+            with self._process:  # closes its pipe, and reaps it
+                self._process.kill()
+            raise
 
     def _read(self) -> None:
         while True:
@@ -269,12 +280,14 @@ class _Lines:
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 for line in whole:
                     self._take(line.decode("utf-8", "replace").rstrip("\r"))
+                if len(self._rest) > _LONGEST_LINE:
+                    self.close()
         except BlockingIOError:
             return True
         return False
 
     def close(self) -> None:
-        """A last line without an end."""
+        """A last line without an end, or one that has none for too long."""
         if self._rest:
             self._take(self._rest.decode("utf-8", "replace"))
             self._rest = b""

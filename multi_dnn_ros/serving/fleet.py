@@ -279,6 +279,9 @@ class Fleet:
                 )
             elif isinstance(action, Begin):
                 assert accounts is not None
+                for dnn, key in self._supervisor.routes.items():
+                    if key == action.key:  # whatever disabled it in the process before
+                        accounts.enabled(dnn)
                 process.begin(accounts, {dnn: dict(values) for dnn, values in self._runtime.items()})
             elif isinstance(action, Finish):
                 process.send(wire.Stop(self._stop_s))

@@ -1,4 +1,4 @@
-"""What supervision knows of engine processes, and of the groups of DNNs that they serve: data only."""
+"""What supervision knows of engine processes and of the groups of DNNs that they serve."""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ class Ledger:
             del self._entries[number]
         entry.buffer.release()
 
-    def __len__(self) -> int:
-        """Frames that are not answered."""
-        with self._lock:
-            return len(self._entries)
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more frames."""
+        return self._closed
 
     def close(self) -> list[tuple[int, str]]:
         """The process is gone: frees its buffers. Returns what it has not answered: number and DNN."""

@@ -13,6 +13,9 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.observer import Unobserved
+from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import builds
 from multi_dnn_ros.serving.accounts import Accounts
@@ -53,6 +56,8 @@ class LocalHost:
         self._pools: dict[str, SlotPool] = {}
         self._lock = threading.Lock()  # of the engine, while others offer and update
         self._engine: ServedEngine | None = None
+        self._accounts: Accounts | None = None
+        self._device = _Device()
         self._hanging: list[ServedEngine] = []
 
     def check(self, config: NodeConfig) -> Sequence[str]:
@@ -99,7 +104,8 @@ class LocalHost:
         assert self._pipeline is not None
         assert self._config is not None
         with self._lock:
-            self._engine = ServedEngine(self._pipeline, self._config, accounts)
+            self._accounts = accounts
+            self._engine = ServedEngine(self._pipeline, self._config, accounts, self._device)
 
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
         return self._pools[camera].take(timeout_s)
@@ -107,9 +113,13 @@ class LocalHost:
     def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
         image, received_ns, decode_ns = frame.image(), frame.received_ns, frame.decode_ns
         with self._lock:
-            engine = self._engine
-        if engine is None:
+            engine, accounts = self._engine, self._accounts
+        if accounts is None:
             raise RuntimeError("a frame was offered to an engine that was not started")
+        if engine is None:
+            for dnn in accounts.dnns_of(frame.camera):
+                accounts.drop(number, dnn, DropReason.SHUTDOWN, "the engine has stopped")
+            return
         engine.offer(number, frame.camera, image, stamp_ns=frame.stamp_ns, received_ns=received_ns, decode_ns=decode_ns)
 
     def serves(self, camera: str) -> bool:
@@ -133,6 +143,9 @@ class LocalHost:
         name = f"engine {pipeline.device}"
         hanging = [thread for stopped in self._hanging for thread in stopped.alive()]
         ended = engine.ended() if engine is not None else []
+        if self._device.failure:
+            text = f"the device failed, and nothing in this process can use it any more: {self._device.failure}"
+            return [Condition(name, Level.ERROR, f"{text}; with isolation: process it would be replaced")]
         if ended:
             return [Condition(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
         if hanging:
@@ -169,6 +182,15 @@ class LocalHost:
         device = pipeline.device
         del pipeline
         give_back_memory(device)
+
+
+class _Device(Unobserved):
+    """Remembers that the device has failed."""
+
+    failure = ""
+
+    def device_failed(self, dnn: str, error: BaseException) -> None:
+        self.failure = self.failure or f"DNN {dnn}: {reason_of(error)}"
 
 
 def _configured(

@@ -150,7 +150,7 @@ class ProcessHost:
 
     def serves(self, camera: str) -> bool:
         fleet = self._fleet
-        return fleet is not None and bool(fleet.routes(camera).served)
+        return fleet is not None and any(not process.gone for process, _ in fleet.routes(camera).served)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
         fleet = self._fleet

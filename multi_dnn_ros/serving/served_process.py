@@ -81,9 +81,9 @@ class ServedProcess:
         return self._process.board
 
     @property
-    def unanswered(self) -> int:
-        """Frames that it has."""
-        return len(self._ledger)
+    def gone(self) -> bool:
+        """Whether it was reaped, though it may not be replaced yet."""
+        return self._ledger.closed
 
     def begin(self, accounts: Accounts, runtime: Mapping[str, Mapping[str, Any]]) -> None:
         """Let it serve; what it answers goes to these accounts."""

@@ -133,6 +133,48 @@ def test_a_dnn_that_fails_again_and_again_is_taken_out(start, recorder):
     assert statistics.streams["good", "front"].published == 5
 
 
+def test_a_disabled_dnn_is_tried_again_after_growing_pauses(start, recorder):
+    """One failure is enough then; a frame that comes through starts all over."""
+    clock = FakeClock()
+    broken = [True]
+
+    def on_job(index: int) -> None:
+        if broken[0]:
+            raise RuntimeError("no memory")
+
+    engine = start(task("bad", on_job=on_job), max_failures=3, clock=clock)
+
+    def offer() -> None:
+        assert engine.submit(frame())
+        assert engine.wait_idle(WAIT)
+
+    def is_disabled_for(seconds: float) -> None:
+        clock.now += round((seconds - 0.1) * 1e9)
+        assert engine.statistics().disabled
+        offer()
+        clock.now += round(0.2 * 1e9)
+        assert not engine.statistics().disabled
+
+    for _ in range(3):
+        offer()
+    assert "next try in 10 s" in engine.statistics().disabled["bad"]
+    assert recorder.failures[-1].try_s == 10.0
+    for pause_s in (10, 60, 600, 600):
+        is_disabled_for(pause_s)
+        offer()
+        assert engine.statistics().disabled
+    is_disabled_for(600)
+    broken[0] = False
+    offer()
+    broken[0] = True
+    for _ in range(3):
+        assert not engine.statistics().disabled
+        offer()
+    assert "next try in 10 s" in engine.statistics().disabled["bad"]
+    dropped = engine.statistics().streams["bad", "front"].dropped
+    assert dropped == {DropReason.DNN_ERROR: 10, DropReason.DISABLED: 5}
+
+
 def test_failures_must_be_in_a_row_to_take_a_dnn_out(start, recorder):
     current = []
 

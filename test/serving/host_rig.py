@@ -10,8 +10,8 @@ from typing import Any
 import fake_pipelines
 import numpy as np
 import numpy.typing as npt
-import psutil
 
+from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.host import Build, Condition, Progress
@@ -104,18 +104,6 @@ class HostRig:
         self.host.close()
         assert not engine_pids(), "engine processes are left"
         assert not self.traffic.discrepancies()
-
-
-def engine_pids() -> list[int]:
-    """Of all engine processes that this process started and that live."""
-    found = []
-    for child in psutil.Process(os.getpid()).children():
-        try:
-            if any("engine_main" in part for part in child.cmdline()):
-                found.append(child.pid)
-        except psutil.Error:
-            continue
-    return found
 
 
 def descriptors() -> int:

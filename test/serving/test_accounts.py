@@ -92,6 +92,19 @@ def test_disabled_dnns_lose_what_others_lose_by_another_cause(bench: Bench) -> N
     assert bench.accounts.enabled_dnns("front") == ("lane", "object")
 
 
+def test_a_dnn_that_is_to_be_tried_again_takes_frames_when_its_time_has_come(bench: Bench) -> None:
+    bench.accounts.failure(Failure("lane", "poisoned", 3, True, "disabled", try_s=10.0))
+    bench.clock.now += 9_999_000_000
+    assert bench.accounts.enabled_dnns("front") == ("object",)
+    assert set(bench.accounts.statistics().disabled) == {"lane"}
+    bench.clock.now += 1_000_000
+    assert bench.accounts.statistics().disabled == {}
+    assert bench.accounts.enabled_dnns("front") == ("lane", "object")
+    bench.accounts.arrived("front")
+    bench.accounts.lost(Frame("front", 0), DropReason.OVERWRITTEN, "")
+    assert {reason for _, _, reason in bench.ends.lost()} == {DropReason.OVERWRITTEN}
+
+
 def test_a_buffer_is_held_until_the_last_callback_is_through(bench: Bench) -> None:
     free: list[int] = []
     bench.accounts._callbacks = Callbacks(

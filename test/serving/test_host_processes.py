@@ -12,8 +12,9 @@ from typing import Any
 import fake_pipelines
 import pytest
 from fake_pipelines import BUSY, SEGFAULT, settings
-from host_rig import HostRig, descriptors, engine_pids
+from host_rig import HostRig, descriptors
 
+from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.process_host import ProcessHost
@@ -230,6 +231,5 @@ def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]
     assert condition is not None
     assert "killed by SIGSEGV" in condition.text
     lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
-    print(lost)
-    assert all(count <= slots_needed(2) for count in lost)  # as many as it can have
+    assert max(lost) <= slots_needed(2), lost  # as many as it can have
     assert sum(lost) >= 1

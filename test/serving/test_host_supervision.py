@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +41,7 @@ def test_a_process_that_never_comes_up_is_tried_with_growing_pauses() -> None:
         world.step(key)
         world.refuse(key)
         world.end(key)
-    pauses = [after - before for before, after in zip(tries, tries[1:], strict=False)]  # noqa: RUF007
+    pauses = [after - before for before, after in pairwise(tries)]
     assert pauses == [1.0, 5.0, 30.0, 60.0, 60.0, 60.0]
 
 

@@ -1,0 +1,261 @@
+"""Engine processes that are killed again and again under load: does every frame end once, is anything left over?"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from multi_dnn_ros.benchmark.faults import KINDS, ExitingBuild, Faults, engine_pids
+from multi_dnn_ros.benchmark.host_traffic import HostTraffic
+from multi_dnn_ros.reporting import distribution, table
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving.host import Build, Progress
+from multi_dnn_ros.serving.process_host import ProcessHost
+
+_SAMPLE_S = 0.2
+_PICTURES = 8
+#: Until all is as in the beginning once the faults have ended.
+_RECOVERY_S = 300.0
+#: What this process may have grown by: allocators keep what they once had.
+_GROWTH_BYTES, _GROWTH_FILES, _GROWTH_THREADS = 48 << 20, 4, 2
+
+
+@dataclass(frozen=True)
+class ChaosPlan:
+    """every_s: shortest and longest time between two faults. size: of the images, (width, height).
+
+    restart_s, try_s: pauses of supervision, see ProcessHost; shorter than its own, so that ten minutes see many of
+    them.
+    """
+
+    seconds: float
+    every_s: tuple[float, float] = (5.0, 20.0)
+    rate_hz: float = 30.0
+    size: tuple[int, int] = (320, 240)
+    seed: int = 0
+    restart_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
+    try_s: tuple[float, ...] = (2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process has at one moment. engines: processes. shared: entries of /dev/shm but those of DDS, which
+    others may use."""
+
+    memory_bytes: int
+    files: int
+    threads: int
+    engines: int
+    shared: int
+
+
+def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = builds.build) -> dict[str, Any]:
+    """Run it; figures with a verdict `passed` and, if that is False, what is wrong as `findings`."""
+    before = _held()
+    with tempfile.TemporaryDirectory(prefix="multi_dnn_chaos_") as folder:
+        flag = Path(folder) / "exit"
+        host = ProcessHost(ExitingBuild(build, str(flag)), restart_s=plan.restart_s, try_s=plan.try_s)
+        try:
+            figures = _run(config, plan, host, flag)
+        finally:
+            host.close()
+    after = _held()
+    if engine_pids():
+        figures["findings"].append("engine processes are left")
+    if after.files > before.files + 1:
+        figures["findings"].append(f"file descriptors: {before.files} before, {after.files} after the end")
+    if after.shared > before.shared:
+        figures["findings"].append(f"entries of /dev/shm: {before.shared} before, {after.shared} after the end")
+    return {**figures, "passed": not figures["findings"]}
+
+
+def chaos_table(figures: Mapping[str, Any]) -> str:
+    """For people."""
+    rows = [
+        [name, str(it["offered"]), str(it["published"]), _counts(it["dropped"])]
+        for name, it in figures["streams"].items()
+    ]
+    dealt = ", ".join(f"{count} {kind}" for kind, count in figures["faults"].items())
+    gaps = figures["gap_ms"]
+    lines = [
+        table(["stream", "offered", "published", "dropped"], rows),
+        f"{dealt}; {figures['restarts']} restarts"
+        + (f", gap median {gaps['p50']:.0f} ms, longest {gaps['max']:.0f} ms" if gaps else ""),
+        *figures["findings"],
+        "passed" if figures["passed"] else "FAILED",
+    ]
+    return "\n".join(lines)
+
+
+def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> dict[str, Any]:
+    description = host.configure(config, _ignore)
+    pictures = _pictures(config, plan)
+    traffic = HostTraffic(
+        host,
+        description,
+        dict.fromkeys(config.cameras, plan.rate_hz),
+        lambda camera, number: pictures[camera][number % _PICTURES],
+        config.stop_timeout_s,
+    )
+    traffic.start()
+    findings = []
+    watch = _Watch(host, config.standby)
+    try:
+        if not watch.wait_settled(traffic):
+            findings.append("not all DNNs answered before the first fault")
+        first = _held()
+        faults = Faults(plan.seed, flag, watch.serving)
+        begin = time.monotonic()
+        while (elapsed := time.monotonic() - begin) < plan.seconds:
+            watch.sleep(min(faults.pause_s(*plan.every_s), plan.seconds - elapsed))
+            if time.monotonic() - begin < plan.seconds:
+                faults.deal(time.monotonic() - begin)
+        faults.end()
+        begin = time.monotonic()
+        if not watch.wait_settled(traffic):
+            findings.append(
+                f"not recovered {_RECOVERY_S:g} s after the last fault: "
+                + "; ".join(f"{it.name}: {it.text}, standby {it.values.get('standby')}" for it in host.conditions())
+            )
+        recovery_s = time.monotonic() - begin
+        last = _held()
+    finally:
+        hanging = traffic.stop()
+    findings += traffic.discrepancies()
+    findings += _growth(first, last)
+    findings += [f"hangs: {name}" for name in hanging]
+    return {
+        "plan": asdict(plan),
+        "device": description.device,
+        "standby": config.standby,
+        "fault_window_s": config.fault_window_s,
+        "streams": {
+            f"{dnn} on {camera}": {
+                "offered": it.offered,
+                "published": it.published,
+                "dropped": {reason.value: count for reason, count in it.dropped.items() if count},
+            }
+            for (dnn, camera), it in traffic.streams().items()
+        },
+        "faults": {kind: sum(fault.kind == kind for fault in faults.dealt) for kind in KINDS},
+        "faults_of_serving": sum(fault.serving for fault in faults.dealt),
+        "restarts": watch.restarts,
+        "disabled": len(traffic.seen.failures),
+        "gap_ms": distribution(watch.gaps_ms) if watch.gaps_ms else {},
+        "recovery_s": recovery_s,
+        "engines_at_most": watch.engines,
+        "held_before": asdict(first),
+        "held_after": asdict(last),
+        "findings": findings,
+    }
+
+
+class _Watch:
+    """Looks at the host all the time: which processes serve, gaps, restarts."""
+
+    def __init__(self, host: ProcessHost, standby: str) -> None:
+        self._host = host
+        self._standby = standby
+        self._seen: set[tuple[str, object, object]] = set()
+        self.gaps_ms: list[float] = []
+        self.engines = 0
+
+    @property
+    def restarts(self) -> int:
+        return len(self.gaps_ms)
+
+    def serving(self) -> set[int]:
+        """Processes that serve a group."""
+        pids = (condition.values["pid"] for condition in self._host.conditions())
+        return {int(str(pid)) for pid in pids if pid != "none"}
+
+    def sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            self._look()
+            time.sleep(min(_SAMPLE_S, left_s))
+
+    def wait_settled(self, traffic: HostTraffic) -> bool:
+        """Until one process serves all, the standby is there, and each DNN has answered anew."""
+        until = time.monotonic() + _RECOVERY_S
+        wanted = "none (parameter standby)" if self._standby == "none" else f"{self._standby}, ready"
+        counts = {dnn: traffic.results(dnn) for dnn in traffic.accounts.streams}
+        while time.monotonic() < until:
+            self._look()
+            conditions = self._host.conditions()
+            settled = [condition.values.get("standby") for condition in conditions] == [wanted]
+            if settled and all(traffic.results(dnn) > count for dnn, count in counts.items()):
+                return True
+            time.sleep(_SAMPLE_S)
+        return False
+
+    def _look(self) -> None:
+        self.engines = max(self.engines, len(engine_pids()))
+        for condition in self._host.conditions():
+            values = condition.values
+            gap = values.get("gap (ms)", "lasts")
+            key = condition.name, values["pid"], gap
+            if gap != "lasts" and key not in self._seen:
+                self._seen.add(key)
+                self.gaps_ms.append(float(str(gap)))
+
+
+def _pictures(config: NodeConfig, plan: ChaosPlan) -> dict[str, list[npt.NDArray[np.uint8]]]:
+    noise = np.random.default_rng(plan.seed)
+    width, height = plan.size
+    return {
+        camera: [noise.integers(0, 256, (height, width, 3), dtype=np.uint8) for _ in range(_PICTURES)]
+        for camera in config.cameras
+    }
+
+
+def _held() -> Held:
+    process = psutil.Process()
+    return Held(
+        process.memory_full_info().uss,
+        process.num_fds(),
+        threading.active_count(),
+        len(engine_pids()),
+        _shared(),
+    )
+
+
+def _shared() -> int:
+    try:
+        return sum("fastrtps" not in name and "fastdds" not in name for name in os.listdir("/dev/shm"))
+    except OSError:
+        return 0  # a system without
+
+
+def _growth(first: Held, last: Held) -> list[str]:
+    limits = {
+        "memory_bytes": _GROWTH_BYTES,
+        "files": _GROWTH_FILES,
+        "threads": _GROWTH_THREADS,
+        "engines": 0,
+        "shared": 0,
+    }
+    return [
+        f"{name}: {getattr(first, name)} before, {getattr(last, name)} after the faults"
+        for name, limit in limits.items()
+        if getattr(last, name) > getattr(first, name) + limit
+    ]
+
+
+def _counts(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "none"
+
+
+def _ignore(progress: Progress) -> None:
+    pass

@@ -1,0 +1,122 @@
+"""Faults that engine processes meet, made on purpose: signals, an exit while configuring, memory that runs out."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.host import Build
+
+KINDS = ("SIGKILL", "SIGSEGV", "SIGSTOP", "exit in configure", "allocation failure")
+
+#: How long a process gets no more memory.
+_STARVED_S = 2.0
+#: Part of the faults that hit a process that serves; the others hit any.
+_SERVING = 0.7
+_EXIT_CODE = 9
+
+
+@dataclass(frozen=True)
+class ExitingBuild:
+    """A Build that ends its process once for each file that it finds. flag: of the file; build: what it does else."""
+
+    build: Build
+    flag: str
+
+    def __call__(self, config: NodeConfig, progress: Callable[[str], None]) -> Any:
+        """FileNotFoundError is the usual case."""
+        try:
+            os.unlink(self.flag)
+        except FileNotFoundError:
+            return self.build(config, progress)
+        os._exit(_EXIT_CODE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """at_s: since the run began. serving: it hit a process that served."""
+
+    at_s: float
+    kind: str
+    serving: bool
+
+
+class Faults:
+    """Deals faults out. flag: of the ExitingBuild. serving: the processes that serve, by number."""
+
+    def __init__(self, seed: int, flag: Path, serving: Callable[[], set[int]]) -> None:
+        self._random = random.Random(seed)
+        self._flag = flag
+        self._serving = serving
+        self._timers: list[threading.Timer] = []
+        self._deck: list[str] = []
+        self.dealt: list[Fault] = []
+
+    def pause_s(self, shortest_s: float, longest_s: float) -> float:
+        """Until the next one."""
+        return self._random.uniform(shortest_s, longest_s)
+
+    def deal(self, at_s: float) -> None:
+        """One fault to one process, if there is one. All kinds come equally often."""
+        hits_serving = self._random.random() < _SERVING
+        serving, every = self._serving(), set(engine_pids())
+        victims = (serving & every if hits_serving else every) or every
+        if not victims:
+            return
+        if not self._deck:
+            self._deck = self._random.sample(KINDS, len(KINDS))
+        kind, pid = self._deck.pop(), self._random.choice(sorted(victims))
+        with suppress(psutil.Error, ProcessLookupError):  # it has just ended
+            self._hit(kind, pid)
+            self.dealt.append(Fault(at_s, kind, pid in serving))
+
+    def end(self) -> None:
+        """No more of them; what was taken is given back."""
+        for timer in self._timers:
+            timer.cancel()
+            timer.function()
+        self._timers.clear()
+        self._flag.unlink(missing_ok=True)
+
+    def _hit(self, kind: str, pid: int) -> None:
+        if kind == "exit in configure":  # of whatever is configured next
+            self._flag.touch()
+            os.kill(pid, signal.SIGKILL)
+        elif kind == "allocation failure":
+            self._starve(psutil.Process(pid))
+        else:
+            os.kill(pid, signal.Signals[kind])
+
+    def _starve(self, process: psutil.Process) -> None:
+        """No new memory for a while."""
+        _, hard = process.rlimit(psutil.RLIMIT_AS)
+        process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, hard))
+
+        def feed() -> None:
+            with suppress(psutil.Error):
+                process.rlimit(psutil.RLIMIT_AS, (hard, hard))
+
+        timer = threading.Timer(_STARVED_S, feed)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+
+
+def engine_pids() -> list[int]:
+    """The engine processes that this process started and that live."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any("engine_main" in part for part in child.cmdline()):
+                found.append(child.pid)
+    return found

@@ -1,0 +1,30 @@
+"""Engine processes that are killed, stopped and starved all the time, with a seed: every frame ends exactly once."""
+
+from __future__ import annotations
+
+import fake_pipelines
+import pytest
+
+from multi_dnn_ros.benchmark.chaos import ChaosPlan, chaos_table, measure_chaos
+
+
+@pytest.mark.parametrize(("standby", "seed"), [("hot", 1), ("none", 2)])
+def test_every_frame_ends_once_whatever_is_done_to_the_engine_processes(standby: str, seed: int) -> None:
+    config = fake_pipelines.settings(
+        "lane",
+        "object",
+        "pedestrian",
+        cameras=("front", "rear"),
+        standby=standby,
+        fault_window_s=1.0,
+        heartbeat_timeout_s=0.7,
+        job_timeout_s=1.0,
+    )
+    plan = ChaosPlan(seconds=20.0, every_s=(1.0, 2.0), size=(64, 48), seed=seed)
+    figures = measure_chaos(config, plan, fake_pipelines.build)
+    print(chaos_table(figures))
+    assert figures["findings"] == []
+    assert sum(figures["faults"].values()) >= 5
+    for stream in figures["streams"].values():
+        assert stream["offered"] > 100
+        assert stream["published"] > 0
