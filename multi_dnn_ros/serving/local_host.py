@@ -227,6 +227,7 @@ class _OneThread:
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self.busy = False
 
     def submit(self, function: Callable[[], Made]) -> Future[Made]:
         future: Future[Made] = Future()
@@ -241,11 +242,22 @@ class _OneThread:
         while True:
             future, function = self._waiting.get()
             if future.set_running_or_notify_cancel():
+                self.busy = True
                 try:
-                    future.set_result(function())
+                    result = function()
                 except BaseException as error:
+                    self.busy = False
                     future.set_exception(error)
+                else:
+                    self.busy = False
+                    future.set_result(result)
+                    del result
             del future, function  # with the pipeline
 
 
 _THREAD = _OneThread()
+
+
+def still_loads() -> bool:
+    """Whether what was cancelled is still under way. To end the interpreter now would abort the process."""
+    return _THREAD.busy
