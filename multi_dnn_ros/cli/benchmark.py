@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
+from multi_dnn_ros.cli.benchmark_chaos import add_chaos
 from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.errors import CommandError, UsageError
@@ -37,6 +38,7 @@ examples:
   multi-dnn benchmark isolation --params-file config/heavy_gpu.yaml --camera front=1280x720@30:rgb8
   multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output results/vgg_16.json
   multi-dnn benchmark deadlines
+  multi-dnn benchmark chaos --minutes 10 --output results/chaos_cpu.json
 
 Each scenario explains its options: multi-dnn benchmark SCENARIO --help.
 """
@@ -58,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add_options(scenario)
         scenario.add_argument("--output", type=Path, help="write the figures to this JSON file")
         scenario.set_defaults(run=run, measure=measure)
-    for add in (add_paper, add_paper_report, add_deadlines):
+    for add in (add_paper, add_paper_report, add_deadlines, add_chaos):
         add(scenarios)
 
 

@@ -68,7 +68,6 @@ class Engine:
         limits = Limits(
             max_failures=max_failures,
             window_ns=window_ns,
-            decode_first=device.type == "cuda",
         )
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._device = device

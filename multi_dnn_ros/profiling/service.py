@@ -96,12 +96,12 @@ def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, f
     try:
         end = time.monotonic() + _TIMEOUT_S
         for name in times:
-            engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)
-            engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)  # once it has begun the first
+            engine.submit(Frame(name, 0, image), _TIMEOUT_S)
+            engine.submit(Frame(name, 0, image), _TIMEOUT_S)  # once it has begun the first
         look = time.monotonic() + _LOOK_S
         while any(len(of) <= frames for of in times.values()):
             with contextlib.suppress(queue.Empty):
-                engine.offer(Frame(free.get(timeout=_LOOK_S), 0, lambda: image))
+                engine.offer(Frame(free.get(timeout=_LOOK_S), 0, image))
             if time.monotonic() < look:
                 continue
             look = time.monotonic() + _LOOK_S
@@ -110,7 +110,7 @@ def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, f
             if time.monotonic() > end:
                 raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
             for name in times:
-                engine.offer(Frame(name, 0, lambda: image))  # a frame that failed brought no other one
+                engine.offer(Frame(name, 0, image))  # a frame that failed brought no other one
     finally:
         engine.stop(10.0)
     # While all were at it: from the last of the first results to the first of the last ones.
@@ -149,7 +149,7 @@ def lost_frames(
             time.sleep(max(0.0, due[camera] - time.monotonic()))
             if before is None and time.monotonic() - begin > 0.5:
                 before = engine.statistics().streams
-            engine.offer(Frame(camera, 0, lambda: image))
+            engine.offer(Frame(camera, 0, image))
             due[camera] += 1.0 / rates[camera]
         after = engine.statistics().streams
     finally:

@@ -103,7 +103,11 @@ def _loses_frames_of_a_stage_that_raises(engine: Rig) -> None:
         assert isinstance(lost, wire.Lost)
         assert lost.reason is DropReason.DNN_ERROR
         assert text in lost.message
-    assert [failure.consecutive for failure in engine.failures() if failure.dnn == "object"] == [1, 2]
+
+    def failures() -> list[int]:
+        return [failure.consecutive for failure in engine.failures() if failure.dnn == "object"]
+
+    engine.until(lambda: failures() == [1, 2], "failures")  # told after the frame
     assert len(engine.outcomes(200)["object"]) == 1
     assert engine.process.board.under_way() == {}
 

@@ -228,12 +228,26 @@ def test_a_process_lost_while_inactive_is_there_again_for_the_next_start() -> No
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ("step", "step", "step", "step", "end", "end", "hang", "refuse", "memory", "wait", "long", "toggle", "tick")
+            (
+                "step",
+                "step",
+                "end",
+                "hang",
+                "refuse",
+                "memory",
+                "wait",
+                "long",
+                "toggle",
+                "fault",
+                "fault",
+                "settle",
+                "heal",
+            )
         ),
         st.integers(0, 5),
         st.sets(st.sampled_from(DNNS)),
     ),
-    max_size=60,
+    max_size=40,
 )
 
 
@@ -251,8 +265,16 @@ def test_any_order_of_events_leaves_every_dnn_served_restored_or_disabled(mode: 
         elif kind == "long":
             world.time_s += 30 * pick
             world.do(world.supervisor.tick())
-        elif kind == "tick":
-            world.do(world.supervisor.tick())
+        elif kind == "settle":
+            world.wait(pick)
+        elif kind == "heal":
+            world.wait(55 + pick)
+        elif kind == "fault":  # of one that serves
+            serving = sorted(set(world.supervisor.routes.values()))
+            if serving:
+                key = serving[pick % len(serving)]
+                world.step(key)
+                world.end(key, "killed by SIGSEGV", *[dnn for dnn in dnns if dnn in world.holds[key]])
         elif kind == "toggle":
             supervisor = world.supervisor
             busy = "finishing" in world.state.values()  # stop() waits for them

@@ -47,7 +47,7 @@ class Session:
         assert buffer is not None
         image = buffer.image(*size)
         image[:] = value
-        frame = Frame(camera, 5, lambda: image, "the header")
+        frame = Frame(camera, 5, image, "the header")
         frame.received_ns, frame.decode_ns = time.monotonic_ns() - 3_000_000, 2_000_000
         frame.image()
         number = self.accounts.open(frame, buffer, self.accounts.dnns_of(camera))

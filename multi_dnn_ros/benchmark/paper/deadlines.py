@@ -254,7 +254,7 @@ class _Bench:
 
 
 def _frame(camera: str) -> Frame:
-    return Frame(camera, time.monotonic_ns(), lambda: _IMAGE)
+    return Frame(camera, time.monotonic_ns(), _IMAGE)
 
 
 def _feed(engine: Engine, frames: int, period_s: float) -> float:
