@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import psutil
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
-from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
-from multi_dnn_ros.ros.machine import hardware_id, versions
+from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
+from multi_dnn_ros.ros.machine import hardware_id
 from multi_dnn_ros.ros.middleware import Middleware, found
+from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.schema import NodeConfig
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Level, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Progress
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Unless it is remapped.
@@ -28,7 +30,6 @@ NODE_NAME = "multi_dnn"
 #: How long a transition that was cancelled may take to end; then the host is closed under it.
 _CANCEL_S = 1.0
 
-_LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
 #: Makes the host for a value of the parameter `isolation`. build: see MultiDnnNode.
 MakeHost = Callable[[str, "Build | None"], Host]
 
@@ -72,6 +73,7 @@ class MultiDnnNode(LifecycleNode):
         self._make_host = host
         self._host: Host | None = None  # from the begin of configuring
         self._progress: Progress | None = None  # while configuring
+        self._progressing = threading.Lock()  # held to change it
         self._config: NodeConfig | None = None
         self._description: Description | None = None  # while configured
         self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters that changed while configuring
@@ -139,7 +141,8 @@ class MultiDnnNode(LifecycleNode):
             self._release()
             return FAILURE
         finally:
-            self._progress = None
+            with self._progressing:
+                self._progress = None
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -188,8 +191,12 @@ class MultiDnnNode(LifecycleNode):
 
     def _progressed(self, progress: Progress) -> None:
         """Called in any thread."""
-        former, self._progress = self._progress, progress
-        if former is None or progress.text != former.text:
+        with self._progressing:
+            former = self._progress
+            if former is None:  # told late: configuring has ended
+                return
+            self._progress = progress
+        if progress.text != former.text:
             self.get_logger().info(progress.text)
 
     def _configured(self, config: NodeConfig, description: Description) -> None:
@@ -317,10 +324,11 @@ class MultiDnnNode(LifecycleNode):
 
     def _publish_diagnostics(self) -> None:
         try:
+            host, description = self._host, self._description
             statuses = [
-                self._status(),
-                *self._capacity_status(),
-                *self._host_statuses(),
+                node_status(self._report, self._view()),
+                *capacity_statuses(self._report, description.capacity if description is not None else None),
+                *host_statuses(self._report, host.conditions() if host is not None else ()),
                 *(self._serving.statuses(self._report) if self._serving is not None else ()),
             ]
             self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
@@ -339,19 +347,6 @@ class MultiDnnNode(LifecycleNode):
         else:
             self.get_logger().warning(text)
 
-    def _capacity_status(self) -> list[DiagnosticStatus]:
-        """Nothing without rates of the cameras."""
-        found = self._description.capacity if self._description is not None else None
-        if found is None:
-            return []
-        return [self._report.status("capacity", OK if found.fits else WARN, found.text, found.values)]
-
-    def _host_statuses(self) -> list[DiagnosticStatus]:
-        """Of the engine's parts, in every state that has an engine."""
-        if self._host is None:
-            return []
-        return [self._report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in self._host.conditions()]
-
     def _state(self) -> str:
         if self._serving is not None:
             return "active"
@@ -361,31 +356,17 @@ class MultiDnnNode(LifecycleNode):
             return "configuring"
         return "finalized" if self._finalized else "unconfigured"
 
-    def _status(self) -> DiagnosticStatus:
-        state, config, description, progress = self._state(), self._config, self._description, self._progress
-        level, text = (OK if description is not None else WARN), state
-        values: dict[str, object] = {"state": state, **versions()}
-        if state == "configuring" and progress is not None:
-            text = f"configuring: {progress_text(progress)}"
-        hung = self.hung
-        ended = self._serving.ended() if self._serving is not None else []
-        if self._failure or hung or ended:
-            level = ERROR
-            text = self._failure or (
-                f"threads hang: {', '.join(hung)}" if hung else f"threads ended by an error: {', '.join(ended)}"
-            )
-        if config is not None and description is not None:
-            values.update(
-                {
-                    **description.versions,
-                    "device": description.device,
-                    "workers": description.workers,
-                    "policy": config.policy,
-                    "DNNs": ", ".join(config.dnns),
-                    "cameras": ", ".join(config.cameras),
-                }
-            )
-        return self._report.status("node", level, text, {**values, **self._memory_values()})
+    def _view(self) -> NodeView:
+        return NodeView(
+            state=self._state(),
+            progress=self._progress if self._description is None else None,
+            config=self._config,
+            description=self._description,
+            failure=self._failure,
+            hung=self.hung,
+            ended=self._serving.ended() if self._serving is not None else (),
+            memory=self._memory_values(),
+        )
 
     def _memory_values(self) -> dict[str, int]:
         own = {"resident memory (bytes)": psutil.Process().memory_info().rss}
@@ -393,15 +374,3 @@ class MultiDnnNode(LifecycleNode):
 
     def _memory(self) -> str:
         return ", ".join(f"{name} {value:,}" for name, value in self._memory_values().items())
-
-
-def progress_text(progress: Progress) -> str:
-    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`; `3 of 3 DNNs ready, ...`."""
-    parts = [progress.text]
-    if progress.ready < progress.total:
-        parts.insert(0, f"DNN {progress.ready + 1} of {progress.total}")
-    elif progress.total:
-        parts.insert(0, f"{progress.ready} of {progress.total} DNNs ready")
-    if progress.left_s is not None:
-        parts.append(f"about {progress.left_s:.0f} s left")
-    return ", ".join(parts)

@@ -12,7 +12,8 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetAvailableTransitions
 from node_bench import Bench
 
-from multi_dnn_ros.ros.node import MultiDnnNode, progress_text
+from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.ros.node_status import progress_text
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
