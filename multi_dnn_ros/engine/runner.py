@@ -19,11 +19,14 @@ class Runner:
     """Belongs to one thread, which runs jobs in inference mode: a worker, or on a GPU a DNN's thread.
 
     A job that raises loses its frames and nothing else. stream_of: the same for all threads; not asked on a CPU.
-    at_once_ns: CPU time of the jobs that no worker ran.
+    waits: on a GPU, whether it waits for the kernels of a job that may be overtaken (see JobQueue); its thread sleeps
+    then. at_once_ns: CPU time of the jobs that no worker ran.
     """
 
-    def __init__(self, queue: JobQueue, device: torch.device, stream_of: StreamOf) -> None:
+    def __init__(self, queue: JobQueue, device: torch.device, stream_of: StreamOf, *, waits: bool = False) -> None:
         self._queue = queue
+        # Blocking: one that does not sleep takes a core for as long as the kernels run.
+        self._finished = torch.cuda.Event(blocking=True) if waits else None
         self._device = device
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
         self.at_once_ns = 0
@@ -53,15 +56,26 @@ class Runner:
         On a GPU the DNN's stream stays the thread's current one.
         """
         inference = job.inference
+        finished = self._finished if self._finished is not None and self._queue.may_be_overtaken(job) else None
         if inference.lost is None:
             try:
                 dnn = inference.task.name, inference.task.sms, inference.priority
-                job.run(
-                    self._device, None if self._streams is None else self._streams.enter(dnn), self._queue.may_continue
-                )
+                stream = None if self._streams is None else self._streams.enter(dnn)
+                job.run(self._device, stream, self._queue.may_continue)
+                if finished is not None:
+                    finished.record(stream)
             except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
                 inference.lost = loss_by(error, job.index)
-        if inference.lost is None and not job.is_last:
-            return job.successor()
-        inference.done(inference)
-        return None
+        goes_on = inference.lost is None and not job.is_last
+        if not goes_on:
+            inference.done(inference)
+        if finished is None or inference.lost is not None:
+            return job.successor() if goes_on else None
+        try:
+            finished.synchronize()
+        except Exception as error:  # a kernel's failure; of a frame's last job its DNN meets it, too
+            if goes_on:
+                inference.lost = loss_by(error, job.index)
+                inference.done(inference)
+            return None
+        return job.successor() if goes_on else None
