@@ -42,13 +42,13 @@ class CapturedFunction:
         return self._results
 
 
-def capture_on(device: torch.device, priority: int = 0) -> Callable[[Run], Run]:
+def capture_on(device: torch.device) -> Callable[[Run], Run]:
     """Captures functions as CUDA graphs that share memory, and so must not run at the same time.
 
-    All on one stream, the one that is now the calling thread's (see capture_stream). priority: of a new one.
+    All on one stream, the one that is now the calling thread's (see capture_stream).
     """
     pool = torch.cuda.graph_pool_handle()
-    stream = capture_stream(device, priority)
+    stream = capture_stream(device)
 
     def capture(run: Run) -> Run:
         torch.cuda.synchronize(device)

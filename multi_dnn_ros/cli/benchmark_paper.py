@@ -37,6 +37,8 @@ _DEADLINES = """\
 Three cameras on one engine, DNNs of high, middle and low priority with deadlines of one, two and three frame periods,
 at 50, 90 and 120 % of what the engine was measured to serve: deadline misses and drops under fifo, priority and edf.
 The number of DNNs is chosen so that the cameras run at about --rate, and the rate then fitted to the load.
+Then one important DNN of each network of the set, with a camera at --rate, beside six others that never idle: its
+latency over that with the others idle, and their throughput over that under fifo.
 """
 
 
@@ -110,6 +112,14 @@ def add_deadlines(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--repeats", type=positive, default=3, help="runs of each case (default: %(default)s)")
     parser.add_argument("--seconds", type=positive_float, default=5.0, help="length of each run (default: 5)")
     parser.add_argument("--seed", type=natural, default=0, help="of weights and order (default: %(default)s)")
+    parser.add_argument(
+        "--bounds",
+        nargs="+",
+        type=natural,
+        metavar="N",
+        help="beside an important DNN on a GPU: most jobs of others that are launched and not finished; 0: no bound "
+        "(default: as when serving)",
+    )
     _add_output(parser, "the figures as JSON; a .png beside it")
     parser.set_defaults(run=run_deadlines)
 
@@ -196,6 +206,7 @@ def run_deadlines(args: argparse.Namespace) -> int:
     if len(sets) > 1:
         raise UsageError(f"--set {args.set} is several sets; this scenario takes one")
     (condition,) = choose_conditions([args.condition], device)
+    bounds = {} if args.bounds is None else {"bounds": tuple(bound or None for bound in args.bounds)}
     plan = DeadlinePlan(
         dnns=sets[0],
         device=device,
@@ -207,8 +218,10 @@ def run_deadlines(args: argparse.Namespace) -> int:
         repeats=args.repeats,
         seconds=args.seconds,
         seed=args.seed,
+        **bounds,
     )
-    print(f"about {(60 + 9 * plan.repeats * (plan.seconds + 1)) / 60:.0f} min on {device}", flush=True)
+    runs = plan.repeats * (9 + (2 + len(plan.bounds)) * len(plan.dnns.kinds))
+    print(f"about {(60 + runs * (plan.seconds + 1)) / 60:.0f} min on {device}", flush=True)
     figures = measure_deadlines(plan, _progress())
     print(deadlines_table(figures))
     if args.output is not None:

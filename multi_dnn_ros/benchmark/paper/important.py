@@ -1,4 +1,4 @@
-"""One important DNN at a camera's rate among heavy ones that never idle: its latency, and what that costs the others."""
+"""One important DNN at a camera's rate among heavy ones that never idle: its latency, and what the others lose."""
 
 from __future__ import annotations
 
