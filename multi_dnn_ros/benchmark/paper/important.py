@@ -85,7 +85,7 @@ def measure_important(
 
 def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float]]]]) -> dict[str, Any]:
     """Latencies of all repeats together; frames a second as the mean over the repeats."""
-    results = {
+    results: dict[str, dict[str, Any]] = {
         case.name: {
             "latency_ms": distribution([ms for latencies, _ in repeated for ms in latencies]),
             "background_hz": fmean(hz for _, hz in repeated),
