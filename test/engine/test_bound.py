@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from engine_fakes import WAIT, FakeClock, Recorder, check_accounts, frame, task
+from engine_fakes import WAIT, FakeClock, Recorder, check_accounts, frame, task, until
 from fake_gpu import DEVICE, Event, FakeGpu
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,19 +103,38 @@ def test_no_more_jobs_than_the_bound_are_launched_and_not_finished(
 
 
 def test_a_more_important_frame_waits_for_none_of_them(
-    gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine]
+    gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is launched at once, all of its jobs in one, while as many others as there may be are unfinished."""
-    launches = Launches(gpu, 0.1)
-    tasks = [launches.task("high", priority=1), launches.task("higher", priority=1), *map(launches.task, LOW)]
-    engine = start(*tasks, workers=1, device=DEVICE, policy="priority", max_launched=2, aging_ns=10**12)
+    launches, endless, through = Launches(gpu, 1e-3), Launches(gpu, 1e3), threading.Event()
+    synchronize = Event.synchronize
+
+    def until_the_end(event: Event) -> None:
+        if event.at > time.perf_counter() + 100.0:
+            assert through.wait(WAIT)
+        else:
+            synchronize(event)
+
+    monkeypatch.setattr(Event, "synchronize", until_the_end)
+    important = [launches.task(name, priority=1) for name in ("high", "higher")]
+    engine = start(
+        *important,
+        *map(endless.task, LOW),
+        workers=1,
+        device=DEVICE,
+        policy="priority",
+        max_launched=2,
+        aging_ns=10**12,
+    )
     offer(engine, *LOW)
-    while len(launches.of("low")) < 2:
-        time.sleep(1e-3)
-    offer(engine, "high", "higher")
-    recorder.wait(lambda: len(recorder.results) >= 2)
-    assert launches.of("high") == [("high", 2, True), ("higher", 2, True)]
-    assert engine.wait_idle(WAIT)
+    until(lambda: len(endless.all) == 2)
+    for count in range(1, 4):
+        offer(engine, "high", "higher")
+        recorder.wait(lambda count=count: len(recorder.results) == 2 * count)
+    assert {name for name, _, in_one in launches.all if in_one} == {"high", "higher"}
+    assert len(launches.all) == 6
+    assert len(endless.all) == 2
+    through.set()
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
@@ -176,8 +195,7 @@ def test_the_engine_stops_with_jobs_launched_and_others_queued(
     tasks = [launches.task("high", priority=1), *map(launches.task, LOW)]
     engine = start(*tasks, workers=1, device=DEVICE, policy="priority", max_launched=2)
     offer(engine, *LOW)
-    while len(launches.all) < 3:
-        time.sleep(1e-3)
+    until(lambda: len(launches.all) >= 3)
     assert engine.stop(WAIT) == []
     assert {drop.reason for drop in recorder.drops} == {DropReason.SHUTDOWN}
     assert len(recorder.drops) + len(recorder.results) == len(LOW)
