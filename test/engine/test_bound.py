@@ -61,10 +61,6 @@ class Launches:
             in_one={1: stage(JOBS)}, **kwargs,
         )  # fmt: skip
 
-    def of(self, prefix: str) -> list[tuple[str, int, bool]]:
-        with self._lock:
-            return [each for each in self.all if each[0].startswith(prefix)]
-
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
