@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
-from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_paper_report
+from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_important, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add_options(scenario)
         scenario.add_argument("--output", type=Path, help="write the figures to this JSON file")
         scenario.set_defaults(run=run, measure=measure)
-    for add in (add_paper, add_paper_report, add_deadlines):
+    for add in (add_paper, add_paper_report, add_deadlines, add_important):
         add(scenarios)
 
 

@@ -20,9 +20,6 @@ from multi_dnn_ros.engine.statistics import Statistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.engine.worker import Worker
 
-#: Default of max_launched.
-MAX_LAUNCHED = 3
-
 
 def _ignore(_: object) -> None:
     pass
@@ -66,7 +63,7 @@ class Engine:
         aging_ns: int = 50_000_000,
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
-        max_launched: int | None = MAX_LAUNCHED,
+        max_launched: int | None = None,
     ) -> None:
         _check(tasks, workers, max_launched)
         self._clock = clock

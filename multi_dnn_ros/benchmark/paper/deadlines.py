@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
-from multi_dnn_ros.benchmark.paper.important import important_table, measure_important
 from multi_dnn_ros.benchmark.paper.loops import make_task
 from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_chains
 from multi_dnn_ros.benchmark.paper.partition import Partition
@@ -23,15 +22,12 @@ from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.choices import default_workers
 from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
-from multi_dnn_ros.engine.engine import MAX_LAUNCHED
 from multi_dnn_ros.reporting import against, cpu_count, distribution, table
 
 CAMERAS = ("front", "left", "rear")
 POLICIES = ("fifo", "priority", "edf")
 #: Parts of what the engine was measured to serve.
 LOADS = (0.5, 0.9, 1.2)
-#: DNNs beside the important one, in `measure_important`.
-BACKGROUND = 6
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
 _DRAIN_S = 60.0
 
@@ -53,8 +49,7 @@ URGENCIES = (Urgency("high", 10, 1.0), Urgency("middle", 5, 2.0), Urgency("low",
 class DeadlinePlan:
     """dnns: networks that are taken in turn. condition: how the engine runs them. rate_hz: of a camera, about.
 
-    seconds: of each run; measurements of the capacity take half of that. bounds: the engine's max_launched where one
-    DNN is important among others that never idle.
+    seconds: of each run; measurements of the capacity take half of that.
     """
 
     dnns: DnnSet
@@ -67,16 +62,14 @@ class DeadlinePlan:
     repeats: int = 3
     seconds: float = 5.0
     seed: int = 0
-    bounds: tuple[int | None, ...] = (MAX_LAUNCHED,)
 
 
 def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Every load under every policy, in random order, repeated; then one important DNN of each network among others.
+    """Every load under every policy, in random order, repeated.
 
     cases: accounts of each run by urgency. `exact`: every frame that was sent is a result or a counted drop.
-    important: see measure_important.
     """
-    bench = _Bench(plan)
+    bench = Bench(plan)
     bench.grow(max(len(URGENCIES), len(plan.dnns.networks)))
     served_hz = bench.frames_per_s(len(bench.tasks)) * len(bench.tasks)
     counts = {load: dnns_for(load, served_hz, plan.rate_hz, plan.most_dnns) for load in LOADS}
@@ -93,10 +86,6 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
         case = bench.run(counts[load], rates[load], policy)
         cases.append({"load": load, "policy": policy, "repeat": repeat, **case})
         progress(f"run {number} of {len(order)}: load {load:.0%}, {policy}")
-    important = measure_important(
-        *bench.important_and_others(), plan.device, rate_hz=plan.rate_hz, seconds=plan.seconds, repeats=plan.repeats,
-        seed=plan.seed, bounds=plan.bounds, progress=progress,
-    )  # fmt: skip
     return {
         "settings": {
             "set": plan.dnns.name,
@@ -111,7 +100,6 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
         "urgencies": {urgency.name: vars(urgency) for urgency in URGENCIES},
         "cases": cases,
         "summary": summarize_cases(cases),
-        "important": important,
         "passed": all(case["exact"] for case in cases),
     }
 
@@ -154,11 +142,10 @@ def deadlines_table(figures: Mapping[str, Any]) -> str:
         found = [row for row in figures["summary"] if (row["load"], row["policy"]) == (load, policy)]
         cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {against(row['p99_ms'], None, 1)}" for row in found]
         rows.append([f"{load:.0%}", str(found[0]["dnns"]), f"{found[0]['rate_hz']:.1f}", policy, *cells])
-    accounts = "exact" if figures["passed"] else "DO NOT ADD UP"
-    return f"{table(header, rows)}\naccounts: {accounts}\n\n{important_table(figures['important'])}"
+    return f"{table(header, rows)}\naccounts: {'exact' if figures['passed'] else 'DO NOT ADD UP'}"
 
 
-class _Bench:
+class Bench:
     """DNNs that are ready, and the engine around the first so many of them. tasks: they serve all cameras."""
 
     def __init__(self, plan: DeadlinePlan) -> None:
@@ -190,21 +177,6 @@ class _Bench:
         """Building sets PyTorch's threads too."""
         device = self._plan.device
         torch.set_num_threads(max(1, cpu_count() // default_workers(device, count)) if device.type == "cpu" else 1)
-
-    def important_and_others(self) -> tuple[dict[str, DnnTask], list[DnnTask]]:
-        """A DNN of each network, by its name, and BACKGROUND others, of the networks in turn."""
-        kinds = list(self._plan.dnns.kinds)
-        wanted = Counter(itertools.islice(itertools.cycle(kinds), BACKGROUND)) + Counter(kinds)
-        of_kind: dict[Network, list[DnnTask]] = {}
-        for count in itertools.count(1):
-            self.grow(count)
-            of_kind = {kind: [] for kind in kinds}
-            for network, task in zip(itertools.cycle(self._plan.dnns.networks), self.tasks, strict=False):
-                of_kind[network].append(task)
-            if all(len(of_kind[kind]) >= number for kind, number in wanted.items()):
-                break
-        important = {kind.builder: of_kind[kind].pop() for kind in kinds}
-        return important, [task for kind in kinds for task in of_kind[kind][: wanted[kind] - 1]]
 
     def frames_per_s(self, count: int) -> float:
         """Frames that the first `count` DNNs serve, all of them each, when there is always one waiting."""

@@ -6,17 +6,22 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
+from multi_dnn_ros.backends.gates import Gates
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
+from multi_dnn_ros.benchmark.paper.deadlines import Bench, DeadlinePlan
+from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.choices import default_workers
 from multi_dnn_ros.cli.errors import CommandError
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
-from multi_dnn_ros.engine.engine import MAX_LAUNCHED
 from multi_dnn_ros.reporting import against, distribution, table
+from multi_dnn_ros.turns import short_turns
 
 #: What is aimed at: p99 of the important DNN over its p99 alone, and the background's throughput over that under fifo.
 MOST_P99_RATIO, LEAST_THROUGHPUT = 1.5, 0.95
@@ -29,57 +34,104 @@ _DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Case:
-    """policy: of the engine. bound: its max_launched. alone: the background gets no frames."""
+    """policy: of the engine. bound: its max_launched. gates: whether those of captured graphs are used. alone: the
+    background gets no frames.
+    """
 
     name: str
-    policy: str
-    bound: int | None = MAX_LAUNCHED
+    policy: str = "priority"
+    bound: int | None = None
+    gates: bool = True
     alone: bool = False
 
 
-def cases(bounds: Sequence[int | None]) -> tuple[Case, ...]:
-    """The baselines, and policy priority with each bound; None: no bound."""
-    ordered = (Case("priority" if bound == MAX_LAUNCHED else f"priority, {_words(bound)}", "priority", bound)
-               for bound in bounds)  # fmt: skip
-    return (Case("alone", "priority", alone=True), Case("fifo", "fifo"), *ordered)
+@dataclass(frozen=True)
+class ImportantPlan:
+    """important: each of these in turn. background: networks of the others, which are taken in turn.
+
+    condition: how the engine runs them. rate_hz: of the important DNN's camera. seconds: of each run. bounds: values of
+    the engine's max_launched that are measured, once each, beside the way that it serves.
+    """
+
+    important: tuple[Network, ...]
+    background: tuple[Network, ...]
+    device: torch.device
+    sms: int | None = None
+    condition: Condition = CONDITIONS["ours"]
+    jobs: int = 8
+    others: int = 6
+    rate_hz: float = 30.0
+    repeats: int = 3
+    seconds: float = 5.0
+    seed: int = 0
+    bounds: tuple[int, ...] = ()
 
 
-def _words(bound: int | None) -> str:
-    return "no bound" if bound is None else f"at most {bound}"
+def cases(plan: ImportantPlan) -> tuple[Case, ...]:
+    """The baselines, the way that the engine serves, and what else there is on a GPU."""
+    found = [Case("alone", alone=True), Case("fifo", "fifo"), Case("priority")]
+    if plan.device.type == "cuda":
+        found.append(Case("priority, streams only", gates=False))
+        found += [Case(f"priority, at most {bound} launched", bound=bound, gates=False) for bound in plan.bounds]
+    return tuple(found)
 
 
-def measure_important(
-    important: Mapping[str, DnnTask],
-    background: Sequence[DnnTask],
-    device: torch.device,
-    *,
-    rate_hz: float,
-    seconds: float,
-    repeats: int,
-    seed: int = 0,
-    bounds: Sequence[int | None] = (MAX_LAUNCHED,),
-    progress: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
+def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Each of the important DNNs by itself among the same others, every case in random order, repeated.
 
-    important: by the network's name. rate_hz: of the important DNN's camera; each of the others always has a frame that
-    waits. alone: in the same engine, with the others idle. Under fifo all priorities are equal.
+    Each of the others always has a frame that waits. alone: in the same engine, with the others idle. Under fifo all
+    priorities are equal.
     """
-    wanted = cases(bounds)
-    order = [(name, case) for _ in range(repeats) for name in important for case in wanted]
-    random.Random(seed).shuffle(order)
+    others = tuple(islice(cycle(plan.background), plan.others))
+    networks = sorted((*plan.important, *others), key=lambda network: network.builder)  # equal ones side by side
+    bench = Bench(
+        DeadlinePlan(
+            DnnSet("important", tuple(networks)),
+            plan.device,
+            plan.sms,
+            plan.condition,
+            plan.jobs,
+            seed=plan.seed,
+        )
+    )
+    bench.grow(len(networks))
+    of_kind: dict[Network, list[DnnTask]] = {network: [] for network in networks}
+    for network, task in zip(networks, bench.tasks, strict=True):
+        of_kind[network].append(task)
+    important = {network.builder: of_kind[network].pop() for network in plan.important}
+    background = [task for tasks in of_kind.values() for task in tasks]
+    progress(f"{len(networks)} DNNs are ready: {', '.join(network.builder for network in networks)}")
+    wanted = cases(plan)
+    order = [
+        (name, case)
+        for repeat in range(plan.repeats)
+        for name in important
+        for case in wanted
+        if case.bound is None or repeat == 0
+    ]
+    random.Random(plan.seed).shuffle(order)
     found: dict[tuple[str, str], list[tuple[list[float], float]]] = {}
-    for number, (name, case) in enumerate(order, start=1):
-        run = _run(important[name], background, device, case, rate_hz, seconds)
-        found.setdefault((name, case.name), []).append(run)
-        progress(f"run {number} of {len(order)}: {name} important, {case.name}")
-    rows = [_row(name, [(case, found[name, case.name]) for case in wanted]) for name in important]
+    with short_turns():  # as when serving
+        for number, (name, case) in enumerate(order, start=1):
+            run = _run(important[name], background, plan, case)
+            found.setdefault((name, case.name), []).append(run)
+            tail = distribution(run[0])["p99"]
+            progress(f"run {number} of {len(order)}: {name}, {case.name}: p99 {tail:.2f} ms, others {run[1]:.0f}/s")
     return {
-        "rate_hz": rate_hz,
-        "background": [task.name for task in background],
-        "max_launched": MAX_LAUNCHED,
+        "settings": {
+            "background": [network.builder for network in others],
+            "device": str(plan.device),
+            "sms": plan.sms,
+            "condition": plan.condition.name,
+            "precision": precision_of(plan.condition, plan.device),
+            "jobs": plan.jobs,
+            "rate_hz": plan.rate_hz,
+            "seconds": plan.seconds,
+            "repeats": plan.repeats,
+            "seed": plan.seed,
+        },
         "aims": {"p99_ratio": MOST_P99_RATIO, "throughput": LEAST_THROUGHPUT},
-        "rows": rows,
+        "rows": [_row(name, [(case, found[name, case.name]) for case in wanted]) for name in important],
     }
 
 
@@ -122,7 +174,7 @@ def important_table(figures: Mapping[str, Any]) -> str:
 
 
 def _run(
-    important: DnnTask, background: Sequence[DnnTask], device: torch.device, case: Case, rate_hz: float, seconds: float
+    important: DnnTask, background: Sequence[DnnTask], plan: ImportantPlan, case: Case
 ) -> tuple[list[float], float]:
     """End-to-end milliseconds of the important DNN's frames, and the others' frames a second."""
     latencies: list[float] = []
@@ -143,14 +195,15 @@ def _run(
     ]
     engine = Engine(
         tasks,
-        workers=default_workers(device, len(tasks)),
+        workers=default_workers(plan.device, len(tasks)),
         policy=case.policy,
-        device=device,
+        device=plan.device,
         on_result=on_result,
         on_failure=failures.append,
         max_launched=case.bound,
     )
     over = False
+    Gates.enabled = case.gates
     engine.start()
     try:
         if not case.alone:
@@ -159,14 +212,15 @@ def _run(
                 engine.submit(_frame(task.name), _DRAIN_S)  # once it has begun the first: one waits from then on
         time.sleep(_SETTLE_S)
         begin_ns = time.monotonic_ns()
-        for number in range(max(2, round(seconds * rate_hz))):
-            time.sleep(max(0.0, begin_ns / 1e9 + number / rate_hz - time.monotonic()))
+        for number in range(max(2, round(plan.seconds * plan.rate_hz))):
+            time.sleep(max(0.0, begin_ns / 1e9 + number / plan.rate_hz - time.monotonic()))
             engine.offer(_frame(_CAMERA))
         end_ns = time.monotonic_ns()
         over = True
         through = engine.wait_idle(_DRAIN_S)
     finally:
         engine.stop(2.0)
+        Gates.enabled = True
     if failures:
         raise CommandError(f"{failures[0].dnn} failed: {failures[0].message}")
     if not through:
