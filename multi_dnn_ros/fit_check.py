@@ -111,4 +111,5 @@ def engines_of(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
         policy=config.policy,
         device=pipeline.device,
         aging_ns=milliseconds(config.aging_ms),
+        max_launched=config.max_launched or None,
     )

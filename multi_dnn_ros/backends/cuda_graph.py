@@ -7,8 +7,7 @@ graph is launched at once, without the lock, and its memory is planned when it i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.gates import Gate, new_gate
 from multi_dnn_ros.backends.stream_priority import capture_stream
 from multi_dnn_ros.reasons import reason_of
 
@@ -85,8 +83,6 @@ class CudaGraph:
     def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
         """Capture the stages once more as one, for in_one_launch."""
         captured = [stage for stage in stages if isinstance(stage, Captured)]
-        if len(stages) == len(captured) == 1:
-            captured[0].gate = new_gate(device)
         if len(captured) < max(2, len(stages)):
             return
         try:
@@ -119,7 +115,6 @@ class Captured:
         self.stage = stage  # the graph reads its parameters where they lie
         self.pool, self.stream = pool, stream
         self.chain: _CapturedChain | None = None
-        self.gate: Gate | None = None  # of a stage that is the whole DNN
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         expected = tuple(tensor.clone() for tensor in stage(carried))
         stream.wait_stream(torch.cuda.current_stream())
@@ -132,23 +127,12 @@ class Captured:
 
     def __call__(self, carried: Tensors) -> Tensors:
         _place(carried, self.inputs)
-        if self.gate is None:
-            self._graph.replay()
-            return self.outputs
-        try:
-            if self.gate.enter():
-                self.gate.wait()
-            self._graph.replay()
-        finally:
-            self.gate.leave()
+        self._graph.replay()
         return self.outputs
 
 
 class _CapturedChain:
-    """Captured stages as one graph in their pool of memory, from the inputs of the first to the outputs of the last.
-
-    It has gates in front of the stages where it is launched on a stream that is not the most important one.
-    """
+    """Captured stages as one graph in their pool of memory, from the inputs of the first to the outputs of the last."""
 
     def __init__(self, stages: Sequence[Captured], tolerance: float) -> None:
         first, last = stages[0], stages[-1]
@@ -159,34 +143,21 @@ class _CapturedChain:
             carried = stage(carried)
         expected = tuple(tensor.clone() for tensor in carried)
         torch.cuda.synchronize(first.stream.device)
-        self._graph = self._gated = capture_graph(self._run, first.pool, first.stream)
-        self._gate = new_gate(first.stream.device)
-        if self._gate is not None:
-            self._gated = capture_graph(partial(self._run, self._gate.wait), first.pool, first.stream)
-        for graph in (self._graph, self._gated):
-            for place in self._outputs:
-                place.zero_()
-            _place(image, self._inputs)
-            graph.replay()
-            check_agreement(self._outputs, expected, tolerance)
+        self._graph = capture_graph(self._run, first.pool, first.stream)
+        for place in self._outputs:
+            place.zero_()
+        check_agreement(self(image), expected, tolerance)
 
-    def _run(self, before_each: Callable[[], None] = lambda: None) -> None:
+    def _run(self) -> None:
         carried = self._inputs
         for function in self._functions:
-            before_each()
             carried = function(carried)
         for place, result in zip(self._outputs, carried, strict=True):
             place.copy_(result)
 
     def __call__(self, carried: Tensors) -> Tensors:
         _place(carried, self._inputs)
-        if self._gate is None:
-            self._graph.replay()
-            return self._outputs
-        try:
-            (self._gated if self._gate.enter() else self._graph).replay()
-        finally:
-            self._gate.leave()
+        self._graph.replay()
         return self._outputs
 
 

@@ -42,8 +42,7 @@ The number of DNNs is chosen so that the cameras run at about --rate, and the ra
 """
 _IMPORTANT = """\
 One important DNN with a camera at --rate, beside others that always have a frame that waits: its latency over that with
-the others idle, and their throughput over that under fifo. What the engine does for it on a GPU, and what launching no
-more than so many jobs of the others at a time (--bounds) would do.
+the others idle, and their throughput over that under fifo. On a GPU also with parameter max_launched (--bounds).
 """
 
 

@@ -35,14 +35,17 @@ class Engine:
     DNN that is alone, with several cameras perhaps, launches in its own thread, and no worker has to be woken; several
     would take Python's lock from each other in the midst of their launches.
 
-    What is launched cannot be taken back, so a GPU holds no more than `max_launched` jobs that a frame which arrives
-    later could go before, launched and not finished; each of them is a launch of its own. That other frame waits for
-    none of them: it is launched at once, and its stream goes first. All jobs of a frame are one launch, and unbounded,
-    where no other DNN's frame could go before it: under fifo, for the most important DNN, among DNNs of equal priority,
-    and for a frame that has waited long enough.
+    What is launched cannot be taken back. With `max_launched` a GPU holds no more than so many jobs that a frame which
+    arrives later could go before, launched and not finished; each of them is a launch of its own, with a thread that
+    waits for its kernels. That other frame waits for none of them: it is launched at once, and its stream goes first.
+    All jobs of a frame are one launch, without a bound, where no other DNN's frame could go before it: under fifo, for
+    the most important DNN, among DNNs of equal priority, and for a frame that has waited long enough.
+
+    Not by default: on a GPU that six DNNs fill, launching job by job from Python costs two thirds of their throughput,
+    whatever the bound (H100; docs/measured.md).
 
     workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs. max_launched: None for
-    no bound; each has a thread that waits.
+    no bound.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row that disable a DNN. clock: nanoseconds, monotonic.
 

@@ -85,6 +85,7 @@ class Serving:
             device=pipeline.device,
             max_failures=config.max_failures,
             aging_ns=nanoseconds(config.aging_ms),
+            max_launched=config.max_launched or None,
         )
         self._overlay = OverlayPublisher(outputs.overlays, dnns, self._on_overlay_failure)
         self._engine.start()

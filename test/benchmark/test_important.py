@@ -25,7 +25,7 @@ def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "important.json"
-    arguments = ["--device", "cpu", "--repeats", "2", "--seconds", "0.3", "--jobs", "3", "--others", "3"]
+    arguments = ["--device", "cpu", "--repeats", "2", "--seconds", "1", "--jobs", "3", "--others", "3"]
     arguments += ["--important", "squeezenet1_1", "--output", str(output)]
     assert main(["benchmark", "important", *arguments]) == 0
     found = json.loads(output.read_text())
@@ -40,19 +40,18 @@ def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
     assert fifo["throughput"] == 1.0
     assert priority["throughput"] == pytest.approx(priority["background_hz"] / fifo["background_hz"])
     assert priority["p99_ratio"] == pytest.approx(priority["latency_ms"]["p99"] / alone["latency_ms"]["p99"])
-    assert all(case["latency_ms"]["samples"] >= 10 for case in row["cases"].values())
+    assert all(1 <= case["latency_ms"]["samples"] <= 2 * 30 for case in row["cases"].values())
     assert "p99 over alone" in capsys.readouterr().out
 
 
-def test_on_a_gpu_other_ways_are_measured_beside_the_engines_own() -> None:
+def test_on_a_gpu_bounds_are_measured_beside_the_default() -> None:
     networks = tuple(SETS["small"].kinds)
     plan = ImportantPlan(networks, networks, torch.device("cuda", 0), bounds=(1, 3))
-    assert [(case.name, case.policy, case.bound, case.gates) for case in cases(plan)[1:]] == [
-        ("fifo", "fifo", None, True),
-        ("priority", "priority", None, True),
-        ("priority, streams only", "priority", None, False),
-        ("priority, at most 1 launched", "priority", 1, False),
-        ("priority, at most 3 launched", "priority", 3, False),
+    assert [(case.name, case.policy, case.bound) for case in cases(plan)[1:]] == [
+        ("fifo", "fifo", None),
+        ("priority", "priority", None),
+        ("priority, at most 1 launched", "priority", 1),
+        ("priority, at most 3 launched", "priority", 3),
     ]
 
 

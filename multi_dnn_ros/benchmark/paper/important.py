@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from multi_dnn_ros.backends.gates import Gates
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
 from multi_dnn_ros.benchmark.paper.deadlines import Bench, DeadlinePlan
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
@@ -34,14 +33,11 @@ _DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Case:
-    """policy: of the engine. bound: its max_launched. gates: whether those of captured graphs are used. alone: the
-    background gets no frames.
-    """
+    """policy: of the engine. bound: its max_launched. alone: the background gets no frames."""
 
     name: str
     policy: str = "priority"
     bound: int | None = None
-    gates: bool = True
     alone: bool = False
 
 
@@ -68,11 +64,10 @@ class ImportantPlan:
 
 
 def cases(plan: ImportantPlan) -> tuple[Case, ...]:
-    """The baselines, the way that the engine serves, and what else there is on a GPU."""
+    """The baselines, policy priority as the engine serves by default, and on a GPU with each bound."""
     found = [Case("alone", alone=True), Case("fifo", "fifo"), Case("priority")]
     if plan.device.type == "cuda":
-        found.append(Case("priority, streams only", gates=False))
-        found += [Case(f"priority, at most {bound} launched", bound=bound, gates=False) for bound in plan.bounds]
+        found += [Case(f"priority, at most {bound} launched", bound=bound) for bound in plan.bounds]
     return tuple(found)
 
 
@@ -148,7 +143,8 @@ def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float
     for case, _ in runs:
         result = results[case.name]
         result["p99_ratio"] = result["latency_ms"]["p99"] / alone["latency_ms"]["p99"]
-        result["throughput"] = None if case.alone else result["background_hz"] / fifo["background_hz"]
+        compared = not case.alone and fifo["background_hz"]
+        result["throughput"] = result["background_hz"] / fifo["background_hz"] if compared else None
     return {"important": name, "cases": results}
 
 
@@ -203,7 +199,6 @@ def _run(
         max_launched=case.bound,
     )
     over = False
-    Gates.enabled = case.gates
     engine.start()
     try:
         if not case.alone:
@@ -220,11 +215,14 @@ def _run(
         through = engine.wait_idle(_DRAIN_S)
     finally:
         engine.stop(2.0)
-        Gates.enabled = True
     if failures:
         raise CommandError(f"{failures[0].dnn} failed: {failures[0].message}")
     if not through:
         raise CommandError(f"the engine did not finish its frames within {_DRAIN_S:g} s")
+    if not latencies:
+        raise CommandError(
+            f"{case.name}: no frame of the important DNN was served within {plan.seconds:g} s; allow more"
+        )
     served = sum(begin_ns <= at < end_ns for at in ends_ns)
     return latencies, served * 1e9 / (end_ns - begin_ns)
 

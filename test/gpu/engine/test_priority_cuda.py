@@ -1,5 +1,4 @@
-"""What priorities do for an important DNN's latency among others on a GPU. CPU twins: test/engine/test_bound.py,
-test/backends/test_gates.py."""
+"""What priorities do for an important DNN's latency among others on a GPU. CPU twins: test/engine/test_bound.py."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from gpu_stages import GPU
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.cuda_graph import CudaGraph, in_one_launch
-from multi_dnn_ros.backends.gates import Gates
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 
 WAIT = 60.0
@@ -94,14 +92,11 @@ def p99_ms(engine: Engine, results: queue.Queue[Result], frames: int = 60) -> fl
 
 
 @pytest.mark.parametrize("jobs", [1, 4])
-def test_a_priority_changed_while_serving_takes_effect_on_captured_graphs(
-    jobs: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There and back, by the streams alone: under fifo the queue's order is no help, and without gates nobody waits.
+def test_a_priority_changed_while_serving_takes_effect_on_captured_graphs(jobs: int) -> None:
+    """There and back, by the streams alone: under fifo the queue's order is no help.
 
     jobs: with several, all of a frame are one launch, captured by itself.
     """
-    monkeypatch.setattr(Gates, "enabled", False)
     important = make_task("important", 256, 40, jobs)
     with busy(important, [make_task(f"other{number}", 2048, 8, jobs) for number in range(OTHERS)]) as (engine, results):
         found = []
@@ -112,15 +107,14 @@ def test_a_priority_changed_while_serving_takes_effect_on_captured_graphs(
     assert found[1] < 0.6 * min(found[0], found[2])
 
 
-def test_jobs_of_others_wait_at_their_gates_for_a_more_important_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the gates they compute beside it, on a GPU that they fill."""
+def test_the_bound_shortens_what_an_important_frame_waits_for() -> None:
+    """With one job of the others at a time instead of six frames, on a GPU that each of these jobs fills."""
     others = [make_task(f"other{number}", 2048, 16, 8) for number in range(OTHERS)]
     important = make_task("important", 1024, 40, 4)
     found = {}
-    for enabled in (True, False):
-        monkeypatch.setattr(Gates, "enabled", enabled)
-        with busy(important, others) as (engine, results):
+    for bound in (None, 1):
+        with busy(important, others, policy="priority", max_launched=bound) as (engine, results):
             engine.update("important", priority=10)
-            found[enabled] = p99_ms(engine, results)
-    print(f"p99 {found[True]:.2f} ms with gates, {found[False]:.2f} ms without")
-    assert found[True] < 0.6 * found[False]
+            found[bound] = p99_ms(engine, results)
+    print(f"p99 {found[None]:.2f} ms without a bound, {found[1]:.2f} ms with at most 1")
+    assert found[1] < 0.6 * found[None]
