@@ -29,6 +29,8 @@ SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FA
 NODE_NAME = "multi_dnn"
 #: How long a transition that was cancelled may take to end; then the host is closed under it.
 _CANCEL_S = 1.0
+#: How long closing the host, and what is drawn, may take beyond the time to stop.
+_CLOSE_S = 3.0
 
 #: Makes the host for a value of the parameter `isolation`. build: see MultiDnnNode.
 MakeHost = Callable[[str, "Build | None"], Host]
@@ -113,15 +115,22 @@ class MultiDnnNode(LifecycleNode):
 
     def close(self) -> None:
         """Stop and free everything, in whatever state the node is; for the end of the process."""
-        if not self._transitions.end(_CANCEL_S):
+        if not self._transitions.end(_CANCEL_S) and not self._end_slow_transition():
+            self._transitions.abandon()
+            self.get_logger().error("the transition that is under way does not end")
             self._release()
-            if self._transitions.hangs:
-                self.get_logger().error(f"a transition did not end within {_CANCEL_S:g} s after it was cancelled")
             return
         try:
             self.trigger_shutdown()
         except Exception:  # shut down already
             self._release()
+
+    def _end_slow_transition(self) -> bool:
+        """What did not end at once when it was cancelled: configuring is given up, and stopping may take its time."""
+        if self._state() == "configuring" and self._host is not None:
+            self._host.close()
+            return self._transitions.end(_CANCEL_S / 2)
+        return self._transitions.end(self._node_parameters.value("stop_timeout_s") + _CLOSE_S)
 
     # -- transitions
 

@@ -233,6 +233,20 @@ def test_the_node_answers_while_the_last_frames_are_finished(bench: Bench, case:
     assert bench.state() == "finalized"
 
 
+def test_the_end_of_the_node_waits_for_the_last_frames(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    case.host.go.set()
+    assert case.answer(configured)
+    assert case.answer(case.ask(ACTIVATE))
+    case.ask(Transition.TRANSITION_DEACTIVATE)
+    bench.until(case.host.stopping.is_set, "the host to stop")
+    threading.Timer(1.3, case.host.finished.set).start()
+    case.node.close()
+    assert case.host.finished.is_set()
+    assert case.host.closed
+    assert case.node.hung == []
+
+
 def test_what_may_be_asked_for_is_told(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     name, kind = "/multi_dnn/get_available_transitions", GetAvailableTransitions
