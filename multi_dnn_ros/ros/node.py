@@ -22,6 +22,7 @@ from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Progress
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
@@ -77,7 +78,8 @@ class MultiDnnNode(LifecycleNode):
         self._progress: Progress | None = None  # while configuring
         self._progressing = threading.Lock()  # held to change it
         self._config: NodeConfig | None = None
-        self._description: Description | None = None  # while configured
+        self._description: Description | None = None
+        self._capacity = CapacityForImages(None)  # while configured
         self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters that changed while configuring
         self._outputs: ResultPublishers | None = None
         self._serving: Serving | None = None
@@ -224,7 +226,8 @@ class MultiDnnNode(LifecycleNode):
         self._description = description
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
-        self._tell_capacity(description)
+        self._capacity = CapacityForImages(description.fit)
+        self._tell_capacity(self._capacity.current)
         self.get_logger().info(
             f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
             f"workers {description.workers} on {description.device}; policy {config.policy}; {self._memory()}"
@@ -238,7 +241,7 @@ class MultiDnnNode(LifecycleNode):
         super().on_activate(state)  # before the first result: inactive publishers drop what they are given
         try:
             self._serving = Serving(
-                self, self._config, self._host, self._description, self._outputs, self._receive_check
+                self, self._config, self._host, self._description, self._outputs, self._receive_check, self._on_size
             )
             self._report.restart()
             for name in self._description.dnns:
@@ -336,7 +339,7 @@ class MultiDnnNode(LifecycleNode):
             host, description = self._host, self._description
             statuses = [
                 node_status(self._report, self._view()),
-                *capacity_statuses(self._report, description.capacity if description is not None else None),
+                *capacity_statuses(self._report, self._capacity.current if description is not None else None),
                 *host_statuses(self._report, host.conditions() if host is not None else ()),
                 *(self._serving.statuses(self._report) if self._serving is not None else ()),
             ]
@@ -346,8 +349,11 @@ class MultiDnnNode(LifecycleNode):
             if more is not None:
                 self.get_logger().error(f"diagnostics: {traceback.format_exc()}{more}")
 
-    def _tell_capacity(self, description: Description) -> None:
-        found = description.capacity
+    def _on_size(self, camera: str, size: tuple[int, int]) -> None:
+        """An image of this (width, height) was served."""
+        self._tell_capacity(self._capacity.see(camera, size))
+
+    def _tell_capacity(self, found: Capacity | None) -> None:
         if found is None:
             return
         text = "; ".join((f"capacity: {found.text}", *found.advice))
