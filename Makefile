@@ -3,11 +3,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# With the name of an extra of setup.py behind it: written when that extra is installed.
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test test-gpu test-rclpy lint unit install clean
 
-demo: install ## generated road -> camera process -> node process -> out/demo
+demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
 
 test: lint unit ## what CI runs
@@ -27,13 +28,13 @@ test-rclpy: install ## rclpy's own tests on the standalone runtime; RCLPY is a c
 	$(BIN)/python test/standalone/rclpy_suite/run.py "$(RCLPY)" --output results/rclpy_suite.json
 	$(BIN)/python test/standalone/rclpy_suite/unclaimed.py "$(RCLPY)"
 
-install: $(INSTALLED)
+install: $(INSTALLED)-test ## all extras, and what the tests need
 
-$(INSTALLED): setup.py constraints.txt
+$(INSTALLED)-offline $(INSTALLED)-test: $(INSTALLED)-%: setup.py constraints.txt
 	sh tools/check_machine.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[test]"
-	touch $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --editable ".[$*]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) out build install log *.egg-info

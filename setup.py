@@ -16,31 +16,38 @@ setup(
         (f"share/{package_name}/config", glob("config/*.yaml") + glob("config/*.xml")),
     ],
     python_requires=">=3.10",
+    # What serving needs; multi_dnn_ros/extras.py says which library of an extra is imported where.
     install_requires=[
         "cyclonedds>=11,<12; platform_machine == 'x86_64' and python_version < '3.14'",
-        "matplotlib>=3.5",
         "numpy>=1.21",
-        "onnx>=1.15",
-        "onnx2torch>=1.5.15,<2",
         "opencv-python-headless>=4.5,<5",
         "packaging",
         "psutil>=5.8",
-        "pycocotools>=2.0.7",
         "pydantic>=2.5,<3",
         "PyYAML>=5.4",
         "rosbags>=0.11,<0.12",
         "safetensors>=0.4",
-        "scipy>=1.8",
         "setuptools",
-        "tensorly>=0.9,<0.11",
         "torch>=2.8",
         "torchvision>=0.23",
         "tqdm>=4.60",
     ],
     extras_require={
-        # Of `multi-dnn profile learn`; predictors are read without it.
-        "profiling": ["scikit-learn>=1.0"],
+        # decompose, retrain, evaluate, profile, demo; their reports hold pictures.
+        "offline": [
+            "multi_dnn_ros[plots]",
+            "pycocotools>=2.0.7",
+            "scikit-learn>=1.0",
+            "scipy>=1.8",
+            "tensorly>=0.9,<0.11",
+        ],
+        # DNNs that come as .onnx files.
+        "onnx": ["onnx>=1.15", "onnx2torch>=1.5.15,<2"],
+        # Pictures of reports and benchmarks.
+        "plots": ["matplotlib>=3.5"],
+        "all": ["multi_dnn_ros[offline,onnx,plots]"],
         "test": [
+            "multi_dnn_ros[all]",
             "hypothesis>=6.80",
             "mypy>=1.13",
             "onnxruntime>=1.17",
@@ -50,7 +57,6 @@ setup(
             "pytest-timeout>=2.2",
             "pytest-xdist>=3.3",
             "ruff>=0.9",
-            "scikit-learn>=1.0",
             "types-PyYAML",
             "types-psutil",
             "types-tqdm",

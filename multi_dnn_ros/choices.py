@@ -93,12 +93,11 @@ def choose_backend(
     *,
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
-    stream_priority: int = 0,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
-    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. stream_priority: of the CUDA
-    stream for capturing. ConfigError where it cannot run on this device.
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
+    on this device.
     """
     name = check_backend(name, device, precision, dnn)
     chosen = PRECISIONS[precision]
@@ -111,9 +110,9 @@ def choose_backend(
     elif name == "inductor":
         backend = Inductor(dnn, progress, tolerance)
     else:
-        backend = CudaGraph(tolerance, stream_priority=stream_priority, dnn=dnn)
+        backend = CudaGraph(tolerance, dnn=dnn)
     if name == "inductor" and device.type == "cuda":
-        backend = CudaGraph(tolerance, kernels=backend, stream_priority=stream_priority, dnn=dnn)
+        backend = CudaGraph(tolerance, kernels=backend, dnn=dnn)
     captured = device.type == "cuda" and name in ("cuda_graph", "inductor")
     # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
     if captured and (name == "cuda_graph" or chosen.dtype is not torch.float32):

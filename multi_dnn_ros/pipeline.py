@@ -20,7 +20,6 @@ from multi_dnn_ros.backends.green_contexts import computing_on, planned_apart
 from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
-from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.choices import ConfigError, choose_backend, default_workers, timing_target
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.models.builtin import builtin_notice
@@ -78,26 +77,24 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     dnns = _loaded(config)
     tasks: list[DnnTask] = []
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
-    levels = stream_priorities(settings.priority for settings in config.dnns.values())
     shortage = ""
     if notice := builtin_notice(config.dnns):
         progress(notice)
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
         begin, allocated = time.perf_counter(), _allocated(device)
+        progress(f"preparing {name} ({settings.model})")
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
-            stream_priority = levels[settings.priority]
             backend = choose_backend(
                 settings.backend,
                 device,
                 settings.precision,
                 dnn=name,
                 progress=progress,
-                stream_priority=stream_priority,
             )
             plan, task = planned_apart(
                 settings.sms,
-                partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device, stream_priority),
+                partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device),
             )
             tasks.append(task)
             if task.remaining_ns is not None:
@@ -142,11 +139,11 @@ def _loaded(config: NodeConfig) -> dict[str, Dnn]:
 
 def _plan_and_make(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend,
-    device: torch.device, stream_priority: int,
+    device: torch.device,
 ) -> tuple[JobPlan, DnnTask]:  # fmt: skip
     with computing_on(device, settings.sms):
         plan = planner.plan(dnn, settings.jobs, timing_target(dnn.name, settings, device))
-    return plan, make_task(dnn, settings, cameras, backend, device, stream_priority, plan)
+    return plan, make_task(dnn, settings, cameras, backend, device, plan)
 
 
 def make_task(
@@ -155,13 +152,11 @@ def make_task(
     cameras: tuple[str, ...],
     backend: Backend,
     device: torch.device,
-    stream_priority: int = 0,
     plan: JobPlan | None = None,
 ) -> DnnTask:
     """Cut one DNN into its jobs and make them ready, for as many images at once as its parameters and cameras allow.
 
-    stream_priority: of the CUDA stream for capturing. plan: how it is cut; None: into as many jobs as settings say, by
-    estimates. ConfigError.
+    plan: how it is cut; None: into as many jobs as settings say, by estimates. ConfigError.
     """
     plan = plan or JobPlan(settings.jobs)
 
@@ -174,9 +169,9 @@ def make_task(
         batches = _ready(dnn, settings, chains, backend, device)
         in_one = in_one_launch(batches)
         ready = batches.pop(1)
-        graph = _preprocess_graph(dnn, settings, ready[0], device, stream_priority)
+        graph = _preprocess_graph(dnn, settings, ready[0], device)
         parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
-        condense = None if parts is None else _condense(parts, ready[-1], dnn, device, stream_priority)
+        condense = None if parts is None else _condense(parts, ready[-1], dnn, device)
     return DnnTask(
         name=dnn.name,
         cameras=cameras,
@@ -233,15 +228,13 @@ def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
     )
 
 
-def _condense(
-    parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device, stream_priority: int
-) -> Callable[[Tensors], Tensors]:
+def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> Callable[[Tensors], Tensors]:
     """The part of decoding that runs on the device, as one launch where the last job is captured."""
     if not isinstance(last, Captured):
         return parts.condense
     try:
         with torch.inference_mode():
-            return CapturedFunction(parts.condense, last.outputs, capture_on(device, stream_priority))
+            return CapturedFunction(parts.condense, last.outputs, capture_on(device))
     except Exception as error:  # as for a job: whatever capturing raises, eager runs it
         if is_out_of_memory(error):
             raise
@@ -251,13 +244,11 @@ def _condense(
         return parts.condense
 
 
-def _preprocess_graph(
-    dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device, stream_priority: int
-) -> PreprocessGraph | None:
+def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
     """Preprocessing that writes where the first job reads, if that is captured and parameters want it so."""
     if not settings.capture_preprocess or not isinstance(first, Captured):
         return None
-    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device, stream_priority))
+    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
 
 
 def _allocated(device: torch.device) -> int:

@@ -209,6 +209,13 @@ class NodeConfig(_Section):
         description="Longest time that a job may take, alone on the device: each DNN is cut into the fewest jobs that "
         "keep to it, by its layers' predicted or measured times. 0: `dnn.<dnn>.jobs` counts.",
     )
+    max_launched: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="On a GPU under priority or edf: most jobs that a more important frame could go before, launched "
+        "and not finished; each is a launch of its own then. 0: no bound, all jobs of a frame are one launch.",
+    )
     max_failures: int = Field(
         5, ge=1, le=1000, description="Failures in a row that disable a DNN; it is tried again later."
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends.stream_graph import StreamGraph
 from multi_dnn_ros.backends.stream_priority import capture_stream
 from multi_dnn_ros.memory import no_collection
 
@@ -41,13 +42,13 @@ class CapturedFunction:
         return self._results
 
 
-def capture_on(device: torch.device, priority: int = 0) -> Callable[[Run], Run]:
+def capture_on(device: torch.device) -> Callable[[Run], Run]:
     """Captures functions as CUDA graphs that share memory, and so must not run at the same time.
 
-    All on one stream, the one that is now the calling thread's (see capture_stream). priority: of a new one.
+    All on one stream, the one that is now the calling thread's (see capture_stream).
     """
     pool = torch.cuda.graph_pool_handle()
-    stream = capture_stream(device, priority)
+    stream = capture_stream(device)
 
     def capture(run: Run) -> Run:
         torch.cuda.synchronize(device)
@@ -57,22 +58,24 @@ def capture_on(device: torch.device, priority: int = 0) -> Callable[[Run], Run]:
     return capture
 
 
-def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Stream) -> StreamGraph:
     """What `run` launches, as a graph in the memory of `pool`, captured on `stream` after a few calls to warm up.
 
-    Graphs of one pool must not run at the same time; those of different pools may. Raises what capturing raises.
+    Its kernels have the priority of the stream that it is launched on, and the share of the SMs of `stream`. Graphs of
+    one pool must not run at the same time; those of different pools may. Raises what capturing raises.
     """
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP_CALLS):
             run()
     stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
+    graph = StreamGraph()
     with (
         no_collection(),
         _workspaces_in_the_pool(),
-        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        torch.cuda.graph(graph.graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
     ):
         run()
+    graph.finish(stream.device)
     return graph
 
 

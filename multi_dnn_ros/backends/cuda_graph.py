@@ -32,15 +32,11 @@ class CudaGraph:
     compute in the same pool of memory.
 
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
-    kernels: the backend whose stages are captured; None: eager. stream_priority: of the stream they are captured on
-    (see capture_stream). dnn: its name, for the log.
+    kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log.
     """
 
-    def __init__(
-        self, tolerance: float = 1e-2, *, kernels: Backend | None = None, stream_priority: int = 0, dnn: str = ""
-    ) -> None:
+    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None, dnn: str = "") -> None:
         self._tolerance = tolerance
-        self._stream_priority = stream_priority
         self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
 
@@ -62,7 +58,7 @@ class CudaGraph:
         uncaptured = self._kernels.prepare(stages, inputs, device, shared)
         if shared.pool is None:
             shared.pool = torch.cuda.graph_pool_handle()
-            shared.stream = capture_stream(device, self._stream_priority)
+            shared.stream = capture_stream(device)
         ready: list[Stage] = []
         with torch.inference_mode():
             carried = tuple(tensor.to(device) for tensor in inputs)

@@ -28,6 +28,8 @@ _STREAMS = 16
 #: (device index, SMs) -> the green context and its streams. A process has one share of each size and keeps it: streams
 #: and captured graphs do not outlive their context.
 _shares: dict[tuple[int, int], tuple[Any, Iterator[Any]]] = {}
+#: CUDA's handle of each stream of a share -> its SMs.
+_sms_of: dict[int, int] = {}
 _lock = threading.Lock()
 
 
@@ -83,6 +85,12 @@ def computing_on(device: torch.device, sms: int = 0) -> AbstractContextManager[A
     return torch.cuda.stream(make_stream(device, sms)) if sms else torch.cuda.device(device)
 
 
+def current_sms(device: torch.device) -> int:
+    """Multiprocessors that the calling thread's current stream on a GPU computes on: its share's, or all."""
+    sms = _sms_of.get(torch.cuda.current_stream(device).cuda_stream)
+    return torch.cuda.get_device_properties(device).multi_processor_count if sms is None else sms
+
+
 def planned_apart(sms: int, work: Callable[[], T]) -> T:
     """What `work` returns or raises; for a share of `sms` SMs it is done by a thread of its own, for 0 by this one.
 
@@ -100,4 +108,6 @@ def _make_share(device: torch.device, sms: int) -> tuple[Any, Iterator[Any]]:
 
     torch.zeros(1, device=device)  # a green context needs the primary one
     context: Any = GreenContext.create(sms, device.index or 0)
-    return context, itertools.cycle([context.Stream() for _ in range(_STREAMS)])
+    streams = [context.Stream() for _ in range(_STREAMS)]
+    _sms_of.update({stream.cuda_stream: sms for stream in streams})
+    return context, itertools.cycle(streams)

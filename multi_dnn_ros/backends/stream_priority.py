@@ -22,16 +22,16 @@ def stream_priorities(dnn_priorities: Iterable[int]) -> dict[int, int]:
     return {priority: -min(rank, LEVELS - 1) for rank, priority in enumerate(sorted(set(dnn_priorities)))}
 
 
-def capture_stream(device: torch.device, priority: int = 0) -> torch.cuda.Stream:
-    """What the calling thread captures on: its current stream, or a new one of `priority` where that is the default
-    stream, which cannot capture.
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """What the calling thread captures on: its current stream, or a new one where that is the default stream, which
+    cannot capture.
 
-    The kernels of a graph keep the priority, and the share of the SMs, of the stream that they were captured on,
-    wherever it is launched (priority: PyTorch 2.10 and newer; before, that of the launching stream counts).
+    The kernels of a graph keep the share of the SMs of the stream that they were captured on, wherever it is launched;
+    their priority is that of the launching stream (see StreamGraph).
     """
     stream = torch.cuda.current_stream(device)
     if stream == torch.cuda.default_stream(device):
-        return torch.cuda.Stream(device, priority=priority)
+        return torch.cuda.Stream(device)
     return stream
 
 

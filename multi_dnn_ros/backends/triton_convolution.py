@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from multi_dnn_ros.backends.gpu_time import gpu_ms
+from multi_dnn_ros.backends.green_contexts import current_sms
 
 log = logging.getLogger(__name__)
 
@@ -123,16 +124,18 @@ class Convolution(NamedTuple):
 def convolution_relu(work: Convolution, instead: Callable[[], object]) -> bool:
     """Do it, unless `instead`, which does the same, is faster: then nothing is done, and the answer is no.
 
-    Called for the first time with such shapes it tries all ways to divide the work, if the stream is not capturing.
+    Called for the first time with such shapes, on so many multiprocessors, it tries all ways to divide the work, if the
+    stream is not capturing. What is fastest on a whole GPU need not be on the share of it that a DNN runs on.
     """
     image, weight, result = work.image, work.weight, work.result
-    key = (tuple(image.shape), tuple(weight.shape), *work.geometry, work.z is None, image.dtype, image.device)
+    processors = current_sms(image.device)
+    shapes = tuple(image.shape), tuple(weight.shape)
+    key = (*shapes, *work.geometry, work.z is None, image.dtype, image.device, processors)
     if key in _chosen:
         tile = _chosen[key]
     elif torch.cuda.is_current_stream_capturing():
         tile = None
     else:
-        processors = torch.cuda.get_device_properties(image.device).multi_processor_count
         choices = tiles(image.shape, weight.shape, result.shape, processors)
         tile = _chosen[key] = _fastest(work, choices, instead) if choices else None
     if tile is not None:

@@ -87,7 +87,7 @@ def _engine(tasks: tuple[DnnTask, ...], workers: int, config: NodeConfig, images
     try:
         begin = time.perf_counter()
         for number, image in enumerate(images):
-            engine.submit(Frame(camera, number, lambda image=image: image))  # type: ignore[misc]
+            engine.submit(Frame(camera, number, image))
         if not engine.wait_idle(600.0):
             raise RuntimeError("the engine did not finish its frames within 600 s")
         elapsed = time.perf_counter() - begin

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from multi_dnn_ros.benchmark.load import LoadRun
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.reporting import write_figure
 
 _BINS = 60
@@ -14,7 +15,8 @@ _BINS = 60
 
 def plot_load(run: LoadRun, path: Path) -> None:
     """Write a PNG: p95 of the latency by camera in 60 steps, and resident memory."""
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))

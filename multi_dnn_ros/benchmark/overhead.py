@@ -47,7 +47,7 @@ def _identity(carried: Tensors) -> Tensors:
 
 
 def _frame(number: int) -> Frame:
-    return Frame("front", number, lambda: IMAGE)
+    return Frame("front", number, IMAGE)
 
 
 def _engine(tasks: list[DnnTask], frames: int, workers: int) -> float:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
 from multi_dnn_ros.cli.benchmark_chaos import add_chaos
-from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_paper, add_paper_report
+from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_important, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.benchmark.rig import CameraPlan
@@ -59,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add_options(scenario)
         scenario.add_argument("--output", type=Path, help="write the figures to this JSON file")
         scenario.set_defaults(run=run, measure=measure)
-    for add in (add_paper, add_paper_report, add_deadlines, add_chaos):
+    for add in (add_paper, add_paper_report, add_deadlines, add_important, add_chaos):
         add(scenarios)
 
 
@@ -145,6 +146,8 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
+    if getattr(args, "plot", None) is not None:
+        require("--plot", "matplotlib")
     from multi_dnn_ros.reporting import provenance, write_json
 
     for option in ("output", "plot"):

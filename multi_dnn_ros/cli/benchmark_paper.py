@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, positive_float
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     import torch
+
+    from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 
 _PAPER = """\
 The founding paper's experiments (Kim, Kim, Kim 2022): several DNNs at once, each in a closed loop; what counts is the
@@ -37,6 +40,10 @@ _DEADLINES = """\
 Three cameras on one engine, DNNs of high, middle and low priority with deadlines of one, two and three frame periods,
 at 50, 90 and 120 % of what the engine was measured to serve: deadline misses and drops under fifo, priority and edf.
 The number of DNNs is chosen so that the cameras run at about --rate, and the rate then fitted to the load.
+"""
+_IMPORTANT = """\
+One important DNN with a camera at --rate, beside others that always have a frame that waits: its latency over that with
+the others idle, and their throughput over that under fifo. On a GPU also with parameter max_launched (--bounds).
 """
 
 
@@ -114,6 +121,38 @@ def add_deadlines(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]
     parser.set_defaults(run=run_deadlines)
 
 
+def add_important(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare scenario important."""
+    from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
+
+    parser = scenarios.add_parser(
+        "important",
+        help="one important DNN beside others that never idle: its latency, their throughput",
+        description=_IMPORTANT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--set", default="small", help="networks, as in scenario paper (default: small)")
+    parser.add_argument("--important", nargs="+", metavar="NETWORK", help="of the set (default: each)")
+    parser.add_argument("--background", nargs="+", metavar="NETWORK", help="of the set (default: each)")
+    parser.add_argument("--others", type=positive, default=6, help="DNNs in the background (default: %(default)s)")
+    _add_device(parser)
+    engine = [name for name, condition in CONDITIONS.items() if condition.layout == "engine" and not condition.batched]
+    parser.add_argument(
+        "--condition", choices=engine, default="ours", help="how the engine runs them, as in scenario paper"
+    )
+    parser.add_argument("--jobs", type=positive, default=8, help="jobs that a DNN is cut into (default: %(default)s)")
+    parser.add_argument("--rate", type=positive_float, default=30.0, help="of the camera, Hz (default: 30)")
+    parser.add_argument(
+        "--bounds", nargs="+", type=positive, default=[], metavar="N",
+        help="on a GPU also with at most N jobs of the others launched and not finished",
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=positive, default=3, help="runs of each case (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive_float, default=5.0, help="length of each run (default: 5)")
+    parser.add_argument("--seed", type=natural, default=0, help="of weights and order (default: %(default)s)")
+    _add_output(parser, "the figures as JSON")
+    parser.set_defaults(run=run_important)
+
+
 def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda, cuda:<number>")
     parser.add_argument("--sms", type=positive, help="share of the GPU, by a CUDA green context: so many of its SMs")
@@ -124,12 +163,16 @@ def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def _check_output(output: Path | None) -> None:
-    """UsageError where the figures could not be written, or what is written beside them would take their place."""
+    """Raise UsageError where the figures could not be written, or what is written beside them would take their place.
+
+    Raises MissingExtra where the picture beside them could not be drawn.
+    """
     from multi_dnn_ros.cli.errors import UsageError
     from multi_dnn_ros.cli.network_arguments import check_writable
 
     if output is None:
         return
+    require("--output", "matplotlib")
     check_writable("--output", output)
     if output.suffix in (".md", ".png"):
         raise UsageError(f"--output is {output}; the figures are JSON, beside which {output.name} is written")
@@ -187,17 +230,13 @@ def run_deadlines(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.deadlines import DeadlinePlan, deadlines_table, measure_deadlines
     from multi_dnn_ros.benchmark.paper.plot import plot_deadlines
-    from multi_dnn_ros.benchmark.paper.sets import choose_sets
-    from multi_dnn_ros.cli.errors import UsageError
     from multi_dnn_ros.reporting import provenance, write_json
+    from multi_dnn_ros.turns import short_turns
 
     device = _device(args)
-    sets = choose_sets([args.set])
-    if len(sets) > 1:
-        raise UsageError(f"--set {args.set} is several sets; this scenario takes one")
     (condition,) = choose_conditions([args.condition], device)
     plan = DeadlinePlan(
-        dnns=sets[0],
+        dnns=_one_set(args.set),
         device=device,
         sms=args.sms,
         condition=condition,
@@ -209,13 +248,67 @@ def run_deadlines(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     print(f"about {(60 + 9 * plan.repeats * (plan.seconds + 1)) / 60:.0f} min on {device}", flush=True)
-    figures = measure_deadlines(plan, _progress())
+    with short_turns():  # as when serving
+        figures = measure_deadlines(plan, _progress())
     print(deadlines_table(figures))
     if args.output is not None:
         write_json(args.output, {"scenario": "deadlines", **provenance(), **figures})
         plot_deadlines(figures, args.output.with_suffix(".png"))
         print(f"written to {args.output}, {args.output.with_suffix('.png')}")
     return 0 if figures["passed"] else 1
+
+
+def run_important(args: argparse.Namespace) -> int:
+    """Measure, print the table, write JSON."""
+    _check_output(args.output)
+    from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
+    from multi_dnn_ros.benchmark.paper.important import ImportantPlan, important_table, measure_important
+    from multi_dnn_ros.reporting import provenance, write_json
+
+    device = _device(args)
+    (condition,) = choose_conditions([args.condition], device)
+    dnns = _one_set(args.set)
+    plan = ImportantPlan(
+        important=_networks("--important", args.important, dnns),
+        background=_networks("--background", args.background, dnns),
+        device=device,
+        sms=args.sms,
+        condition=condition,
+        jobs=args.jobs,
+        others=args.others,
+        rate_hz=args.rate,
+        repeats=args.repeats,
+        seconds=args.seconds,
+        seed=args.seed,
+        bounds=tuple(args.bounds),
+    )
+    figures = measure_important(plan, _progress())
+    print(important_table(figures))
+    if args.output is not None:
+        write_json(args.output, {"scenario": "important", **provenance(), **figures})
+        print(f"written to {args.output}")
+    return 0
+
+
+def _one_set(name: str) -> DnnSet:
+    from multi_dnn_ros.benchmark.paper.sets import choose_sets
+    from multi_dnn_ros.cli.errors import UsageError
+
+    sets = choose_sets([name])
+    if len(sets) > 1:
+        raise UsageError(f"--set {name} is several sets; this scenario takes one")
+    return sets[0]
+
+
+def _networks(option: str, names: Sequence[str] | None, dnns: DnnSet) -> tuple[Network, ...]:
+    """Of a set by name; all of its networks, each once, where none is named."""
+    from multi_dnn_ros.cli.errors import UsageError
+
+    known = {network.builder: network for network in dnns.kinds}
+    for name in names or ():
+        if name not in known:
+            raise UsageError(f"{option} is '{name}'; allowed with --set {dnns.name}: {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names or known))
 
 
 def _device(args: argparse.Namespace) -> torch.device:

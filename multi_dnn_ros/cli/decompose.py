@@ -18,6 +18,7 @@ from multi_dnn_ros.cli.network_arguments import (
     origin,
     read_target,
 )
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,11 +90,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add_target(times)
     add("--timings", type=Path, metavar="JSON", help="cache of timings (default: ~/.cache/multi_dnn_ros/timings.json)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and pictures there")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, libraries=("scipy", "tensorly"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Decompose, write the artifact and the report, print what changed."""
+    if args.report is not None:
+        require("--report", "matplotlib")
     import copy
 
     import torch

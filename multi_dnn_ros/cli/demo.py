@@ -51,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     which("--dnns", choices=("both", "original", "decomposed"), default="both", help="of the package (default: both)")
     which("--params-file", type=Path, metavar="YAML", help="one drive, with the node's parameters from this file")
     add("--domain-id", type=natural, metavar="N", help="ROS_DOMAIN_ID of the demo (default: one nobody uses here)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, libraries=("pycocotools",))
 
 
 def run(args: argparse.Namespace) -> int:

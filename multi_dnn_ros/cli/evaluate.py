@@ -20,6 +20,7 @@ from multi_dnn_ros.cli.network_arguments import (
     read_target,
     read_trainee,
 )
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -88,11 +89,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     times.add_argument("--latency", action="store_true", help="time all of them in turns")
     add_target(times)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, libraries=("pycocotools",))
 
 
 def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
+    if args.report is not None:
+        require("--report", "matplotlib")
     from multi_dnn_ros.choices import choose_device
     from multi_dnn_ros.reporting import provenance, table
     from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, threshold_tables, write_report

@@ -2,7 +2,8 @@
 
 A verb is a module with ``add_parser(subparsers)``, which declares its arguments and sets ``run`` as a default, and
 ``run(args) -> int``, which does the work and returns the exit code. Modules import what is heavy inside ``run``, so
-that ``--help`` answers at once.
+that ``--help`` answers at once. A verb that cannot work without optional libraries (:mod:`multi_dnn_ros.extras`) sets
+their import names as the default ``libraries``.
 
 Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
 """
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
 from multi_dnn_ros.cli.errors import CommandError, UsageError
+from multi_dnn_ros.extras import MissingExtra, require
 
 VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "profile", "demo", "benchmark")
 
@@ -84,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if ros_args and not getattr(args, "takes_ros_args", False):
             raise UsageError("--ros-args are for commands that start a ROS node")
+        require(args.command, *getattr(args, "libraries", ()))
         return int(args.run(args))
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
@@ -101,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def describe(error: Exception) -> str:
     """An error as one line, for people; an error nobody foresaw carries its type and the way to its traceback."""
     text = " ".join(str(error).split())
-    foreseen = isinstance(error, (UsageError, CommandError, ValueError, OSError, LookupError, TimeoutError))
+    named = (UsageError, CommandError, MissingExtra, ValueError, OSError, LookupError, TimeoutError)
+    foreseen = isinstance(error, named)
     if foreseen and not isinstance(error, KeyError) and text:
         return text
     return f"{type(error).__name__}: {text} (unexpected; --debug shows where)"

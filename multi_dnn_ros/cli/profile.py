@@ -13,6 +13,7 @@ from multi_dnn_ros.cli.arguments import natural, positive, size
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
+from multi_dnn_ros.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.compression.timing import Target
@@ -90,6 +91,8 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 
 
 def _layers(args: argparse.Namespace) -> int:
+    if args.output is not None:
+        require("--output", "matplotlib")
     from multi_dnn_ros.profiling.device import busy_warning, default_path, limits_of, measure_limits
     from multi_dnn_ros.profiling.network import load, profile_network
     from multi_dnn_ros.profiling.realtime import held

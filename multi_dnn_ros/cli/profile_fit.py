@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float
+from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
 from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
 
@@ -42,6 +42,8 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="JSON",
         help="a file of `multi-dnn profile learn` (default: the parameter file's)",
     )
+    add("--size", type=size, default=(640, 480), metavar="WxH",
+        help="of the cameras' images, whose decoding counts too (default: 640x480)")  # fmt: skip
     add("--frames", type=positive, default=20, help="measured of each DNN (default: %(default)s)")
     add(
         "--verify",
@@ -59,10 +61,12 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.fit_check import demands_of, engines_of, services_of
     from multi_dnn_ros.pipeline import build
-    from multi_dnn_ros.profiling.fit import check_fit
+    from multi_dnn_ros.profiling.fit import Decoding, check_fit
+    from multi_dnn_ros.profiling.image_costs import decode_ms
+    from multi_dnn_ros.profiling.image_sizes import megapixels
     from multi_dnn_ros.profiling.predictor import read_predictor
     from multi_dnn_ros.profiling.service import LOST, lost_frames, mixes
-    from multi_dnn_ros.reporting import provenance, write_json
+    from multi_dnn_ros.reporting import cpu_count, provenance, write_json
     from multi_dnn_ros.training.scenes import SceneGenerator
 
     if args.output is not None:
@@ -73,17 +77,24 @@ def _run(args: argparse.Namespace) -> int:
     pipeline = build(config)
     predictor = predictor or pipeline.predictor
     make_engine = engines_of(config, pipeline)
-    image = SceneGenerator(640, 480, args.seed).scene(0).image
+    width, height = args.size
+    image = SceneGenerator(width, height, args.seed).scene(0).image
     services, doubts = services_of(config, pipeline, image, args.frames, predictor)
     if doubts:
         print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
+    decoding: list[Decoding] = []
     if args.mixes:
         cases = mixes(services, pipeline.servers, args.mixes, args.seed)
     else:
         cases = [demands_of(config, pipeline, services, rates)]
+        decoding = [
+            Decoding(name, rates[name], decode_ms(camera.transport) * megapixels(args.size))
+            for name, camera in config.cameras.items()
+        ]
     entries, right = [], 0
     for number, demands in enumerate(cases):
-        verdict = check_fit(demands, pipeline.servers, gpu=pipeline.device.type == "cuda", doubts=doubts)
+        verdict = check_fit(demands, pipeline.servers, gpu=pipeline.device.type == "cuda", doubts=doubts,
+                            decoding=decoding, cores=cpu_count())  # fmt: skip
         print("\n".join((f"mix {number}:" if args.mixes else "", *_lines(verdict))).lstrip("\n"))
         entry = _entry(demands, verdict)
         if args.verify:

@@ -54,7 +54,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--output", type=Path, required=True, metavar="DIR",
         help="write predictor.json, learnt.json and importances.png there")  # fmt: skip
     add("--seed", type=natural, default=0, help="of the trees (default: %(default)s)")
-    parser.set_defaults(run=_learn)
+    parser.set_defaults(run=_learn, libraries=("scipy", "sklearn", "matplotlib"))
 
 
 def _contention(args: argparse.Namespace) -> int:

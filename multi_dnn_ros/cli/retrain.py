@@ -88,7 +88,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="write it after every so many; on disk it takes up to five times the network's size, and as much again "
         "while the next one is written (default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="no progress bars")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, libraries=("pycocotools",))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from multi_dnn_ros.compression.decompose import decompose, output_difference
 from multi_dnn_ros.compression.layers import Layer, survey
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Choice, Progress, Ratio, Rounding
+from multi_dnn_ros.extras import MissingExtra, require
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.reporting import provenance, table, write_json
@@ -141,6 +142,11 @@ def main(arguments: list[str] | None = None) -> int:
         cells = [[row["model"], str(row["ratio"]), f"{row['cut']:.1%}", f"{row['paper']:.1%}"] for row in rows]
         print(table(("model", "ratio", "MACs cut", "the paper's"), cells))
     else:
+        try:
+            require(args.proof, "tensorly")
+        except MissingExtra as error:
+            print(error, file=sys.stderr)
+            return 1
         chosen = [entry for entry in NETWORKS if not args.models or entry[0] in args.models]
         rows = [full_rank(*entry) for entry in chosen]
         passed = all(row["difference"] <= 1e-4 for row in rows)

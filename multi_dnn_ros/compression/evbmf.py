@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
+
+from multi_dnn_ros.extras import optional
 
 _GRID = 200
 
@@ -44,6 +45,8 @@ def _threshold(alpha: float) -> float:
     """x underbar, the square of the smallest normalized singular value that is kept: with tau, the zero of
     phi(tau) + phi(tau / alpha), phi(z) = log(z + 1) / z - 1/2.
     """
+    with optional("EVBMF"):
+        from scipy.optimize import brentq
 
     def phi(z: float) -> float:
         return math.log1p(z) / z - 0.5
@@ -57,6 +60,9 @@ def _noise_variance(energy: NDArray[np.float64], long: int, alpha: float, thresh
 
     energy: squared singular values, descending, all above 0.
     """
+    with optional("EVBMF"):
+        from scipy.optimize import minimize_scalar
+
     short = len(energy)
     most = min(math.ceil(short / (1.0 + alpha)) - 1, short - 1)
     upper = float(energy.sum()) / (short * long)

@@ -8,6 +8,7 @@ from typing import Any
 
 from multi_dnn_ros.compression.decompose import Outcome
 from multi_dnn_ros.compression.macs import Cost
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.reporting import write_figure, write_json, write_text
 
 JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
@@ -136,7 +137,8 @@ def _cut(before: int, after: int) -> float:
 
 
 def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     rows = [(name, 1.0 - content[key]["cut"]) for key, name in (("macs", "MACs"), ("parameters", "parameters"))]
     rows += [
@@ -159,8 +161,9 @@ def _plot_summary(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _plot_layers(path: Path, content: Mapping[str, Any]) -> None:
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
+    with optional("a picture"):
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
 
     layers = [layer for layer in content["layers"] if layer["macs"]["before"]]
     if len(layers) > _SHOWN:

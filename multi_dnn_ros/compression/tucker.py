@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.models.decomposed import SvdLinear, SvdPlan, TuckerConv2d, TuckerPlan, check_ranks, empty_chain
 
 Matrix = NDArray[np.float64]
@@ -74,7 +75,8 @@ def _tucker2(weight: Matrix, plan: TuckerPlan, iterations: int) -> tuple[Matrix,
 
     A mode that is not decomposed has the identity as its factor.
     """
-    from tensorly.decomposition import partial_tucker
+    with optional("Tucker decomposition"):
+        from tensorly.decomposition import partial_tucker
 
     channels = weight.shape[:2]
     wanted = (plan.out_rank, plan.in_rank)

@@ -10,7 +10,6 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
-from multi_dnn_ros.frame_error import FrameError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.engine.engine import Engine
@@ -22,7 +21,6 @@ __all__ = [
     "Engine",
     "Failure",
     "Frame",
-    "FrameError",
     "Percentiles",
     "Result",
     "Statistics",

@@ -24,7 +24,6 @@ from multi_dnn_ros.engine.runner import Runner
 from multi_dnn_ros.engine.specializer import Specializer
 from multi_dnn_ros.engine.statistics import StreamRecorder, StreamStatistics
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Timing
-from multi_dnn_ros.frame_error import FrameError
 
 log = logging.getLogger(__name__)
 
@@ -34,22 +33,17 @@ FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT)
 
 @dataclass(frozen=True)
 class Limits:
-    """max_failures: in a row, before the DNN is disabled.
-
-    decode_first: images are decoded in the DNN's thread, not in the first job: where workers only launch, a decoding
-    one would hold up all DNNs. window_ns: how far back its statistics look.
-    """
+    """max_failures: in a row, before the DNN is disabled. window_ns: how far back its statistics look."""
 
     max_failures: int = 5
     window_ns: int = 10_000_000_000
-    decode_first: bool = False
 
 
 class DnnThread(threading.Thread):
     """The paper's DNN model thread.
 
-    Everything it shares is guarded by one lock. Callbacks and decoding run outside of it, so that a slow receiver
-    holds up this DNN only.
+    Everything it shares is guarded by one lock. Callbacks and the decoding of outputs run outside of it, so that a slow
+    receiver holds up this DNN only.
 
     runner: with which it launches an inference itself where nobody is before it; None: workers run all jobs. observer:
     told when outputs have arrived, and of their decoding.
@@ -207,8 +201,6 @@ class DnnThread(threading.Thread):
                 inference, late = self._begin() if starts else (None, [])
                 if finished is None and inference is None and not late:
                     return
-            if inference is not None and self._limits.decode_first:
-                _decode(inference)
             # The next frames start first, so that the device works while the results of these are decoded.
             if inference is not None:
                 self._hand_over(inference, may_launch=finished is None)
@@ -382,11 +374,3 @@ class DnnThread(threading.Thread):
     def _tell_drop(self, reason: DropReason, message: str, *frames: Frame) -> None:
         for frame in frames:
             guarded(self._callbacks.on_drop, Drop(self.task.name, frame, reason, message))
-
-
-def _decode(inference: Inference) -> None:
-    for item in inference.items:
-        try:
-            item.frame.image()
-        except FrameError:
-            continue  # the first job meets it again, and says so

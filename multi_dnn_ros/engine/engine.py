@@ -36,7 +36,17 @@ class Engine:
     DNN that is alone, with several cameras perhaps, launches in its own thread, and no worker has to be woken; several
     would take Python's lock from each other in the midst of their launches.
 
-    workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs.
+    What is launched cannot be taken back. With `max_launched` a GPU holds no more than so many jobs that a frame which
+    arrives later could go before, launched and not finished; each of them is a launch of its own, with a thread that
+    waits for its kernels. That other frame waits for none of them: it is launched at once, and its stream goes first.
+    All jobs of a frame are one launch, without a bound, where no other DNN's frame could go before it: under fifo, for
+    the most important DNN, among DNNs of equal priority, and for a frame that has waited long enough.
+
+    Not by default: on a GPU that six DNNs fill, launching job by job from Python costs two thirds of their throughput,
+    whatever the bound (H100; docs/measured.md).
+
+    workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs. max_launched: None for
+    no bound.
     on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
     max_failures: failures in a row that disable a DNN. clock: nanoseconds, monotonic. observer: see there.
 
@@ -58,17 +68,18 @@ class Engine:
         window_ns: int = 10_000_000_000,
         clock: Callable[[], int] = time.monotonic_ns,
         observer: Observer | None = None,
+        max_launched: int | None = None,
     ) -> None:
-        _check(tasks, workers)
+        _check(tasks, workers, max_launched)
         self._clock = clock
         self._observer = observer or Unobserved()
         self._started = False
-        self._queue = JobQueue(make_policy(policy, aging_ns) if isinstance(policy, str) else policy, clock)
+        policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
+        self._queue = JobQueue(policy, clock)
         device = device or torch.device("cpu")
         limits = Limits(
             max_failures=max_failures,
             window_ns=window_ns,
-            decode_first=device.type == "cuda",
         )
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._device = device
@@ -81,10 +92,18 @@ class Engine:
         self._of_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
         }
-        self._order_streams()
+        orders = device.type == "cuda" and len(tasks) > 1 and any(policy.offset_ns(task) is not None for task in tasks)
+        waiting = max_launched if orders and max_launched is not None else 0
+        self._is_bounded = waiting > 0
+        self._order()
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
-        self._workers = [Worker(number, self._queue, self._runner()) for number in range(workers)]
+        self._workers = [
+            Worker(number, self._queue, self._runner(), waits=False if waiting else None) for number in range(workers)
+        ]
+        self._workers += [
+            Worker(workers + number, self._queue, self._runner(waits=True), waits=True) for number in range(waiting)
+        ]
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -123,7 +142,7 @@ class Engine:
     ) -> None:
         """Change a DNN's settings while it runs; None keeps, 0 means no deadline or no maximum age."""
         self._dnns[dnn].update(priority, deadline_ns, max_age_ns)
-        self._order_streams()
+        self._order()
 
     def statistics(self) -> Statistics:
         streams, disabled = {}, {}
@@ -179,11 +198,15 @@ class Engine:
             return []
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
 
-    def _runner(self) -> Runner:
-        return Runner(self._queue, self._device, self.stream_of, self._observer)
+    def _runner(self, *, waits: bool = False) -> Runner:
+        return Runner(self._queue, self._device, self.stream_of, self._observer, waits=waits)
 
-    def _order_streams(self) -> None:
-        self._stream_priorities = stream_priorities(dnn.task.priority for dnn in self._dnns.values())
+    def _order(self) -> None:
+        """Priorities or deadlines may have changed."""
+        tasks = [dnn.task for dnn in self._dnns.values()]
+        self._stream_priorities = stream_priorities(task.priority for task in tasks)
+        if self._is_bounded:
+            self._queue.bound_by(tasks)
 
     def stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
         """Of a DNN's name, share of the SMs and priority; made by the thread that needs it first."""
@@ -203,7 +226,7 @@ class Engine:
             raise ValueError(f"no DNN serves camera '{camera}'; served are {', '.join(self.cameras)}") from None
 
 
-def _check(tasks: Sequence[DnnTask], workers: int) -> None:
+def _check(tasks: Sequence[DnnTask], workers: int, max_launched: int | None) -> None:
     names = [task.name for task in tasks]
     if not tasks or len(set(names)) < len(names):
         raise ValueError(f"DNNs are {names}; there must be at least one, each with a name of its own")
@@ -220,3 +243,5 @@ def _check(tasks: Sequence[DnnTask], workers: int) -> None:
             )
     if workers < 1:
         raise ValueError(f"workers is {workers}; must be at least 1")
+    if max_launched is not None and max_launched < 1:
+        raise ValueError(f"max_launched is {max_launched}; must be at least 1, or None")

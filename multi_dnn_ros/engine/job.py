@@ -14,7 +14,6 @@ from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.engine.events import Events
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason
-from multi_dnn_ros.frame_error import FrameError
 
 Loss = tuple[DropReason, str]
 
@@ -92,8 +91,6 @@ class Inference:
 
 def loss_by(error: BaseException, job: int) -> Loss:
     """What the frames are lost by when a job raises."""
-    if isinstance(error, FrameError):
-        return DropReason.BAD_IMAGE, str(error)
     return DropReason.DNN_ERROR, f"job {job}: {type(error).__name__}: {error}"
 
 
@@ -197,7 +194,7 @@ class Job:
                     raise
                 item.lost = loss_by(error, self.index)
         if not images:
-            raise FrameError("every image of the batch is lost")
+            raise ValueError("every image of the batch is lost")
         return self._together(images)
 
     def _together(self, images: list[Tensors]) -> Tensors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from multi_dnn_ros.engine.job import Job
+from multi_dnn_ros.engine.task import DnnTask
 
 
 class Policy(Protocol):
@@ -18,12 +19,22 @@ class Policy(Protocol):
         """The smaller, the sooner. `job.queued_ns` is set."""
         ...
 
+    def offset_ns(self, task: DnnTask) -> int | None:
+        """The key of the first job of a frame of `task` that arrives now, less the time now.
+
+        None: such a job never goes before one that waits already.
+        """
+        ...
+
 
 class Fifo:
     """Order of arrival, as in the founding paper (Kim, Kim, Kim 2022, section 3.2)."""
 
     def key(self, job: Job) -> int:
         return 0
+
+    def offset_ns(self, task: DnnTask) -> int | None:
+        return None
 
 
 class Priority:
@@ -40,6 +51,9 @@ class Priority:
 
     def key(self, job: Job) -> int:
         return job.queued_ns - job.inference.priority * self.aging_ns
+
+    def offset_ns(self, task: DnnTask) -> int | None:
+        return -task.priority * self.aging_ns
 
 
 class EarliestDeadlineFirst:
@@ -60,6 +74,10 @@ class EarliestDeadlineFirst:
         due_ns = inference.received_ns + self.default_ns if inference.due_ns is None else inference.due_ns
         remaining_ns = inference.task.remaining_ns
         return due_ns - (remaining_ns[job.index] if remaining_ns is not None else 0)
+
+    def offset_ns(self, task: DnnTask) -> int | None:
+        deadline_ns = self.default_ns if task.deadline_ns is None else task.deadline_ns
+        return deadline_ns - (task.remaining_ns[0] if task.remaining_ns is not None else 0)
 
 
 def make_policy(name: str, aging_ns: int) -> Policy:

@@ -6,10 +6,11 @@ import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from multi_dnn_ros.engine.job import Job
 from multi_dnn_ros.engine.policies import Policy
+from multi_dnn_ros.engine.task import DnnTask
 
 #: Longest that a holder of the queue waits for the jobs under way; one that takes longer hangs.
 HOLD_TIMEOUT_S = 10.0
@@ -20,7 +21,12 @@ _alone = threading.Lock()
 class JobQueue:
     """Jobs in the order of a policy.
 
-    It needs no limit of its own: a DNN has a bounded number of frames under way, and each of them at most one job here.
+    It needs no limit of its own: a DNN has one inference under way, which has at most one job here.
+
+    On a GPU, launching does not wait for the kernels: what a worker has launched is ahead of every job that comes
+    later, whatever its key. Where `bound_by` was called, a job that a frame which arrives now would go before is
+    therefore taken only by callers that wait for its kernels; their number bounds how many such jobs are launched and
+    not finished. Jobs that nothing can go before need no bound, and never wait for one.
     """
 
     def __init__(self, policy: Policy, clock: Callable[[], int]) -> None:
@@ -31,10 +37,13 @@ class JobQueue:
         self._closed = False
         self._running = 0  # jobs that were taken and have not ended
         self._held = False
+        # By DNN, the smallest offset (see Policy) of the others; empty where launches are not bounded.
+        self._leads: dict[str, int] = {}
         # Lock the RLock directly; via the Condition it is 10x slower. Not a plain Lock: for that a Condition checks its
         # ownership in Python on every call.
         self._lock = threading.RLock()
-        self._filled = threading.Condition(self._lock)
+        self._filled = threading.Condition(self._lock)  # those wait here who take any job, or only launch
+        self._bounded = threading.Condition(self._lock)  # those who wait for the kernels, where launches are bounded
         self._calm = threading.Condition(self._lock)
 
     def put(self, job: Job) -> bool:
@@ -45,20 +54,42 @@ class JobQueue:
             if self._closed:
                 return False
             heapq.heappush(self._heap, (key, next(self._arrivals), job))
-            self._filled.notify()
+            self._wake_one()
         return True
 
-    def get(self, *, ended: bool = False) -> Job | None:
-        """Wait for the next job; None when the queue is closed. ended: the caller is through with one that it got."""
+    def bound_by(self, tasks: Sequence[DnnTask]) -> None:
+        """Tell jobs that a frame of another of these tasks may go before from those that nothing can go before."""
+        offsets = {task.name: offset for task in tasks if (offset := self._policy.offset_ns(task)) is not None}
+        leads = {
+            task.name: min(offset for name, offset in offsets.items() if name != task.name)
+            for task in tasks
+            if offsets.keys() - {task.name}
+        }
+        with self._lock:
+            self._leads = leads
+
+    def may_be_overtaken(self, job: Job) -> bool:
+        """Whether a frame that arrives now would go before `job`. Once it is not so, it stays so."""
+        lead = self._leads.get(job.inference.task.name)
+        return lead is not None and self._clock() + lead < self._policy.key(job)
+
+    def get(self, *, ended: bool = False, waits: bool | None = None) -> Job | None:
+        """Wait for the next job; None when the queue is closed. ended: the caller is through with one that it got.
+
+        waits: where launches are bounded, whether the caller waits for the kernels of a job that may be overtaken; if
+        not, it gets none of those. None: launches are not bounded.
+        """
         with self._lock:
             if ended:
                 self.ended()
-            while not self._heap or self._held:
+            while not self._has_one_for(waits):
                 if self._closed:
                     return None
-                self._filled.wait()
+                (self._bounded if waits else self._filled).wait()
             job = heapq.heappop(self._heap)[2]
             self._running += 1
+            if waits is not None:
+                self._wake_one()
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
 
@@ -84,10 +115,12 @@ class JobQueue:
     def may_continue(self, job: Job) -> bool:
         """Whether `job`, the next of a frame that is under way, may be run at once: none that waits has a smaller key.
 
+        Nor, where launches are bounded, could one that arrives now.
+
         It has the place of the job before it: of equals, the frame that began goes on. Looks without the lock, which
         costs as much as a launch: what changes meanwhile counts from the next look on.
         """
-        if self._held or self._closed:
+        if self._held or self._closed or self.may_be_overtaken(job):
             return False
         try:
             first = self._heap[0][0]
@@ -99,7 +132,8 @@ class JobQueue:
         """After a job whose frame goes on: queue `job`, its successor, and take the job whose turn it is.
 
         As `put` and `get(ended=True)`, but in one step that wakes nobody: as many jobs wait as before. Often it is
-        `job` itself. None when the queue is closed: then `job` stays with the caller.
+        `job` itself. None when the queue is closed: then `job` stays with the caller. Where launches are bounded, only
+        for callers that wait for the kernels.
         """
         job.queued_ns = self._clock()
         key = self._policy.key(job)
@@ -114,6 +148,8 @@ class JobQueue:
             if not self._heap or self._heap[0][0] > key:
                 return job
             chosen = heapq.heapreplace(self._heap, (key, next(self._arrivals), job))[2]
+            if self._leads:
+                self._wake_one()
         chosen.inference.queue_ns += self._clock() - chosen.queued_ns
         return chosen
 
@@ -137,6 +173,7 @@ class JobQueue:
             with self._lock:
                 self._held = False
                 self._filled.notify_all()
+                self._bounded.notify_all()
             _alone.release()
 
     def close(self) -> list[Job]:
@@ -146,7 +183,22 @@ class JobQueue:
             left = [entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2])]
             self._heap.clear()
             self._filled.notify_all()
+            self._bounded.notify_all()
         return left
+
+    def _has_one_for(self, waits: bool | None) -> bool:
+        if not self._heap or self._held:
+            return False
+        return waits is not False or not self.may_be_overtaken(self._heap[0][2])
+
+    def _wake_one(self) -> None:
+        """Of those who may take the job whose turn it is; the caller holds the lock."""
+        if not self._heap:
+            return
+        if self._leads and self.may_be_overtaken(self._heap[0][2]):
+            self._bounded.notify()
+        else:
+            self._filled.notify()
 
     def __len__(self) -> int:
         with self._lock:

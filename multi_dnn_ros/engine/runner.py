@@ -21,14 +21,23 @@ class Runner:
     """Belongs to one thread, which runs jobs in inference mode: a worker, or on a GPU a DNN's thread.
 
     A job that raises loses its frames and nothing else. observer: told of each job. stream_of: the same for all
-    threads; not asked on a CPU. at_once_ns: CPU time of the jobs that no worker ran.
+    threads; not asked on a CPU. waits: on a GPU, whether it waits for the kernels of a job that may be overtaken (see
+    JobQueue); its thread sleeps then. at_once_ns: CPU time of the jobs that no worker ran.
     """
 
     def __init__(
-        self, queue: JobQueue, device: torch.device, stream_of: StreamOf, observer: Observer | None = None
+        self,
+        queue: JobQueue,
+        device: torch.device,
+        stream_of: StreamOf,
+        observer: Observer | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self._queue = queue
         self._observer = observer or Unobserved()
+        # Blocking: one that does not sleep takes a core for as long as the kernels run.
+        self._finished = torch.cuda.Event(blocking=True) if waits else None
         self._device = device
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
         self.at_once_ns = 0
@@ -58,6 +67,7 @@ class Runner:
         On a GPU the DNN's stream stays the thread's current one.
         """
         inference = job.inference
+        finished = self._finished if self._finished is not None and self._queue.may_be_overtaken(job) else None
         if inference.lost is None:
             observer, name = self._observer, inference.task.name
             if self._streams is None or not inference.observed:
@@ -65,16 +75,28 @@ class Runner:
                 observer.began(name)
             try:
                 dnn = name, inference.task.sms, inference.priority
-                job.run(
-                    self._device, None if self._streams is None else self._streams.enter(dnn), self._queue.may_continue
-                )
+                stream = None if self._streams is None else self._streams.enter(dnn)
+                job.run(self._device, stream, self._queue.may_continue)
+                if finished is not None:
+                    finished.record(stream)
             except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
                 if is_device_failure(error):
                     observer.device_failed(name, error)
                 inference.lost = loss_by(error, job.index)
             if self._streams is None:
                 observer.ended(name)
-        if inference.lost is None and not job.is_last:
-            return job.successor()
-        inference.done(inference)
-        return None
+        goes_on = inference.lost is None and not job.is_last
+        if not goes_on:
+            inference.done(inference)
+        if finished is None or inference.lost is not None:
+            return job.successor() if goes_on else None
+        try:
+            finished.synchronize()
+        except Exception as error:  # a kernel's failure; of a frame's last job its DNN meets it, too
+            if is_device_failure(error):
+                self._observer.device_failed(inference.task.name, error)
+            if goes_on:
+                inference.lost = loss_by(error, job.index)
+                inference.done(inference)
+            return None
+        return job.successor() if goes_on else None

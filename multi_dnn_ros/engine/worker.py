@@ -19,12 +19,14 @@ class Worker(threading.Thread):
     """Takes jobs until the queue is closed.
 
     Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
+    waits: whether it waits for the kernels of the jobs, where launches are bounded (see JobQueue); None: they are not.
     """
 
-    def __init__(self, number: int, queue: JobQueue, runner: Runner) -> None:
+    def __init__(self, number: int, queue: JobQueue, runner: Runner, *, waits: bool | None = None) -> None:
         super().__init__(name=f"worker-{number}", daemon=True)
         self._queue = queue
         self._runner = runner
+        self._waits = waits
 
     def run(self) -> None:
         try:
@@ -36,16 +38,22 @@ class Worker(threading.Thread):
         # Gradient mode is per thread in PyTorch.
         with torch.inference_mode():
             self._runner.enter_device()
-            job = self._queue.get()
+            job = self._queue.get(waits=self._waits)
             while job is not None:
                 successor = self._runner.run(job)
                 job = None  # its tensors must not live on while this thread waits for the next one
-                job = self._queue.get(ended=True) if successor is None else self._next(successor)
+                job = self._next(successor) if successor is not None else self._queue.get(ended=True, waits=self._waits)
 
     def _next(self, successor: Job) -> Job | None:
-        job = self._queue.exchange(successor)
-        if job is None:
-            inference = successor.inference
-            inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")
-            inference.done(inference)
-        return job
+        if self._waits is False:  # the next job may be one that it must not take
+            if self._queue.put(successor):
+                return self._queue.get(ended=True, waits=False)
+            self._queue.ended()
+        else:
+            job = self._queue.exchange(successor)
+            if job is not None:
+                return job
+        inference = successor.inference
+        inference.lost = (DropReason.SHUTDOWN, "the engine stopped between two jobs of the frame")
+        inference.done(inference)
+        return None

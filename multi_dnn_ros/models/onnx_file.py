@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.extras import optional
+
 
 def check_operators(model: Any) -> None:
     """NotImplementedError names every operator of an onnx.ModelProto that onnx2torch cannot convert."""
-    from onnx2torch.node_converters.registry import get_converter
+    with optional("an ONNX file"):
+        from onnx2torch.node_converters.registry import get_converter
 
     versions = {entry.domain: entry.version for entry in model.opset_import}
     problems: dict[tuple[str, str], str] = {}
@@ -23,7 +26,8 @@ def check_operators(model: Any) -> None:
 
 def check_external_data(model: Any, folder: Path) -> None:
     """ValueError names the first file beside the model that lacks weights of it. folder: where the model lies."""
-    from onnx import TensorProto
+    with optional("an ONNX file"):
+        from onnx import TensorProto
 
     for tensor in model.graph.initializer:
         if tensor.data_location != TensorProto.EXTERNAL:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from multi_dnn_ros.extras import MissingExtra, optional
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, read_description
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
@@ -238,9 +239,12 @@ def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
 
 
 def _onnx(path: Path, outline: bool) -> Source:
-    import onnx
-    import onnx2torch
-
+    try:
+        with optional(f"{path}: an ONNX file"):
+            import onnx
+            import onnx2torch
+    except MissingExtra as error:
+        raise ModelError(str(error)) from None
     module: Any = nn.Module()
     try:
         model = onnx.load(path, load_external_data=not outline)

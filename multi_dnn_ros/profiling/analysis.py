@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.features import TREE_FEATURES, tree_features
 from multi_dnn_ros.profiling.samples import LOAD_KINDS, Load, Sample, known_layers
@@ -74,7 +75,8 @@ def words(importance: Importance) -> str:
 
 def plot_importances(path: Path, found: Sequence[Importance]) -> None:
     """A bar a kind of layer, divided by feature."""
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     names = sorted({name for of in found for name, _ in of.shares}, key=lambda name: -_total(found, name))
     names = [name for name in names if _total(found, name) > 0.01 * len(found)]
@@ -102,7 +104,8 @@ def _total(found: Sequence[Importance], name: str) -> float:
 
 
 def _importance(kind: str, samples: Sequence[Sample], seed: int) -> Importance:
-    from sklearn.tree import DecisionTreeRegressor
+    with optional("learning a predictor"):
+        from sklearn.tree import DecisionTreeRegressor
 
     rows = tree_features([(sample.counts, sample.setting, sample.load) for sample in samples], kinds=False)
     times = np.log([sample.ms for sample in samples])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.features import Matrix, Question, linear_features, tree_features
 from multi_dnn_ros.profiling.predictor import (
@@ -57,7 +58,8 @@ def fit_linear(samples: Sequence[Sample]) -> Linear:
 
 def _weights(features: Matrix, times: Matrix) -> Matrix:
     """From the least squares of relative errors, which have one solution, to the least absolute logarithms."""
-    from scipy.optimize import least_squares, nnls
+    with optional("learning a predictor"):
+        from scipy.optimize import least_squares, nnls
 
     scale = features.max(axis=0)
     seen = scale > 0.0
@@ -87,7 +89,8 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | No
 
     corrects: over the time of this linear model instead.
     """
-    from sklearn.ensemble import GradientBoostingRegressor
+    with optional("learning a predictor"):
+        from sklearn.ensemble import GradientBoostingRegressor
 
     questions = _questions(samples)
     target = np.log(np.array([sample.ms for sample in samples]) / base_ms(questions, corrects))

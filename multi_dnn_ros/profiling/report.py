@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.models.operations import KINDS
 from multi_dnn_ros.profiling.profile import JobProfile, LayerProfile, Profile
 from multi_dnn_ros.reporting import table, write_figure, write_text
@@ -113,7 +114,8 @@ def shapes(of: Sequence[Sequence[int]]) -> str:
 
 def plot_roofline(path: Path, profile: Profile) -> None:
     """Arithmetic intensity against what each layer reached, under the device's two limits; area: share of the time."""
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     layers = [layer for layer in profile.layers if layer.work.flops and layer.work.moved and layer.ms.p50 > 0.0]
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -152,9 +154,10 @@ def plot_roofline(path: Path, profile: Profile) -> None:
 
 def plot_layers(path: Path, profile: Profile) -> None:
     """Milliseconds of each layer in the order of the network, its quartiles, its bound, and where the jobs begin."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
+    with optional("a picture"):
+        from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
 
     layers = [layer for layer in profile.layers if layer.kind != "view"]
     figure = Figure(figsize=(max(7.0, min(18.0, 2.5 + 0.11 * len(layers))), 4.2), layout="constrained")

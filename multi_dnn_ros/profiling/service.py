@@ -40,68 +40,95 @@ LOST = 0.02
 @dataclass(frozen=True)
 class Service:
     """Milliseconds of a frame from mailbox to result, waits for a worker not counted. crowded: all DNNs have frames.
-    shared: see fit.Demand.
+    shared, batch: see fit.Demand.
     """
 
     alone_ms: float
     crowded_ms: float
     shared_ms: float = 0.0
+    batch: float = 1.0
 
 
 @dataclass(frozen=True)
 class _Saturated:
-    """A DNN that always had a frame. frame_ms: mean, waits for a worker not counted. hz: frames served a second."""
+    """A DNN that always had frames. frame_ms: mean, waits for a worker not counted. hz: frames served a second. batch:
+    frames of an inference, the mean; frame_ms is one frame's part of it.
+    """
 
     frame_ms: float
     hz: float
+    batch: float
 
 
 def measure_services(
-    tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, workers: int, frames: int = 20
+    tasks: Sequence[DnnTask],
+    make_engine: MakeEngine,
+    images: Image | Mapping[str, Image],
+    workers: int,
+    frames: int = 20,
 ) -> dict[str, Service]:
-    """Each DNN by itself, then all at once, until each has served `frames` frames.
+    """Each DNN by itself, then all at once, until each has served `frames` inferences' worth of frames.
 
-    Alone, a frame costs what passes from one to the next. Among more DNNs than workers, costs are such that what was
-    served fills the workers: decoding beside them, and whatever else holds them up, is in that. Among others, what was
-    served by all at once fills what they share.
+    images: of each camera, decoded; or one for all. All cameras of a DNN have frames, so a DNN that takes several at
+    once does so. Alone, a frame costs what passes from one to the next. Among more DNNs than workers, costs are such
+    that what was served fills the workers: decoding beside them, and whatever else holds them up, is in that. Among
+    others, what was served by all at once fills what they share.
     """
-    alone = {task.name: 1e3 / _saturate([task], make_engine, image, frames)[task.name].hz for task in tasks}
+    alone = {task.name: _saturate([task], make_engine, images, frames)[task.name] for task in tasks}
+    alone_ms = {name: 1e3 / of.hz for name, of in alone.items()}
     if len(tasks) == 1:
-        return {name: Service(ms, ms) for name, ms in alone.items()}
-    crowd = _saturate(tasks, make_engine, image, frames)
+        return {name: Service(ms, ms, batch=alone[name].batch) for name, ms in alone_ms.items()}
+    crowd = _saturate(tasks, make_engine, images, frames)
     if len(tasks) <= workers:
-        together = sum(of.hz * alone[name] for name, of in crowd.items()) / 1e3
-        return {name: Service(alone[name], max(alone[name], 1e3 / of.hz), alone[name] / together)
-                for name, of in crowd.items()}  # fmt: skip
+        together = sum(of.hz * alone_ms[name] for name, of in crowd.items()) / 1e3
+        return {name: Service(ms, max(ms, 1e3 / crowd[name].hz), ms / together, crowd[name].batch)
+                for name, ms in alone_ms.items()}  # fmt: skip
     filled = sum(of.hz * of.frame_ms / 1e3 for of in crowd.values()) / workers
-    return {name: Service(alone[name], of.frame_ms / filled) for name, of in crowd.items()}
+    return {name: Service(alone_ms[name], of.frame_ms / filled, batch=of.batch) for name, of in crowd.items()}
 
 
-def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, frames: int) -> dict[str, _Saturated]:
-    """Every DNN has a camera of its own on which one more frame waits at any time: the next inference is under way
-    while the results of the last are decoded, as when frames come too fast. Nobody else uses the device.
+def _saturate(
+    tasks: Sequence[DnnTask], make_engine: MakeEngine, images: Image | Mapping[str, Image], frames: int
+) -> dict[str, _Saturated]:
+    """Every DNN has cameras of its own, as many as it serves, on which one more frame waits at any time: the next
+    inference is under way while the results of the last are decoded, as when frames come too fast. Nobody else uses the
+    device.
     """
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
     ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # DNNs that want another frame: of this thread, as of a camera's
+    batches: dict[str, list[int]] = {task.name: [] for task in tasks}
+    first: dict[str, tuple[int, int]] = {}  # when the first inference began and ended
+    most = {task.name: frames * task.max_batch for task in tasks}
+    cameras = {f"{task.name}/{camera}": camera for task in tasks for camera in task.cameras}
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # cameras that send another frame, by this thread
 
     def on_result(result: Result) -> None:
         timing = result.timing
-        times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / 1e6)
+        times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / timing.batch / 1e6)
         ends_ns[result.dnn].append(timing.finished_ns)
-        free.put(result.dnn)
+        began_ns, _ = first.get(result.dnn, (timing.started_ns, 0))
+        if began_ns == timing.started_ns:  # several times, where it is a batch
+            first[result.dnn] = timing.started_ns, timing.finished_ns
+        batches[result.dnn].append(timing.batch)
+        free.put(result.frame.camera)
 
-    engine = make_engine([replace(task, cameras=(task.name,), max_age_ns=None) for task in tasks], on_result)
+    def frame(name: str) -> Frame:
+        image = images[cameras[name]] if isinstance(images, Mapping) else images
+        return Frame(name, 0, image)
+
+    own = [replace(task, cameras=tuple(f"{task.name}/{camera}" for camera in task.cameras), max_age_ns=None)
+           for task in tasks]  # fmt: skip
+    engine = make_engine(own, on_result)
     engine.start()
     try:
         end = time.monotonic() + _TIMEOUT_S
-        for name in times:
-            engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)
-            engine.submit(Frame(name, 0, lambda: image), _TIMEOUT_S)  # once it has begun the first
+        for name in cameras:
+            engine.submit(frame(name), _TIMEOUT_S)
+            engine.submit(frame(name), _TIMEOUT_S)  # once it has begun the first
         look = time.monotonic() + _LOOK_S
-        while any(len(of) <= frames for of in times.values()):
+        while any(len(of) <= most[name] for name, of in times.items()):
             with contextlib.suppress(queue.Empty):
-                engine.offer(Frame(free.get(timeout=_LOOK_S), 0, lambda: image))
+                engine.offer(frame(free.get(timeout=_LOOK_S)))
             if time.monotonic() < look:
                 continue
             look = time.monotonic() + _LOOK_S
@@ -109,17 +136,19 @@ def _saturate(tasks: Sequence[DnnTask], make_engine: MakeEngine, image: Image, f
                 raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
             if time.monotonic() > end:
                 raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
-            for name in times:
-                engine.offer(Frame(name, 0, lambda: image))  # a frame that failed brought no other one
+            for name in cameras:
+                engine.offer(frame(name))  # a frame that failed brought no other one
     finally:
         engine.stop(10.0)
     # While all were at it: from the last of the first results to the first of the last ones.
-    begin_ns, end_ns = max(of[0] for of in ends_ns.values()), min(of[-1] for of in ends_ns.values())
+    begin_ns, end_ns = max(end for _, end in first.values()), min(of[-1] for of in ends_ns.values())
     found = {}
     for name, ends in ends_ns.items():
         inside = [place for place, at in enumerate(ends) if begin_ns < at <= end_ns]
         ms = statistics.fmean(times[name][place] for place in inside) if inside else times[name][-1]
-        found[name] = _Saturated(ms, max(1, len(inside)) * 1e9 / max(1, end_ns - begin_ns))
+        inferences = sum(1 / batches[name][place] for place in inside)
+        batch = len(inside) / inferences if inside else float(batches[name][-1])
+        found[name] = _Saturated(ms, max(1, len(inside)) * 1e9 / max(1, end_ns - begin_ns), batch)
     return found
 
 
@@ -127,14 +156,15 @@ def lost_frames(
     tasks: Sequence[DnnTask],
     cameras: Mapping[str, Mapping[str, float]],
     make_engine: MakeEngine,
-    image: Image,
+    images: Image | Mapping[str, Image],
     seconds: float,
     *,
     late: bool = False,
 ) -> dict[str, float]:
     """Offer frames at the given rates for so long; the part of its frames that each DNN lost.
 
-    cameras: hertz by DNN and camera; a camera of the same name has the same rate for all. late: a result behind its
+    cameras: hertz by DNN and camera; a camera of the same name has the same rate for all. images: of each camera,
+    decoded; or one for all. late: a result behind its
     deadline is lost too. The first half second is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
@@ -149,7 +179,8 @@ def lost_frames(
             time.sleep(max(0.0, due[camera] - time.monotonic()))
             if before is None and time.monotonic() - begin > 0.5:
                 before = engine.statistics().streams
-            engine.offer(Frame(camera, 0, lambda: image))
+            image = images[camera] if isinstance(images, Mapping) else images
+            engine.offer(Frame(camera, 0, image))
             due[camera] += 1.0 / rates[camera]
         after = engine.statistics().streams
     finally:
@@ -216,11 +247,16 @@ def _at(
 
 
 def predicted_services(
-    dnns: Mapping[str, Dnn], predictor: Predictor, targets: Mapping[str, Target], workers: int, image: Image
+    dnns: Mapping[str, Dnn],
+    predictor: Predictor,
+    targets: Mapping[str, Target],
+    workers: int,
+    images: Mapping[str, Image],
 ) -> tuple[dict[str, Service], tuple[str, ...]]:
     """What `predictor` says of each DNN's layers, with its way in and out measured; and its doubts.
 
-    targets: where and how each runs, by name. Crowded: with a DNN on every other worker.
+    targets: where and how each runs, by name. images: one for each DNN, by its name. Crowded: with a DNN on every other
+    worker. Of one image at a time.
     """
     services: dict[str, Service] = {}
     doubts: list[str] = []
@@ -230,7 +266,7 @@ def predicted_services(
         traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
         layers = layers_of(traced)
         alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
-        around_ms = _around_ms(dnn, image, target.device)
+        around_ms = _around_ms(dnn, images[name], target.device)
         services[name] = Service(sum(alone.ms) + around_ms, max(sum(alone.ms), sum(crowded.ms)) + around_ms)
         doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
     return services, tuple(doubts)

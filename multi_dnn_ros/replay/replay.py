@@ -17,7 +17,7 @@ from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import canonical
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.task import DnnTask, Result
+from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.replay.frame_order import FrameOrder, FrameOutcome
 from multi_dnn_ros.replay.stamps import nearest_time
@@ -120,12 +120,15 @@ class Replay:
         engine.start()
         try:
             for message in bag.messages(self._camera_of):
-                frame = self._frame(message)
+                frame, bad = self._frame(message)
                 dnns = [task.name for task in self._tasks if frame.camera in task.cameras]
                 order.expect(frame, dnns)
                 for dnn in dnns:
                     summary.offer(dnn, frame.camera)
-                if not engine.submit(frame, self._stall_timeout_s):
+                if bad is not None:
+                    for dnn in dnns:
+                        order.settle(Drop(dnn, frame, DropReason.BAD_IMAGE, bad))
+                elif not engine.submit(frame, self._stall_timeout_s):
                     raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
                 write_complete()
             if not order.wait_complete(self._stall_timeout_s):
@@ -136,25 +139,21 @@ class Replay:
         summary.input_damage = list(bag.damage)
         return summary
 
-    def _frame(self, message: BagMessage) -> Frame:
+    def _frame(self, message: BagMessage) -> tuple[Frame, str | None]:
+        """The frame of a camera's message, and why it has no image; None: it has one."""
         camera = self._camera_of[message.topic]
         try:
             image = deserialize_message(message.data, _CLASSES[message.msgtype])
         except Exception as error:  # whatever rclpy's C code or ours raises for damaged bytes
-            text = f"not a {message.msgtype}: {error}"
-
-            def load() -> npt.NDArray[np.uint8]:
-                raise FrameError(text)
-
             header = Header(stamp=nearest_time(message.stamp_ns))
-            return Frame(camera, message.stamp_ns, load, Recording(message, header))
-        stamp = image.header.stamp
-        return Frame(
-            camera,
-            stamp.sec * 1_000_000_000 + stamp.nanosec,
-            lambda: self._decode(camera, image),
-            Recording(message, image.header),
-        )
+            frame = Frame(camera, message.stamp_ns, context=Recording(message, header))
+            return frame, f"not a {message.msgtype}: {error}"
+        stamp_ns = image.header.stamp.sec * 1_000_000_000 + image.header.stamp.nanosec
+        recording = Recording(message, image.header)
+        try:
+            return Frame(camera, stamp_ns, self._decode(camera, image), recording), None
+        except FrameError as error:
+            return Frame(camera, stamp_ns, context=recording), str(error)
 
     def _write_latched(self, first: FrameOutcome, writer: BagWriter) -> None:
         recording = first.frame.context

@@ -130,6 +130,7 @@ class MultiDnnNode(LifecycleNode):
             host, reading = in_executor(self._begin_configuring)
             config = self._node_parameters.checked(reading, host.check)
             self._config = config
+            self._progress = Progress("loading the engine")
             description = host.configure(config, self._progressed)
             in_executor(self._configured, config, description)
         except Exception as error:
@@ -395,10 +396,12 @@ class MultiDnnNode(LifecycleNode):
 
 
 def progress_text(progress: Progress) -> str:
-    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`."""
+    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`; `3 of 3 DNNs ready, ...`."""
     parts = [progress.text]
-    if progress.total:
-        parts.insert(0, f"DNN {min(progress.ready + 1, progress.total)} of {progress.total}")
+    if progress.ready < progress.total:
+        parts.insert(0, f"DNN {progress.ready + 1} of {progress.total}")
+    elif progress.total:
+        parts.insert(0, f"{progress.ready} of {progress.total} DNNs ready")
     if progress.left_s is not None:
         parts.append(f"about {progress.left_s:.0f} s left")
     return ", ".join(parts)

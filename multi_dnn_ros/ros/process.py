@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import os
 import signal
 import sys
 import time
 import traceback
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
@@ -44,7 +45,11 @@ def run(args: list[str] | None = None) -> int:
     # The interpreter ends with collections, which go through all that PyTorch brought, for a second and more.
     atexit.register(gc.freeze)
     with short_turns():
-        return _run(args, params_files, stop)
+        code = _run(args, params_files, stop)
+    local_host = sys.modules.get("multi_dnn_ros.serving.local_host")  # with `isolation: none`
+    if local_host is not None and local_host.still_loads():
+        _exit_at_once(code)
+    return code
 
 
 def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> int:
@@ -103,6 +108,13 @@ def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSigna
             node.get_logger().error(f"a callback failed: {traceback.format_exc()}")
             if errors >= _MAX_ERRORS:
                 raise
+
+
+def _exit_at_once(code: int) -> NoReturn:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _answer(executor: SingleThreadedExecutor, node: MultiDnnNode) -> None:

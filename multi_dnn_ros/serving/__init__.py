@@ -1,5 +1,6 @@
 """Where the engine runs, as the node sees it: in processes of its own that are supervised, or in the node's process.
 
-Nothing here imports PyTorch but :mod:`multi_dnn_ros.serving.engine_main`, which is the engine process, and
-:mod:`multi_dnn_ros.serving.local_host`.
+The node's process imports no PyTorch. These do, and belong to the process of the engine: :mod:`configure`,
+:mod:`served_engine`, :mod:`pinned`, :mod:`warm_up`, :mod:`memory_use`; :mod:`engine_main` and :mod:`local_host` import
+them when they need them.
 """

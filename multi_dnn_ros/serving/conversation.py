@@ -9,8 +9,8 @@ from typing import Any
 
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.engine_process import End
 from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Progress
+from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
 

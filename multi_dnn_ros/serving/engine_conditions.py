@@ -50,6 +50,8 @@ def _judge(supervisor: Supervisor, group: Group, now_ns: int) -> tuple[Level, st
         left_s = (group.next_try_ns - now_ns) / 1e9
         then = f"; next try in {left_s:.0f} s" if group.coming is None and left_s > 0 else "; preparing a process"
         return Level.ERROR, f"no process serves {', '.join(group.dnns)}{since}{then}"
+    if group.sheltered:
+        return Level.WARN, "under suspicion after faults: a process of its own is being prepared"
     if group.own:
         return Level.WARN, "under suspicion after faults: served by a process of its own"
     if loss is not None:

@@ -14,7 +14,6 @@ import faulthandler
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
@@ -23,8 +22,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.engine.task import DropReason, Timing
+from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
@@ -33,6 +31,7 @@ from multi_dnn_ros.serving.host import Progress
 from multi_dnn_ros.serving.parent import EXIT_ORPHANED
 from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED, EXIT_ERROR, Setup
 from multi_dnn_ros.serving.slots import SlotMemory
+from multi_dnn_ros.serving.to_node import Answers, BoardObserver, ChannelLog, die
 from multi_dnn_ros.turns import short_turns
 
 if TYPE_CHECKING:
@@ -43,29 +42,27 @@ if TYPE_CHECKING:
 
 _BEAT_S = 0.1
 _REPORT_S = 1.0
-_LAST_WORDS_S = 0.5
 #: Nice value of a process that configures while another one serves; children that compile inherit it.
 _BACKGROUND_NICE = 19
 
 
 def main(argument: str) -> NoReturn:
     """Run until the node's process says so, or is gone. argument: the Setup."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends us in its order
     setup = Setup.from_json(argument)
     faulthandler.enable(all_threads=False)  # where a crash happened, on stderr
     threading.current_thread().name = "configure"
-    channel = wire.Channel(socket.socket(fileno=setup.channel))
-    # A child that is forked must not keep the connection open after our end.
-    os.register_at_fork(after_in_child=lambda: os.close(setup.channel))
+    connected = socket.socket(fileno=setup.channel)
+    os.register_at_fork(after_in_child=connected.close)  # a child must not keep the connection open after our end
+    channel = wire.Channel(connected)
     board = Board(setup.dnns, setup.board)
     try:
         with short_turns():
             EngineMain(setup, channel, board).run()
-    except OSError:  # the other end is gone
+    except ConnectionError:  # the other end is gone
         os._exit(EXIT_ORPHANED)
     except BaseException as error:
         traceback.print_exc()
-        _die(channel, f"an error in the engine process: {type(error).__name__}: {reason_of(error)}", EXIT_ERROR)
+        die(channel, f"an error in the engine process: {type(error).__name__}: {reason_of(error)}", EXIT_ERROR)
 
 
 class EngineMain:
@@ -88,7 +85,7 @@ class EngineMain:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         # Before the imports: who starts us may end, or end us, meanwhile.
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
-        logging.getLogger("multi_dnn_ros").addHandler(_ChannelLog(self._channel))
+        logging.getLogger("multi_dnn_ros").addHandler(ChannelLog(self._channel))
         from multi_dnn_ros import pipeline, settings_check  # noqa: F401  (the imports that take seconds)
         from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
 
@@ -114,11 +111,11 @@ class EngineMain:
                 message = self._channel.receive()
                 handlers[type(message)](message)
                 message = None
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             os._exit(EXIT_ORPHANED)
         except BaseException as error:
             traceback.print_exc()
-            _die(self._channel, f"a message could not be handled: {type(error).__name__}: {error}", EXIT_ERROR)
+            die(self._channel, f"a message could not be handled: {type(error).__name__}: {error}", EXIT_ERROR)
 
     def _on_offer(self, offer: wire.Offer) -> None:
         engine = self._engine
@@ -176,11 +173,11 @@ class EngineMain:
     def _guarded(self, function: Callable[[], None]) -> None:
         try:
             function()
-        except OSError:
+        except ConnectionError:
             os._exit(EXIT_ORPHANED)
         except BaseException as error:
             traceback.print_exc()
-            _die(self._channel, f"{function.__name__}: {type(error).__name__}: {error}", EXIT_ERROR)
+            die(self._channel, f"{function.__name__}: {type(error).__name__}: {error}", EXIT_ERROR)
 
     # -- in the main thread
 
@@ -202,7 +199,7 @@ class EngineMain:
             pipeline, description = configure(order.config, order.dnns, order.build, tell, judge=order.judge)
         except Exception as error:
             if is_device_failure(error):
-                _die(self._channel, f"while configuring: {reason_of(error)}", EXIT_DEVICE_FAILED)
+                die(self._channel, f"while configuring: {reason_of(error)}", EXIT_DEVICE_FAILED)
             text, expected = refusal(error)
             self._channel.send(wire.Refused(text, expected))
             return
@@ -233,97 +230,6 @@ class EngineMain:
                 time.sleep(_REPORT_S)
 
         self._guarded(report)
-
-
-class Answers:
-    """What became of the frames, to the node's process; see served_engine.Answers."""
-
-    def __init__(self, channel: wire.Channel, slots: dict[str, SlotMemory]) -> None:
-        self._channel = channel
-        self._slots = slots
-        self._newest: dict[tuple[str, int], int] = {}
-        self._places: dict[int, tuple[str, int]] = {}
-
-    def expect(self, offer: wire.Offer) -> None:
-        """The frame lies in this slot. What lay there before has been answered."""
-        place = offer.camera, offer.slot
-        before = self._newest.get(place)
-        if before is not None:
-            self._places.pop(before, None)
-        self._newest[place] = offer.number
-        self._places[offer.number] = place
-
-    def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
-        camera, slot = self._places[number]
-        data, large = wire.pack(output, self._slots[camera].output(slot, dnn))
-        self._channel.send(wire.Answer(number, dnn, timing, data, large))
-
-    def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
-        self._channel.send(wire.Lost(number, dnn, reason, message))
-
-    def failure(self, failure: Failure) -> None:
-        self._channel.send(wire.Failed(failure))
-
-
-class BoardObserver:
-    """Writes on the board what the engine computes; ends the process when its device has failed.
-
-    A GPU runs what a DNN has launched in order: what is left when one thing has ended began only then.
-    """
-
-    def __init__(self, board: Board, channel: wire.Channel) -> None:
-        self._board = board
-        self._channel = channel
-        self._under_way = dict.fromkeys(board.dnns, 0)
-        self._lock = threading.Lock()
-        for dnn in board.dnns:
-            board.ended(dnn)
-
-    def began(self, dnn: str) -> None:
-        with self._lock:
-            self._under_way[dnn] += 1
-            if self._under_way[dnn] == 1:
-                self._board.began(dnn, time.monotonic_ns())
-
-    def ended(self, dnn: str) -> None:
-        with self._lock:
-            self._under_way[dnn] -= 1
-            if self._under_way[dnn]:
-                self._board.began(dnn, time.monotonic_ns())
-            else:
-                self._board.ended(dnn)
-
-    def device_failed(self, dnn: str, error: BaseException) -> None:
-        _die(self._channel, reason_of(error), EXIT_DEVICE_FAILED)
-
-
-class _ChannelLog(logging.Handler):
-    """Log records of the package to the node's process."""
-
-    def __init__(self, channel: wire.Channel) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._channel.send(wire.Logged(record.levelno, record.name, self.format(record)))
-        except OSError:
-            pass  # the other end is gone, and soon so are we
-        except Exception:
-            self.handleError(record)
-
-
-def _die(channel: wire.Channel, cause: str, code: int) -> NoReturn:
-    """End at once: nothing that would clean up is sure to return now."""
-    last = threading.Timer(_LAST_WORDS_S, os._exit, (code,))  # another thread may be stuck in the midst of sending
-    last.daemon = True
-    try:
-        last.start()
-        channel.send(wire.Dying(cause))
-    except (OSError, RuntimeError):  # the other end is gone; no thread can be started
-        pass
-    finally:
-        os._exit(code)
 
 
 def _set_nice(nice: int) -> None:

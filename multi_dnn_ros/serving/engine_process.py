@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -15,14 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board, board_fd
+from multi_dnn_ros.serving.child_processes import Lines, kill_group, kill_session
 from multi_dnn_ros.serving.oom_kills import oom_kills
-from multi_dnn_ros.serving.parent import EXIT_ORPHANED
+from multi_dnn_ros.serving.process_end import End, cause_of
 from multi_dnn_ros.serving.setup import Pool, Setup
 from multi_dnn_ros.serving.slots import SlotPool
 
@@ -32,7 +29,8 @@ log = logging.getLogger(__name__)
 #: First of all it is made to end with the parent: the imports take a second on a busy machine.
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; "
-    "from multi_dnn_ros.serving.parent import die_with_parent; die_with_parent(int(sys.argv[2])); "
+    "from multi_dnn_ros.serving import parent; "
+    "parent.die_with_parent(int(sys.argv[2])); parent.leave_stop_signals_to_parent(); "
     "from multi_dnn_ros.serving.engine_main import main; main(sys.argv[1])"
 )
 #: A process that takes no message for so long hangs: there is room for more frames than there are slots.
@@ -40,23 +38,6 @@ _SEND_TIMEOUT_S = 1.0
 #: How long a process that has closed its connection may take to end.
 _EXIT_S = 2.0
 _TAIL_LINES = 30
-_CUDA_ERROR = re.compile(r"(?:what\(\):\s*)?(CUDA error: .*|CUDA driver error: .*)")
-
-
-@dataclass(frozen=True)
-class End:
-    """How an engine process ended.
-
-    cause: in words. exit_code, signal: one of them is None. requested: it was told to quit. under_way: the DNNs whose
-    jobs ran. stderr_tail: the last lines that it wrote.
-    """
-
-    cause: str
-    exit_code: int | None
-    signal: int | None
-    requested: bool
-    under_way: tuple[str, ...]
-    stderr_tail: str
 
 
 class EngineProcess:
@@ -114,7 +95,7 @@ class EngineProcess:
             if self._killed or self._is_over:
                 return
             self._killed = cause
-            _signal_group(self.pid)
+            kill_group(self.pid)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the process is reaped; False when it takes longer."""
@@ -161,9 +142,9 @@ class EngineProcess:
                 start_new_session=True,
             )
             self.pid = self._process.pid
-            self._pid_fd = os.pidfd_open(self.pid)
+            self._pid_fd = self._opened()
         except BaseException:
-            ours.close()  # which ends the process, if there is one
+            ours.close()
             raise
         finally:
             theirs.close()
@@ -172,6 +153,15 @@ class EngineProcess:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
         self._socket = ours
         self._channel = wire.Channel(ours)
+
+    def _opened(self) -> int:
+        """A descriptor that tells of the end of the process."""
+        try:
+            return os.pidfd_open(self.pid)
+        except OSError:  # no more descriptors
+            with self._process:  # closes its pipe, and reaps it
+                self._process.kill()
+            raise
 
     def _read(self) -> None:
         while True:
@@ -191,32 +181,20 @@ class EngineProcess:
 
     def _end(self) -> End:
         code = self._process.returncode
-        number = -code if code < 0 else None
-        tail = "\n".join(self._tail)
         return End(
-            self._cause(code, tail),
+            cause_of(
+                code,
+                self._tail,
+                killed=self._killed,
+                dying=self._dying,
+                out_of_memory=oom_kills() > self._kills,
+            ),
             code if code >= 0 else None,
-            number,
+            -code if code < 0 else None,
             self._quit,
             tuple(self.board.under_way()),
-            tail,
+            "\n".join(self._tail),
         )
-
-    def _cause(self, code: int, tail: str) -> str:
-        if self._killed and code == -signal.SIGKILL:
-            return self._killed
-        if self._dying:
-            return self._dying
-        if code == -signal.SIGKILL and oom_kills() > self._kills:
-            return "killed by the kernel's out-of-memory killer"
-        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        if code == EXIT_ORPHANED:
-            return f"{how}: it lost the connection to the node's process"
-        if code and (found := _CUDA_ERROR.findall(tail)):
-            return f"{found[-1].strip()} ({how})"
-        if code > 0 and self._tail:
-            return f"{how}: {self._tail[-1]}"
-        return how
 
     # -- the watcher's thread
 
@@ -226,7 +204,7 @@ class EngineProcess:
         output = self._process.stdout.fileno()
         os.set_blocking(output, False)
         pid_fd = self._pid_fd
-        lines = _Lines(self._told)
+        lines = Lines(self._told)
         try:
             poll = select.poll()
             poll.register(output, select.POLLIN)
@@ -241,7 +219,7 @@ class EngineProcess:
             os.close(pid_fd)
         with self._lock:
             self._is_over = True
-            _kill_session(self.pid)
+            kill_session(self.pid)
         with suppress(OSError):  # also when a child that has left the session holds the other end
             self._socket.shutdown(socket.SHUT_RDWR)
         lines.read(output)
@@ -253,63 +231,3 @@ class EngineProcess:
         self._tail.append(line)
         with suppress(OSError, ValueError):  # our stderr may be closed
             print(f"[{self.label}] {line}", file=sys.stderr)
-
-
-class _Lines:
-    """Bytes of a pipe as lines of text."""
-
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._take = take
-        self._rest = b""
-
-    def read(self, pipe: int) -> bool:
-        """All that is there now, without waiting; False when nobody can write any more."""
-        try:
-            while data := os.read(pipe, 65_536):
-                *whole, self._rest = (self._rest + data).split(b"\n")
-                for line in whole:
-                    self._take(line.decode("utf-8", "replace").rstrip("\r"))
-        except BlockingIOError:
-            return True
-        return False
-
-    def close(self) -> None:
-        """A last line without an end."""
-        if self._rest:
-            self._take(self._rest.decode("utf-8", "replace"))
-            self._rest = b""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _signal_group(group: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _kill_session(leader: int) -> None:
-    """Kill all that a process has started and that has not left its session. The leader is not reaped yet."""
-    _signal_group(leader)
-    for pid in _session(leader):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _session(leader: int) -> list[int]:
-    """The processes of a session but its leader."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != leader:
-            try:
-                # pid (name, with any characters) state ppid pgrp session
-                session = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[3]
-            except (OSError, IndexError):
-                continue  # it has just ended
-            if int(session) == leader:
-                found.append(int(folder.name))
-    return found

@@ -20,7 +20,6 @@ from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.engine_conditions import ProcessFigures, condition
-from multi_dnn_ros.serving.engine_process import End
 from multi_dnn_ros.serving.groups import (
     Action,
     Begin,
@@ -36,6 +35,7 @@ from multi_dnn_ros.serving.groups import (
     Spawn,
 )
 from multi_dnn_ros.serving.host import Build, Condition, Description
+from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
 from multi_dnn_ros.serving.served_process import FirstAnswer, MakeProcess, ServedProcess, ThreadsEnded
 from multi_dnn_ros.serving.slots import SlotPool

@@ -13,6 +13,9 @@ from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.observer import Unobserved
+from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import builds
 from multi_dnn_ros.serving.accounts import Accounts
@@ -53,6 +56,8 @@ class LocalHost:
         self._pools: dict[str, SlotPool] = {}
         self._lock = threading.Lock()  # of the engine, while others offer and update
         self._engine: ServedEngine | None = None
+        self._accounts: Accounts | None = None
+        self._device = _Device()
         self._hanging: list[ServedEngine] = []
 
     def check(self, config: NodeConfig) -> Sequence[str]:
@@ -99,7 +104,8 @@ class LocalHost:
         assert self._pipeline is not None
         assert self._config is not None
         with self._lock:
-            self._engine = ServedEngine(self._pipeline, self._config, accounts)
+            self._accounts = accounts
+            self._engine = ServedEngine(self._pipeline, self._config, accounts, self._device)
 
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
         return self._pools[camera].take(timeout_s)
@@ -107,9 +113,13 @@ class LocalHost:
     def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
         image, received_ns, decode_ns = frame.image(), frame.received_ns, frame.decode_ns
         with self._lock:
-            engine = self._engine
-        if engine is None:
+            engine, accounts = self._engine, self._accounts
+        if accounts is None:
             raise RuntimeError("a frame was offered to an engine that was not started")
+        if engine is None:
+            for dnn in accounts.dnns_of(frame.camera):
+                accounts.drop(number, dnn, DropReason.SHUTDOWN, "the engine has stopped")
+            return
         engine.offer(number, frame.camera, image, stamp_ns=frame.stamp_ns, received_ns=received_ns, decode_ns=decode_ns)
 
     def serves(self, camera: str) -> bool:
@@ -133,6 +143,9 @@ class LocalHost:
         name = f"engine {pipeline.device}"
         hanging = [thread for stopped in self._hanging for thread in stopped.alive()]
         ended = engine.ended() if engine is not None else []
+        if self._device.failure:
+            text = f"the device failed, and nothing in this process can use it any more: {self._device.failure}"
+            return [Condition(name, Level.ERROR, f"{text}; with isolation: process it would be replaced")]
         if ended:
             return [Condition(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
         if hanging:
@@ -171,6 +184,15 @@ class LocalHost:
         give_back_memory(device)
 
 
+class _Device(Unobserved):
+    """Remembers that the device has failed."""
+
+    failure = ""
+
+    def device_failed(self, dnn: str, error: BaseException) -> None:
+        self.failure = self.failure or f"DNN {dnn}: {reason_of(error)}"
+
+
 def _configured(
     config: NodeConfig, build: Build, tell: Callable[[Progress], None], cancelled: threading.Event
 ) -> tuple[Pipeline, Description] | Exception:
@@ -205,6 +227,7 @@ class _OneThread:
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self.busy = False
 
     def submit(self, function: Callable[[], Made]) -> Future[Made]:
         future: Future[Made] = Future()
@@ -219,11 +242,22 @@ class _OneThread:
         while True:
             future, function = self._waiting.get()
             if future.set_running_or_notify_cancel():
+                self.busy = True
                 try:
-                    future.set_result(function())
+                    result = function()
                 except BaseException as error:
+                    self.busy = False
                     future.set_exception(error)
+                else:
+                    self.busy = False
+                    future.set_result(result)
+                    del result
             del future, function  # with the pipeline
 
 
 _THREAD = _OneThread()
+
+
+def still_loads() -> bool:
+    """Whether what was cancelled is still under way. To end the interpreter now would abort the process."""
+    return _THREAD.busy

@@ -1,4 +1,4 @@
-"""Ends a process with the one that started it. An engine process does this first: no slow imports here."""
+"""Ties a process to the one that started it. An engine process does this first: no slow imports here."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def die_with_parent(parent: int) -> None:
         print(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}", file=sys.stderr)
     if os.getppid() != parent:  # it ended before that
         os._exit(EXIT_ORPHANED)
+
+
+def leave_stop_signals_to_parent() -> None:
+    """Ctrl-C, and SIGTERM, which systemd sends to all processes of a service: the parent ends us in its own order.
+
+    Not SIG_IGN, which the programs that we start would inherit.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: None)

@@ -52,6 +52,7 @@ class ServedEngine:
             device=pipeline.device,
             max_failures=config.max_failures,
             aging_ns=_nanoseconds(config.aging_ms),
+            max_launched=config.max_launched or None,
             observer=observer or Unobserved(),
         )
         self._engine.start()

@@ -12,8 +12,8 @@ from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.board import Board
-from multi_dnn_ros.serving.engine_process import End
 from multi_dnn_ros.serving.ledger import Ledger
+from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.slots import Slot, SlotPool
 
 log = logging.getLogger(__name__)

@@ -216,13 +216,13 @@ class Channel:
         self._begin = self._end = 0  # what was received and not taken out
 
     def send(self, message: Any) -> None:
-        """OSError when the other end is gone."""
+        """ConnectionError when the other end is gone."""
         data = pickle.dumps(message, protocol=5)
         with self._lock:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Any:
-        """The next message; blocks. EOFError or OSError when the other end is gone."""
+        """The next message; blocks. EOFError or ConnectionError when the other end is gone."""
         (size,) = _LENGTH.unpack(self._take(_LENGTH.size))
         return pickle.loads(self._take(size))  # noqa: S301  (from a process of ours)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from multi_dnn_ros.extras import MissingExtra, require
 from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.training import distributed, recipes
 from multi_dnn_ros.training.datasets import DatasetError, render, road_frames
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
                 "--road", type=Path, help="folder of a road video with lane_masks/: its first half is used too"
             )
         else:
+            verb.set_defaults(libraries=("pycocotools",))  # every epoch is scored
             verb.add_argument(
                 "--real",
                 type=Path,
@@ -67,6 +69,7 @@ def _scene_arguments(verb: argparse.ArgumentParser) -> None:
 def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     try:
+        require(args.verb, *getattr(args, "libraries", ()))
         if "run" in args:  # a verb of its own module
             status: int = args.run(args)
             return status
@@ -102,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         recipes.export(network, recipe, training, args.out)
         print(json.dumps({"role": args.verb, "epoch": outcome.epoch, **outcome.best}))
         return 0
-    except (DatasetError, TrainingError, ValueError, OSError) as error:
+    except (DatasetError, TrainingError, MissingExtra, ValueError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1
 

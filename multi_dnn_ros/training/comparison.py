@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.reporting import against, table, write_figure, write_json, write_text
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.exercise import MAIN
@@ -95,7 +96,8 @@ def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
 
 def plot(path: Path, content: Mapping[str, Any]) -> None:
     """Bars of MACs and of the main score, as in the paper's figures 3 and 4, and of the latencies."""
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     networks, task = content["networks"], content["task"]
     names = [label(network, short=True, separator=",\n") for network in networks]

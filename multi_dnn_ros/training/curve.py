@@ -323,7 +323,7 @@ def add_parser(verbs: Any) -> None:
     add("--keep", action="store_true", help="keep the decomposed networks there too")
     add("--out", type=Path, required=True, help="JSON file to write, and a .png beside it")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    verb.set_defaults(run=main)
+    verb.set_defaults(run=main, libraries=("scipy", "tensorly", "matplotlib"))
 
 
 def _cut(text: str) -> float:
@@ -340,7 +340,7 @@ def add_curves_parser(verbs: Any) -> None:
     verb = verbs.add_parser("curves", help="several such curves in one picture")
     verb.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON that `curve` wrote")
     verb.add_argument("--out", type=Path, required=True, help="PNG to write")
-    verb.set_defaults(run=draw)
+    verb.set_defaults(run=draw, libraries=("matplotlib",))
 
 
 def draw(args: argparse.Namespace) -> int:

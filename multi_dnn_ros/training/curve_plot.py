@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.reporting import write_figure
 from multi_dnn_ros.training.exercise import MAIN
 
@@ -18,7 +19,8 @@ _COLUMNS = 3
 
 def plot(path: Path, contents: Sequence[Mapping[str, Any]]) -> None:
     """Accuracy over the share of MACs that is gone, a panel a file of `curve`, a line a policy from the original on."""
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     columns = min(_COLUMNS, len(contents))
     rows = math.ceil(len(contents) / columns)

@@ -36,7 +36,7 @@ def add_parser(verbs: Any) -> None:
     verb.add_argument("--seed", type=int, default=SEEDS["test"], help="of scenes and drive; 1 and 2 were trained with")
     verb.add_argument("--road", type=Path, help="folder of real road with lane_masks/")
     verb.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    verb.set_defaults(run=run)
+    verb.set_defaults(run=run, libraries=("pycocotools",))
 
 
 def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:

@@ -12,6 +12,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.extras import optional
+
 #: Width to which masks are brought before they are compared, pixels.
 LANE_WIDTH = 320
 
@@ -68,8 +70,9 @@ def mean_average_precision(
     Returns "map50" (IoU 0.5, mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to
     0.95). Raises ValueError when the two sequences differ in length, NoTruth when there is no true box.
     """
-    from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
+    with optional("average precision"):
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
 
     if len(predictions) != len(truths):
         raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")

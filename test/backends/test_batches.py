@@ -184,7 +184,7 @@ def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_sha
         engine = Engine([task], on_result=lambda result: found.__setitem__(result.frame.camera, result))
         engine.start()
         for camera, image in images.items():
-            engine.offer(Frame(camera, 0, lambda image=image: image))  # type: ignore[misc]
+            engine.offer(Frame(camera, 0, image))
         assert engine.wait_idle(WAIT)
         engine.stop(WAIT)
         return found

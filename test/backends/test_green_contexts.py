@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -60,18 +61,28 @@ def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pyt
 
 def test_streams_of_one_size_are_of_one_share_and_handed_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts: list[SimpleNamespace] = []
+    handles = itertools.count(1)
 
     def create(sms: int, index: int) -> SimpleNamespace:
-        contexts.append(SimpleNamespace(sms=sms, Stream=object))
+        contexts.append(SimpleNamespace(sms=sms, Stream=lambda: SimpleNamespace(cuda_stream=next(handles))))
         return contexts[-1]
 
     monkeypatch.setattr("torch.cuda.green_contexts.GreenContext", SimpleNamespace(create=create))
     monkeypatch.setattr(green_contexts, "_shares", {})
+    monkeypatch.setattr(green_contexts, "_sms_of", {})
     streams = [green_contexts.make_stream(CPU, 16) for _ in range(40)]
     assert len({id(stream) for stream in streams}) == 16
     assert streams[0] is streams[16]
     green_contexts.make_stream(CPU, 8)
     assert [context.sms for context in contexts] == [16, 8]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
+    for stream, sms in (
+        (streams[3], 16),
+        (green_contexts.make_stream(CPU, 8), 8),
+        (SimpleNamespace(cuda_stream=0), 132),
+    ):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device, stream=stream: stream)
+        assert green_contexts.current_sms(CPU) == sms
 
 
 def test_what_is_planned_for_a_share_is_planned_by_a_thread_of_its_own() -> None:

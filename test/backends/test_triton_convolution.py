@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,20 +129,27 @@ def test_what_the_kernel_is_for(image: tuple, weight: tuple, dtype: torch.dtype,
     assert fits(empty(image), empty(weight)) is expected
 
 
+#: Handle of a stream on a share of 16 SMs.
+SHARE_STREAM = 7
+
+
 class TimedGpu:
     """A GPU that takes `times` for what is launched in turn; an exception in their place is raised."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: list) -> None:
-        from multi_dnn_ros.backends import triton_convolution
+        from multi_dnn_ros.backends import green_contexts, triton_convolution
 
         self.left = list(times)
         self.launched: list = []
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: self)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=self.stream))
+        monkeypatch.setattr(green_contexts, "_sms_of", {SHARE_STREAM: 16})
         monkeypatch.setattr(triton_convolution, "_chosen", {})
         monkeypatch.setattr(triton_convolution, "gpu_ms", self.ms)
         monkeypatch.setattr(triton_convolution.Convolution, "launch", lambda work, tile: self.launched.append(tile))
         self.capturing = False
+        self.stream = 1
         self.multi_processor_count = 132
 
     def ms(self, call: object) -> float:
@@ -169,6 +177,24 @@ def test_the_fastest_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.run()
     assert gpu.launched == [choices[1]] * 2
     assert not gpu.left
+
+
+@needs_triton
+def test_a_share_of_the_sms_has_a_choice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After another DNN on the whole GPU has chosen for the same shapes, and the other way round."""
+    from multi_dnn_ros.backends.triton_convolution import tiles
+
+    image, weight = map(torch.Size, IN_GROUPS)
+    whole, share = (tiles(image, weight, image, processors) for processors in (132, 16))
+    gpu = TimedGpu(monkeypatch, [5.0, 4.0, 2.0, 3.0, *[9.0] * len(share), 1.0])
+    assert gpu.run()
+    gpu.stream = SHARE_STREAM
+    assert gpu.run()
+    assert gpu.launched == [whole[1], share[-1]]
+    assert not gpu.left
+    gpu.stream = 1
+    assert gpu.run()
+    assert gpu.launched[-1] == whole[1]
 
 
 @needs_triton

@@ -91,7 +91,7 @@ class Gate:
 
 def frame(camera: str = "front", value: int = 0, **kwargs: object) -> Frame:
     """A 2x3 image full of `value`."""
-    return Frame(camera, value, lambda: np.full((2, 3, 3), value, np.uint8), **kwargs)
+    return Frame(camera, value, np.full((2, 3, 3), value, np.uint8), **kwargs)
 
 
 def task(

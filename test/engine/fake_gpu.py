@@ -57,3 +57,8 @@ class FakeGpu:
         """On the calling thread's stream."""
         stream = self._current.stream
         stream.until = max(stream.until, time.perf_counter()) + seconds
+
+    def busy_until(self) -> float:
+        """Of the calling thread's stream, on time.perf_counter."""
+        until: float = self._current.stream.until
+        return until

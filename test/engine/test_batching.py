@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from engine_fakes import WAIT, FakeClock, Gate, PassingClock, check_accounts, frame, task
@@ -83,32 +82,13 @@ def test_no_more_than_there_are_stages_for_and_cameras_take_turns(start, recorde
     assert [(d.frame.stamp_ns, d.reason) for d in recorder.drops] == [(1, DropReason.OVERWRITTEN)]
 
 
-def test_a_bad_image_costs_itself_only(start, recorder):
-    def broken() -> np.ndarray:
-        raise ValueError("half a JPEG")
+@pytest.mark.parametrize("bad", [("rear",), ("left", "rear", "right")])
+def test_preprocessing_that_raises_costs_those_frames_only(start, recorder, bad):
+    """Also if none of the batch is left."""
+    values = {"left": 1, "rear": 2, "right": 3}
 
-    gate = Gate()
-    engine = start(batched(gate, batches=(2, 3)), workers=1)
-    held(engine, gate)
-    for bad, camera in ((False, "left"), (True, "rear"), (False, "right")):
-        engine.offer(Frame(camera, 1, broken) if bad else frame(camera, 1))
-    gate.open()
-    recorder.wait(lambda: len(recorder.results) == 3)
-    assert engine.wait_idle(WAIT)
-    assert [(r.frame.camera, r.output[0]) for r in recorder.results] == [("front", 2.0), ("left", 3.0), ("right", 3.0)]
-    assert [(d.frame.camera, d.reason) for d in recorder.drops] == [("rear", DropReason.BAD_IMAGE)]
-    assert not recorder.failures
-    for camera in ("left", "rear"):  # none left at all
-        engine.offer(Frame(camera, 2, broken))
-    recorder.wait(lambda: len(recorder.drops) == 3)
-    assert {d.reason for d in recorder.drops} == {DropReason.BAD_IMAGE}
-    assert not recorder.failures
-    check_accounts(engine)
-
-
-def test_preprocessing_that_raises_costs_that_frame_only(start, recorder):
     def preprocess(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if int(image[0, 0, 0]) == 2:
+        if int(image[0, 0, 0]) in [values[camera] for camera in bad]:
             raise ValueError("no such image")
         return (image.float().mean().reshape(1),)
 
@@ -116,9 +96,10 @@ def test_preprocessing_that_raises_costs_that_frame_only(start, recorder):
     engine = start(replace(batched(gate, batches=(3,)), preprocess=preprocess), workers=1)
     held(engine, gate, "left", "rear", "right")
     gate.open()
-    recorder.wait(lambda: len(recorder.results) == 3 and recorder.failures)
-    assert [(d.frame.camera, d.reason) for d in recorder.drops] == [("rear", DropReason.DNN_ERROR)]
-    assert "job 0: ValueError: no such image" in recorder.failures[0].message
+    recorder.wait(lambda: len(recorder.results) == 4 - len(bad) and len(recorder.failures) == len(bad))
+    assert {(d.frame.camera, d.reason) for d in recorder.drops} == {(camera, DropReason.DNN_ERROR) for camera in bad}
+    assert len(recorder.drops) == len(bad)
+    assert all("job 0: ValueError: no such image" in failure.message for failure in recorder.failures)
     check_accounts(engine)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from engine_fakes import WAIT, FakeClock, Gate, check_accounts, frame, task
 
-from multi_dnn_ros.engine import DropReason, Engine, Frame
+from multi_dnn_ros.engine import DropReason, Engine
 from multi_dnn_ros.engine.statistics import Percentiles
 
 
@@ -26,19 +24,6 @@ def test_every_dnn_answers_every_frame_with_its_context(start, recorder):
         ("b", "header 10"): (13.0, (2, 3)),
         ("b", "header 20"): (23.0, (2, 3)),
     }
-
-
-def test_an_image_is_decoded_once_for_all_dnns(start, recorder):
-    loads = Counter()
-
-    def load() -> np.ndarray:
-        loads["image"] += 1
-        return np.zeros((4, 4, 3), np.uint8)
-
-    engine = start(*(task(name) for name in "abc"), workers=3)
-    engine.offer(Frame("front", 0, load))
-    recorder.wait(lambda: len(recorder.results) == 3)
-    assert loads["image"] == 1
 
 
 def test_the_newest_frame_wins_and_the_older_one_is_counted(start, recorder):
@@ -104,20 +89,6 @@ def test_cameras_take_turns(start, recorder):
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4)
     assert [r.frame.camera for r in recorder.results] == ["front", "rear", "left", "front"]
-
-
-def test_a_bad_image_is_counted_and_the_next_one_is_served(start, recorder):
-    def broken() -> np.ndarray:
-        raise ValueError("half a JPEG")
-
-    engine = start(task("a"), task("b"))
-    assert engine.submit(Frame("front", 1, broken))
-    assert engine.submit(frame(value=2))
-    assert engine.wait_idle(WAIT)
-    assert sorted((d.dnn, d.reason) for d in recorder.drops) == [(n, DropReason.BAD_IMAGE) for n in "ab"]
-    assert all("half a JPEG" in d.message for d in recorder.drops)
-    assert sorted(r.dnn for r in recorder.results) == ["a", "b"]
-    assert not recorder.failures  # the DNN is not to blame
 
 
 @pytest.mark.parametrize("where", ["job", "decode"])

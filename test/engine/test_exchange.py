@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
-import pytest
 from engine_fakes import WAIT, FakeClock, frame, task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi_dnn_ros.engine import Frame
-from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import Fifo, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
-from multi_dnn_ros.engine.reports import Callbacks
 
 DNN = task(jobs=2)
 
@@ -99,30 +94,3 @@ def test_a_held_queue_lets_nobody_go_on() -> None:
     worker.join(WAIT)
     assert not worker.is_alive()
     assert all(number_of(step) == 0 for step in steps)
-
-
-@pytest.mark.parametrize("broken", [False, True])
-def test_where_workers_only_launch_the_dnn_decodes(broken: bool) -> None:
-    """On a GPU; a broken image is the first job's to report, as everywhere."""
-    decoders: list[str] = []
-
-    def load() -> np.ndarray:
-        decoders.append(threading.current_thread().name)
-        if broken:
-            raise ValueError("half a JPEG")
-        return np.zeros((2, 3, 3), np.uint8)
-
-    clock = FakeClock()
-    queue = JobQueue(Fifo(), clock)
-    ignore = Callbacks(lambda result: None, lambda drop: None, lambda failure: None)
-    thread = DnnThread(DNN, queue, Limits(decode_first=True), ignore, clock)
-    thread.start()
-    thread.offer(Frame("front", 0, load))
-    first = queue.get()
-    assert first is not None
-    assert decoders == ["dnn-a"]
-    first.inference.done(first.inference)
-    thread.close(drop_waiting=True)
-    thread.abandon()
-    thread.join(WAIT)
-    assert not thread.is_alive()

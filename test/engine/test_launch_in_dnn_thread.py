@@ -34,7 +34,7 @@ class OnDevice(Frame):
 
 
 def on_device(value: int = 0, camera: str = "front") -> OnDevice:
-    return OnDevice(camera, value, lambda: np.zeros((2, 3, 3), np.uint8))
+    return OnDevice(camera, value, np.zeros((2, 3, 3), np.uint8))
 
 
 def here() -> str:
@@ -60,7 +60,7 @@ class Setup:
         return DnnThread(
             task(name, jobs=JOBS, on_job=on_job),
             self.queue,
-            Limits(decode_first=True),
+            Limits(),
             Callbacks(**self.recorder.callbacks()),
             FakeClock(),
             self.runner(),

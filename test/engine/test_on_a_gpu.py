@@ -67,7 +67,7 @@ def test_every_frame_of_every_camera_comes_through(gpu: FakeGpu, policy: str, in
     through = threading.Semaphore(0)
 
     def offer(camera: str, number: int) -> None:
-        engine.offer(OnDevice(camera, number, lambda: IMAGE))
+        engine.offer(OnDevice(camera, number, IMAGE))
 
     def on_result(result: Result) -> None:
         mine = results[result.frame.camera]

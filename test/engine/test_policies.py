@@ -9,6 +9,7 @@ from engine_fakes import WAIT, FakeClock, Gate, frame, task
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import Policy, Priority, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
@@ -144,6 +145,9 @@ class Watched:
         key = self._policy.key(job)
         self._queued.release()
         return key
+
+    def offset_ns(self, task: DnnTask) -> int | None:
+        return self._policy.offset_ns(task)
 
     def wait_for_job(self) -> None:
         assert self._queued.acquire(timeout=WAIT)

@@ -12,7 +12,7 @@ from multi_dnn_ros.engine import Frame
 
 
 def sized(height: int, width: int) -> Frame:
-    return Frame("front", 0, lambda: np.zeros((height, width, 3), np.uint8))
+    return Frame("front", 0, np.zeros((height, width, 3), np.uint8))
 
 
 def test_it_is_told_each_size_once_after_a_frame_of_it(start, recorder):
@@ -42,7 +42,7 @@ def test_no_job_runs_meanwhile(start, recorder, monkeypatch):
     other = task("b", jobs=2, cameras=("rear",), on_job=on_job)
     engine = start(replace(task("a", jobs=1), specialize=specialize), other, workers=2)
     waits = waits_for(engine._queue._calm, monkeypatch)
-    engine.offer(Frame("rear", 0, lambda: np.zeros((2, 3, 3), np.uint8)))
+    engine.offer(Frame("rear", 0, np.zeros((2, 3, 3), np.uint8)))
     gate.wait_for_job()
     engine.offer(sized(4, 6))
     recorder.wait(lambda: recorder.results)

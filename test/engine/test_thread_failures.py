@@ -5,17 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from engine_fakes import WAIT, FakeClock, Recorder, check_accounts, frame, task
 
-from multi_dnn_ros.engine import DropReason, Engine, Frame, FrameError
-from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
+from multi_dnn_ros.engine import DropReason, Engine
 from multi_dnn_ros.engine.job import Inference, Item, Job
 from multi_dnn_ros.engine.policies import Fifo
 from multi_dnn_ros.engine.queue import JobQueue
-from multi_dnn_ros.engine.reports import Callbacks
 
 _CPU = torch.device("cpu")
 
@@ -68,36 +65,6 @@ def _wait(condition: Callable[[], object]) -> None:
             return
         waited.wait(0.001)
     raise AssertionError("the condition did not come true")
-
-
-@pytest.mark.parametrize("decode_first", [False, True])
-def test_a_callback_for_bad_images_that_raises_costs_nothing_else(recorder: Recorder, decode_first: bool) -> None:
-    def load() -> np.ndarray:
-        raise ValueError("half a JPEG")
-
-    def on_bad(error: FrameError) -> None:
-        raise KeyError("front")
-
-    clock, queue = FakeClock(), JobQueue(Fifo(), FakeClock())
-    callbacks = Callbacks(*recorder.callbacks().values())
-    thread = DnnThread(task(jobs=1), queue, Limits(decode_first=decode_first), callbacks, clock)
-    thread.start()
-    for reports, each in enumerate((Frame("front", 0, load, on_bad=on_bad), frame(value=3)), start=1):
-        thread.offer(each)
-        job = queue.get()
-        assert job is not None
-        try:
-            job.run(_CPU)
-        except FrameError as error:
-            job.inference.lost = (DropReason.BAD_IMAGE, str(error))
-        queue.ended()
-        job.inference.done(job.inference)
-        recorder.wait(lambda reports=reports: len(recorder.drops) + len(recorder.results) == reports)
-    assert [drop.reason for drop in recorder.drops] == [DropReason.BAD_IMAGE]
-    assert [result.output[0] for result in recorder.results] == [4.0]
-    thread.close(drop_waiting=True)
-    thread.join(WAIT)
-    assert not thread.is_alive()
 
 
 def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(

@@ -71,7 +71,8 @@ def roots() -> list[Requirement]:
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     extras = ast.literal_eval(given["extras_require"]).values()
     lists = [ast.literal_eval(given["install_requires"]), *extras, DEVELOPMENT]
-    return [Requirement(text) for texts in lists for text in texts]
+    found = [Requirement(text) for texts in lists for text in texts]
+    return [requirement for requirement in found if requirement.name != "multi_dnn_ros"]  # extras within extras
 
 
 def wheels(pins: dict[str, str], python: str, machine: str, folder: Path) -> dict[str, dict[str, Any]]:

@@ -39,12 +39,15 @@ class Machine:
             path.write_text(text)
             path.chmod(0o755)
 
-    def make(self, target: str = "install", python: str | None = None) -> tuple[int, list[str]]:
-        """Exit status and what was said; make's own line about the recipe that failed is left out."""
+    def make(self, *targets: str, python: str | None = None) -> tuple[int, list[str]]:
+        """Exit status and what was said; make's own line about the recipe that failed is left out.
+
+        targets: none for `install`.
+        """
         # Not as a part of the make that runs the tests.
         own = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         done = subprocess.run(
-            ["make", "--no-print-directory", "--silent", target, f"VENV={self.folder / 'venv'}",
+            ["make", "--no-print-directory", "--silent", *(targets or ("install",)), f"VENV={self.folder / 'venv'}",
              f"PYTHON={python or self.folder / 'python'}"],
             cwd=ROOT, env={**own, "PATH": f"{self.folder}:{own['PATH']}"}, capture_output=True, text=True,
             timeout=60, check=False,
@@ -95,6 +98,13 @@ def test_what_is_missing_is_said_in_one_sentence(machine: Machine, lacks: dict, 
     assert len(lines) == 1
     assert says in lines[0]
     assert not machine.installs()
+
+
+@pytest.mark.parametrize(("target", "extra"), [("demo", "offline"), ("install", "test"), ("test", "test")])
+def test_each_target_installs_the_extra_that_it_needs(machine: Machine, target: str, extra: str) -> None:
+    _, lines = machine.make("--dry-run", target)
+    (install,) = [line for line in lines if " -m pip install " in line]
+    assert install.endswith(f'--constraint constraints.txt --editable ".[{extra}]"')
 
 
 def test_a_python_that_does_not_exist_is_named(machine: Machine) -> None:

@@ -15,23 +15,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: rosdep keys of what setup.py requires; None: rosdep does not bring it, pip does (README, installation).
 ROSDEP = {
-    "matplotlib": "python3-matplotlib",
     "numpy": "python3-numpy",
     "opencv-python-headless": "python3-opencv",
     "packaging": "python3-packaging",
     "psutil": "python3-psutil",
     "PyYAML": "python3-yaml",
-    "scipy": "python3-scipy",
     "setuptools": "python3-setuptools",
     "tqdm": "python3-tqdm",
     "cyclonedds": None,
-    "onnx": None,
-    "onnx2torch": None,
-    "pycocotools": None,
     "pydantic": None,  # there is a key, for a version that is too old on Ubuntu 22.04 and 24.04
     "rosbags": None,
     "safetensors": None,
-    "tensorly": None,
     "torch": None,
     "torchvision": None,
 }
@@ -66,11 +60,12 @@ def test_what_rosdep_does_not_bring_is_asked_of_pip():
         assert re.search(rf'"({name}[<>=][^"]*)"', setup)[1] in asked
 
 
-def test_what_learning_needs_is_in_the_manifest_and_in_an_extra():
+def test_optional_libraries_are_test_dependencies_of_the_manifest():
+    """rosdep knows no extras: who serves gets none of them, who tests gets those that it has."""
     manifest = ElementTree.parse(ROOT / "package.xml").getroot()
-    assert "python3-sklearn" in {element.text for element in manifest.findall("exec_depend")}
-    extras = (ROOT / "setup.py").read_text().partition("extras_require")[2]
-    assert extras.count('"scikit-learn>=1.0"') == 2  # profiling, and test
+    optional = {"python3-matplotlib", "python3-scipy", "python3-sklearn"}
+    assert optional <= {element.text for element in manifest.findall("test_depend")}
+    assert not optional & {element.text for element in manifest if element.tag in ("depend", "exec_depend")}
 
 
 def test_every_ros_import_is_in_the_manifest():
@@ -120,6 +115,7 @@ def test_rooms_import_one_way():
     """ros -> engine -> backends; the engine knows no ROS and no lane; only ros (and launch) import rclpy."""
     plain = {
         "allocator",
+        "extras",
         "frame_error",
         "heard",
         "memory",

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from profiling_fakes import Small, target
@@ -217,7 +216,7 @@ def test_the_parameter_cuts_and_judges_by_prediction(
     assert lines[0].startswith("lane: 2 jobs, longest ")
     assert lines[0].endswith("by predicted layer times")
     assert 6e6 <= task.remaining_ns[0] < 100e6  # and preprocessing, which is measured
-    verdict = fit_of(config, pipeline, np.zeros((16, 16, 3), np.uint8), {"front": 10.0}, pipeline.predictor)
+    verdict = fit_of(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
     assert not verdict.doubts
     assert 0.06 <= verdict.needs["lane"] < 1.0
 

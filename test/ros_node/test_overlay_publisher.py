@@ -84,7 +84,7 @@ class Overlay:
 
 def frame(number: int, camera: str = "front", size: tuple[int, int] = (6, 8)) -> Frame:
     """Of so many milliseconds after the start."""
-    made = Frame(camera, 0, lambda: np.zeros((*size, 3), np.uint8), Header(frame_id=str(number)))
+    made = Frame(camera, 0, np.zeros((*size, 3), np.uint8), Header(frame_id=str(number)))
     made.received_ns = number * _MS
     return made
 
@@ -158,7 +158,7 @@ def test_a_picture_has_the_image_that_was_there_when_the_last_dnn_answered(overl
     overlay.complete(frame(100))
     assert publisher.begun.wait(WAIT_S)  # and is being drawn, while the next one waits
     memory = np.full((6, 8, 3), 50, np.uint8)
-    waiting = Frame("front", 0, lambda: memory, Header(frame_id="200"))
+    waiting = Frame("front", 0, memory, Header(frame_id="200"))
     waiting.received_ns = 200 * _MS
     overlay.answer("quick", waiting, 210)
     getattr(overlay, last)("slow", waiting)

@@ -124,3 +124,28 @@ def test_the_node_is_on_the_graph_soon(domain: int, monkeypatch: pytest.MonkeyPa
         rclpy.shutdown(context=context)
     print(f"on the graph after {min(seconds):.2f} s")
     assert min(seconds) < MOST_S
+
+
+def test_a_signal_ends_a_process_that_loads_the_engine_itself(domain: int) -> None:
+    """The thread that loads stays inside PyTorch; an interpreter that is taken down around it aborts."""
+    code = """
+import os, signal, threading
+from multi_dnn_ros.ros import process
+from multi_dnn_ros.serving import local_host
+
+def configured(*arguments):
+    import torch
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    while True:
+        torch.autograd.functional.jacobian(lambda v: v * 2, torch.ones(3))
+
+local_host._configured = configured
+raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **on_loopback(domain)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "SIGINT: ending" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -69,8 +69,9 @@ class Robot:
         self.process: subprocess.Popen[bytes] | None = None
         self._seen: set[psutil.Process] = set()
 
-    def start(self, *, autostart: bool) -> None:
-        command = [*self._command, "--ros-args", "-p", f"autostart:={str(autostart).lower()}"]
+    def start(self, *parameters: str, autostart: bool) -> None:
+        arguments = [f"autostart:={str(autostart).lower()}", *parameters]
+        command = [*self._command, "--ros-args", *(word for argument in arguments for word in ("-p", argument))]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=self._environment)
 
@@ -261,6 +262,17 @@ def test_configuring_is_cancelled_at_once(robot: Robot, transition: str) -> None
     assert robot.state() == {"cleanup": "unconfigured", "shutdown": "finalized"}[transition]
     if transition == "cleanup":
         assert robot.change("configure")
+
+
+def test_looking_for_what_is_wrong_is_cancelled_too(robot: Robot) -> None:
+    robot.start("policy:=nonsense", autostart=False)
+    configured = robot.ask("configure")
+    robot.loading()
+    begin = time.monotonic()
+    assert robot.change("cleanup")
+    assert time.monotonic() - begin < 1.0
+    robot.until(configured.done, "the answer to configure")
+    assert robot.engines() == []
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])

@@ -14,6 +14,7 @@ from node_bench import Bench
 
 from multi_dnn_ros.ros.node import MultiDnnNode, progress_text
 from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
     Cancelled,
     Condition,
@@ -44,6 +45,8 @@ class SlowHost:
         self.error: Exception | None = None
         self.updates: list[tuple[str, str, Any]] = []
         self.closed = False
+        self.stopping = threading.Event()
+        self.finished = threading.Event()
         self.config: NodeConfig | None = None
 
     def check(self, config: NodeConfig) -> Sequence[str]:
@@ -60,6 +63,17 @@ class SlowHost:
             raise self.error
         dnns = {name: DnnDescription(("front",), ("thing",), 0.4) for name in config.dnns}
         return Description("cpu", "a processor", 2, dnns, versions={"torch": "9.9"})
+
+    def start(self, accounts: Accounts) -> None:
+        pass
+
+    def serves(self, camera: str) -> bool:
+        return False
+
+    def stop(self, timeout_s: float) -> list[str]:
+        self.stopping.set()
+        self.finished.wait(10.0)
+        return []
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -200,6 +214,24 @@ def test_two_that_cancel_are_both_answered(bench: Bench, case: Case) -> None:
     assert bench.state() == "finalized"
 
 
+def test_the_node_answers_while_the_last_frames_are_finished(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    case.host.go.set()
+    assert case.answer(configured)
+    assert case.answer(case.ask(ACTIVATE))
+    assert bench.state() == "active"
+    deactivated = case.ask(Transition.TRANSITION_DEACTIVATE)
+    bench.until(case.host.stopping.is_set, "the host to stop")
+    assert bench.state() == "deactivating"
+    finalized = case.ask(SHUTDOWN)  # comes after it
+    assert bench.state() == "deactivating"
+    assert not deactivated.done()
+    case.host.finished.set()
+    assert case.answer(deactivated)
+    assert case.answer(finalized)
+    assert bench.state() == "finalized"
+
+
 def test_what_may_be_asked_for_is_told(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     name, kind = "/multi_dnn/get_available_transitions", GetAvailableTransitions
@@ -273,7 +305,7 @@ def test_the_isolation_is_the_parameters(bench: Bench) -> None:
     ("progress", "text"),
     [
         (Progress("importing"), "importing"),
-        (Progress("first run", 3, 3), "DNN 3 of 3, first run"),
+        (Progress("first run", 3, 3), "3 of 3 DNNs ready, first run"),
         (Progress("loading", 0, 2, 7.4), "DNN 1 of 2, loading, about 7 s left"),
     ],
 )

@@ -89,7 +89,7 @@ def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeli
         print(f"line {number}")
     print("printed")
     print("written to stderr", file=sys.stderr)
-    os.write(2, b"without an end")
+    os.write(2, b"." * 25_000)
     return build(config, progress)
 
 

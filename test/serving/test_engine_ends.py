@@ -181,7 +181,6 @@ def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed(
             assert (torch, lane, detections) == ("False", "Lanes", "Detections")
             pids = [int(number) for number in numbers]
             os.kill(pids[1], signal.SIGSTOP)  # its reader notices nothing; the kernel ends it
-            os.kill(pids[2], signal.SIGINT)  # is ignored: a Ctrl-C is for the node
         finally:
             node.kill()
     _until(lambda: not any(_runs(pid) for pid in pids), "end of the engine processes", 1.0)

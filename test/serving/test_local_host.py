@@ -47,7 +47,7 @@ class Session:
         assert buffer is not None
         image = buffer.image(*size)
         image[:] = value
-        frame = Frame(camera, 5, lambda: image, "the header")
+        frame = Frame(camera, 5, image, "the header")
         frame.received_ns, frame.decode_ns = time.monotonic_ns() - 3_000_000, 2_000_000
         frame.image()
         number = self.accounts.open(frame, buffer, self.accounts.dnns_of(camera))
@@ -123,6 +123,25 @@ def test_slots_come_back_also_from_frames_that_are_lost(serving: Callable[..., S
     reasons = {drop.reason for drop in session.drops}
     assert reasons == {DropReason.DNN_ERROR, DropReason.DISABLED}  # after max_failures in a row
     assert len(session.drops) == 20
+
+
+def test_a_frame_that_comes_after_the_end_is_accounted_for(serving: Callable[..., Session]) -> None:
+    session = serving("object", "mask")
+    session.host.stop(WAIT_S)
+    session.send(100)
+    assert sorted((drop.dnn, drop.reason) for drop in session.drops) == [
+        ("mask", DropReason.SHUTDOWN),
+        ("object", DropReason.SHUTDOWN),
+    ]
+
+
+def test_a_device_that_failed_is_an_error_for_good(serving: Callable[..., Session]) -> None:
+    session = serving("object")
+    session.send(fake_pipelines.GPU_FAULT)
+    session.send(200)
+    (condition,) = session.host.conditions()
+    assert condition.level is Level.ERROR
+    assert "an illegal memory access was encountered" in condition.text
 
 
 def test_mistakes_are_told_in_words_and_the_host_may_be_configured_again() -> None:

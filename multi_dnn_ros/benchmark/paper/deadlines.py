@@ -69,7 +69,7 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
 
     cases: accounts of each run by urgency. `exact`: every frame that was sent is a result or a counted drop.
     """
-    bench = _Bench(plan)
+    bench = Bench(plan)
     bench.grow(max(len(URGENCIES), len(plan.dnns.networks)))
     served_hz = bench.frames_per_s(len(bench.tasks)) * len(bench.tasks)
     counts = {load: dnns_for(load, served_hz, plan.rate_hz, plan.most_dnns) for load in LOADS}
@@ -145,7 +145,7 @@ def deadlines_table(figures: Mapping[str, Any]) -> str:
     return f"{table(header, rows)}\naccounts: {'exact' if figures['passed'] else 'DO NOT ADD UP'}"
 
 
-class _Bench:
+class Bench:
     """DNNs that are ready, and the engine around the first so many of them. tasks: they serve all cameras."""
 
     def __init__(self, plan: DeadlinePlan) -> None:
@@ -254,7 +254,7 @@ class _Bench:
 
 
 def _frame(camera: str) -> Frame:
-    return Frame(camera, time.monotonic_ns(), lambda: _IMAGE)
+    return Frame(camera, time.monotonic_ns(), _IMAGE)
 
 
 def _feed(engine: Engine, frames: int, period_s: float) -> float:

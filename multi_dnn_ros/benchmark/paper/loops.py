@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
@@ -106,7 +105,7 @@ class ThroughEngine:
                 offer(camera)
 
         def offer(camera: str) -> None:
-            engine.offer(_Unseen(camera, time.monotonic_ns(), _image))
+            engine.offer(_Unseen(camera, time.monotonic_ns(), _IMAGE))
 
         stages = {task.name: len(task.stages) for task in self._tasks}
         device = self._partition.device
@@ -162,10 +161,6 @@ def make_batched_task(
     return replace(
         task, cameras=tuple(cameras), batches=batches, batch_delay_ns=_BATCH_DELAY_NS, in_one=in_one_launch(chains)
     )
-
-
-def _image() -> npt.NDArray[np.uint8]:
-    return _IMAGE
 
 
 def _cpu_time_ns(prefix: str) -> int:

@@ -13,7 +13,6 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Stage, Tensors
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
 from multi_dnn_ros.backends.precision import PRECISIONS
-from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import InTurn, Loop, ThroughEngine, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
@@ -111,12 +110,11 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
     if not work.condition.batched:
         return [make_task(*each, partition) for each in zip(names, *make_chains(work, built, partition), strict=True)]
     priorities = _priorities(built) if work.condition.ordered else [0] * len(built)
-    levels = stream_priorities(priorities)
     tasks = []
     for each, priority in zip(built, priorities, strict=True):
         cameras, names = names[: each.count], names[each.count :]
         backend, tolerance = _backend(work, partition.device)
-        with partition.own_stream(levels[priority]):  # whose priority what is captured on it keeps
+        with partition.own_stream():
             ready = prepare_batches(backend, each.chains, each.inputs, partition.device, tolerance)
             inputs = tuple(tensor.to(partition.device) for tensor in each.inputs)
             partition.synchronize()

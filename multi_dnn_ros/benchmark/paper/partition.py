@@ -32,14 +32,11 @@ class Partition:
             torch.cuda.set_device(device)
             torch.zeros(1, device=device)  # its memory is part of every condition's
 
-    def own_stream(self, priority: int = 0) -> contextlib.AbstractContextManager[Any]:
-        """Compute on a stream of the share inside the block; on a CPU nothing changes.
-
-        priority: of the stream; those of a share have none.
-        """
+    def own_stream(self) -> contextlib.AbstractContextManager[Any]:
+        """Compute on a stream of the share inside the block; on a CPU nothing changes."""
         if self.device.type != "cuda":
             return contextlib.nullcontext()
-        return torch.cuda.stream(green_contexts.make_stream(self.device, self.sms or 0, priority))
+        return torch.cuda.stream(green_contexts.make_stream(self.device, self.sms or 0))
 
     def main_stream(self) -> contextlib.AbstractContextManager[Any]:
         """What a program of one stream computes on: PyTorch's default stream, or one of the share."""

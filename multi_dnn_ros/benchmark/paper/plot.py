@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     pass
 
+from multi_dnn_ros.extras import optional
 from multi_dnn_ros.reporting import write_figure
 
 #: condition -> its bar: (median, p95), ms
@@ -59,8 +60,9 @@ def _bars(of_set: Mapping[str, Any], network: str) -> Bars:
 
 def _draw(path: Path, title: str, groups: Mapping[str, Bars], labels: Mapping[str, str]) -> None:
     """One axis a group, as their times differ by an order of magnitude; bars from 0, a whisker up to p95."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib import colormaps
+        from matplotlib.figure import Figure
 
     names = [name for name in labels if any(name in bars for bars in groups.values())]
     columns = min(4, len(groups))
@@ -88,7 +90,8 @@ def _draw(path: Path, title: str, groups: Mapping[str, Bars], labels: Mapping[st
 
 def plot_deadlines(figures: Mapping[str, Any], path: Path) -> None:
     """Write a PNG: frames that missed their deadline or were dropped, by load, policy and urgency."""
-    from matplotlib.figure import Figure
+    with optional("a picture"):
+        from matplotlib.figure import Figure
 
     rows = figures["summary"]
     loads, policies, urgencies = (

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, on_gpu, through
+from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, needs_compiler, on_gpu, through
 
-from multi_dnn_ros.backends import Tensors, green_contexts
+from multi_dnn_ros.backends import Backend, Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.capture import capture_on
+from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.models.cut import cut
 from multi_dnn_ros.models.preprocess import Preprocess
 
@@ -99,30 +102,79 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
         check_agreement((result,), preprocess(images[-1]), 1e-4)
 
 
-def test_a_more_important_stream_goes_first():
-    """With the GPU full of a low stream's kernels, a graph captured on a high stream overtakes those not yet begun."""
-    low, high = (torch.cuda.Stream(GPU, priority=priority) for priority in (0, -3))
-    assert high.priority < low.priority
+class SmallProducts(torch.nn.Module):
+    """A chain of small kernels: each waits for room on a GPU that others fill."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.eye(256))
+
+    def forward(self, carried: Tensors) -> Tensors:
+        (value,) = carried
+        for _ in range(10):
+            value = value @ self.one
+        return (value,)
+
+
+def stage() -> Callable[[], object]:
+    (captured,) = CudaGraph().prepare([SmallProducts()], (torch.zeros(256, 256),), GPU)
+    return lambda: captured(captured.inputs)  # type: ignore[attr-defined]
+
+
+def all_in_one() -> Callable[[], object]:
+    stages = CudaGraph().prepare([SmallProducts(), SmallProducts()], (torch.zeros(256, 256),), GPU)
+    whole = in_one_launch({1: stages})[1]
+    return lambda: whole(stages[0].inputs)  # type: ignore[attr-defined]
+
+
+def function() -> Callable[[], object]:
+    source = (torch.zeros(256, 256, device=GPU),)
+    captured = CapturedFunction(SmallProducts().to(GPU), source, capture_on(GPU))
+    return lambda: captured(source)
+
+
+def preprocessing() -> Callable[[], object]:
+    products = SmallProducts().to(GPU)
+
+    def preprocess(image: torch.Tensor) -> Tensors:
+        return products((image[..., 0].float(),))
+
+    image = torch.zeros(256, 256, 3, dtype=torch.uint8, device=GPU)
+    graph = PreprocessGraph(preprocess, (torch.zeros(256, 256, device=GPU),), capture_on(GPU))
+    graph.specialize((256, 256))
+    return lambda: graph(image)
+
+
+@pytest.mark.parametrize("make", [stage, all_in_one, function, preprocessing])
+def test_a_graph_has_the_priority_of_the_stream_that_it_is_launched_on(make: Callable[[], Callable[[], object]]):
+    """Captured once, and launched in turn on a low and a high stream while four low streams fill the GPU."""
     values = torch.randn(4096, 4096, device=GPU)
+    others = [torch.cuda.Stream(GPU) for _ in range(4)]
+    low, high = (torch.cuda.Stream(GPU, priority=priority) for priority in (0, -3))
 
-    class Product(torch.nn.Module):
-        def forward(self, carried: Tensors) -> Tensors:
-            return (carried[0] @ carried[0],)
+    def ms(launch: Callable[[], object], stream: torch.cuda.Stream) -> float:
+        for other in others:
+            with torch.cuda.stream(other):
+                for _ in range(60):
+                    values @ values
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(stream):
+            begin.record()
+            launch()
+            end.record()
+        end.synchronize()
+        filled = not all(other.query() for other in others)
+        torch.cuda.synchronize(GPU)
+        assert filled  # to the end
+        return begin.elapsed_time(end)
 
-    (graph,) = CudaGraph(stream_priority=-3).prepare([Product()], (torch.randn(256, 256),), GPU)
-    small = (torch.randn(256, 256, device=GPU),)
-    torch.cuda.synchronize(GPU)
-    done_low, done_high = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     with torch.inference_mode():
-        with torch.cuda.stream(low):
-            for _ in range(50):
-                values @ values
-            done_low.record(low)
-        with torch.cuda.stream(high):
-            graph(small)
-            done_high.record(high)
-    torch.cuda.synchronize(GPU)
-    assert done_high.elapsed_time(done_low) > 0  # it came last and was through first
+        launch = make()
+        ms(launch, low)
+        times = [(ms(launch, low), ms(launch, high)) for _ in range(7)]
+    on_low, on_high = (statistics.median(column) for column in zip(*times, strict=True))
+    print(f"{make.__name__}: {on_low:.2f} ms on the low stream, {on_high:.2f} ms on the high one")
+    assert on_high < 0.5 * on_low
 
 
 @partitioned
@@ -153,3 +205,34 @@ def test_a_graph_captured_on_a_share_runs_on_that_share():
     whole, share = fastest_ms(0), fastest_ms(8)
     count = torch.cuda.get_device_properties(GPU).multi_processor_count
     assert share > whole * count / 8 / 3  # a third of what the SMs alone would make
+
+
+@partitioned
+def test_kernels_are_chosen_on_the_share_that_the_dnn_runs_on(monkeypatch: pytest.MonkeyPatch):
+    """Also after a DNN of the same shapes on the whole GPU: `tiles` is asked for each, with the SMs of each."""
+    needs_compiler("Triton")
+    from multi_dnn_ros.backends import triton_convolution
+
+    asked: list[int] = []
+    tiles = triton_convolution.tiles
+
+    def watched(image: torch.Size, weight: torch.Size, result: torch.Size, processors: int) -> Sequence[object]:
+        asked.append(processors)
+        return tiles(image, weight, result, processors)
+
+    monkeypatch.setattr(triton_convolution, "_chosen", {})
+    monkeypatch.setattr(triton_convolution, "tiles", watched)
+    layers = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU()).eval()
+    example = (torch.zeros(1, 64, 28, 28),)
+    count = torch.cuda.get_device_properties(GPU).multi_processor_count
+    for sms in (0, 16, 0):
+        backend = choose_backend("cuda_graph", GPU, "fp16", dnn="a")
+        green_contexts.planned_apart(sms, partial(_prepared_on, sms, backend, cut(layers, example, 1), example))
+    assert asked == [count, 16]
+    keys = {key[-1]: tile for key, tile in triton_convolution._chosen.items()}
+    assert keys.keys() == {count, 16}
+
+
+def _prepared_on(sms: int, backend: Backend, stages: Sequence[torch.nn.Module], example: Tensors) -> None:
+    with green_contexts.computing_on(GPU, sms):
+        backend.prepare(stages, example, GPU)

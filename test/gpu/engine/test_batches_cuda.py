@@ -107,7 +107,7 @@ def test_cameras_that_share_inferences_get_the_results_of_none_shared(
         )
         engine.start()
         for number, image in enumerate(images):
-            assert engine.submit(Frame(cameras[number % 3], number, lambda image=image: image), WAIT)
+            assert engine.submit(Frame(cameras[number % 3], number, image), WAIT)
         assert engine.wait_idle(WAIT)
         assert engine.stop(WAIT) == []
         return found

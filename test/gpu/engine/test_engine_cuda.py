@@ -58,7 +58,7 @@ def test_results_equal_the_cpu_under_load(backend: Backend):
     engine.start()
     frames = images(100)
     for number, image in enumerate(frames):
-        engine.submit(Frame("front", number, lambda image=image: image))
+        engine.submit(Frame("front", number, image))
     assert engine.wait_idle(WAIT)
     statistics = engine.statistics()
     assert engine.stop(WAIT) == []
@@ -87,7 +87,7 @@ def test_a_dnn_that_raises_on_the_gpu_loses_its_frame_only(backend: Backend):
     engine = Engine([good, bad], device=device, on_result=results.append, on_drop=drops.append, max_failures=2)
     engine.start()
     for image in images(3):
-        engine.submit(Frame("front", 0, lambda image=image: image))
+        engine.submit(Frame("front", 0, image))
         assert engine.wait_idle(WAIT)
     assert engine.stop(WAIT) == []
     assert [r.dnn for r in results] == ["good"] * 3
@@ -102,7 +102,7 @@ def test_memory_is_given_back(backend: Backend):
         engine = Engine([make_task("a", 0, device, backend)], device=device, on_result=lambda r: None)
         engine.start()
         for image in images(3):
-            engine.submit(Frame("front", 0, lambda image=image: image))
+            engine.submit(Frame("front", 0, image))
         assert engine.wait_idle(WAIT)
         assert engine.stop(WAIT) == []
 

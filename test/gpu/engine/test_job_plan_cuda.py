@@ -9,7 +9,6 @@ import statistics
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -95,6 +94,6 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     assert lines[0].endswith("by predicted layer times")
     timed = sum(layer.kind != "view" for layer in layers)
     assert pipeline.tasks[0].remaining_ns[0] > timed * 0.1e6
-    verdict = fit_of(config, pipeline, np.zeros((480, 640, 3), np.uint8), {"front": 1.0}, pipeline.predictor)
+    verdict = fit_of(config, pipeline, {"front": (640, 480)}, {"front": 1.0}, pipeline.predictor).verdict()
     assert not verdict.doubts
     assert verdict.needs["object"] > timed * 0.1e-3

@@ -44,7 +44,7 @@ def answers(device: str, extra: dict) -> dict[tuple[str, int], Tensors]:
     for number in range(30):
         height, width = ((240, 320), (360, 480))[number % 2]
         image = rng.integers(0, 256, (height, width, 3), np.uint8)
-        assert engine.submit(Frame("front", number, lambda image=image: image), WAIT)
+        assert engine.submit(Frame("front", number, image), WAIT)
     assert engine.wait_idle(WAIT)
     assert engine.stop(WAIT) == []
     return results
@@ -97,7 +97,7 @@ def test_in_the_steady_state_nothing_is_allocated_on_gpu_or_host(parameters: dic
 
     def serve(frames: int) -> None:
         for number in range(frames):
-            assert engine.submit(Frame("front", number, lambda: image), WAIT)
+            assert engine.submit(Frame("front", number, image), WAIT)
             assert engine.wait_idle(WAIT)
 
     serve(50)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from illegal_store import illegal_store
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask
@@ -22,6 +23,7 @@ FOLDER = "MULTI_DNN_TEST_FAULTS"
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """As multi_dnn_ros.pipeline.build."""
     pipeline = build_pipeline(config, progress)
+    illegal_store.warmup(torch.float32, grid=(1,))  # compiled here: a fault takes no time of its own
     return replace(pipeline, tasks=tuple(_breakable(task) for task in pipeline.tasks))
 
 
@@ -55,8 +57,6 @@ def _assert() -> None:
 
 
 def _illegal_address() -> None:
-    from illegal_store import illegal_store
-
     illegal_store[(1,)](torch.zeros(4, device="cuda"))
 
 

@@ -23,6 +23,7 @@ DNNS = ("lane", "object", "pedestrian")
 GUILTY = "object"
 RATE_HZ = 30.0
 LIMIT_S = 180.0
+ERROR = 2  # as in diagnostic_msgs
 
 
 class Drive:
@@ -133,7 +134,7 @@ def test_with_a_hot_standby_the_others_go_on_at_once_and_the_guilty_one_is_disab
     drive.all_answer(others)
     gaps["3: assert, in its own process"] = {dnn: drive.longest_gap_s(dnn, at_s) for dnn in others}
     for dnn in others:
-        assert drive.status(f"{dnn} on front").level == 0
+        assert drive.status(f"{dnn} on front").level < ERROR
     assert "disabled" in drive.status(f"{GUILTY} on front").message
     written("hot", configured_s=drive.configured_s, longest_gap_s=gaps)
     for fault, of in gaps.items():

@@ -1,0 +1,231 @@
+"""One important DNN at a camera's rate among heavy ones that never idle: its latency, and what the others lose."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
+from multi_dnn_ros.benchmark.paper.deadlines import Bench, DeadlinePlan
+from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
+from multi_dnn_ros.choices import default_workers
+from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
+from multi_dnn_ros.reporting import against, distribution, table
+from multi_dnn_ros.turns import short_turns
+
+#: What is aimed at: p99 of the important DNN over its p99 alone, and the background's throughput over that under fifo.
+MOST_P99_RATIO, LEAST_THROUGHPUT = 1.5, 0.95
+_PRIORITY = 10
+_CAMERA = "front"
+_IMAGE = np.zeros((4, 4, 3), np.uint8)
+_SETTLE_S = 0.5
+_DRAIN_S = 60.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """policy: of the engine. bound: its max_launched. alone: the background gets no frames."""
+
+    name: str
+    policy: str = "priority"
+    bound: int | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class ImportantPlan:
+    """important: each of these in turn. background: networks of the others, which are taken in turn.
+
+    condition: how the engine runs them. rate_hz: of the important DNN's camera. seconds: of each run. bounds: values of
+    the engine's max_launched that are measured, once each, beside the way that it serves.
+    """
+
+    important: tuple[Network, ...]
+    background: tuple[Network, ...]
+    device: torch.device
+    sms: int | None = None
+    condition: Condition = CONDITIONS["ours"]
+    jobs: int = 8
+    others: int = 6
+    rate_hz: float = 30.0
+    repeats: int = 3
+    seconds: float = 5.0
+    seed: int = 0
+    bounds: tuple[int, ...] = ()
+
+
+def cases(plan: ImportantPlan) -> tuple[Case, ...]:
+    """The baselines, policy priority as the engine serves by default, and on a GPU with each bound."""
+    found = [Case("alone", alone=True), Case("fifo", "fifo"), Case("priority")]
+    if plan.device.type == "cuda":
+        found += [Case(f"priority, at most {bound} launched", bound=bound) for bound in plan.bounds]
+    return tuple(found)
+
+
+def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """Each of the important DNNs by itself among the same others, every case in random order, repeated.
+
+    Each of the others always has a frame that waits. alone: in the same engine, with the others idle. Under fifo all
+    priorities are equal.
+    """
+    others = tuple(islice(cycle(plan.background), plan.others))
+    networks = sorted((*plan.important, *others), key=lambda network: network.builder)  # equal ones side by side
+    bench = Bench(
+        DeadlinePlan(
+            DnnSet("important", tuple(networks)),
+            plan.device,
+            plan.sms,
+            plan.condition,
+            plan.jobs,
+            seed=plan.seed,
+        )
+    )
+    bench.grow(len(networks))
+    of_kind: dict[Network, list[DnnTask]] = {network: [] for network in networks}
+    for network, task in zip(networks, bench.tasks, strict=True):
+        of_kind[network].append(task)
+    important = {network.builder: of_kind[network].pop() for network in plan.important}
+    background = [task for tasks in of_kind.values() for task in tasks]
+    progress(f"{len(networks)} DNNs are ready: {', '.join(network.builder for network in networks)}")
+    wanted = cases(plan)
+    order = [
+        (name, case)
+        for repeat in range(plan.repeats)
+        for name in important
+        for case in wanted
+        if case.bound is None or repeat == 0
+    ]
+    random.Random(plan.seed).shuffle(order)
+    found: dict[tuple[str, str], list[tuple[list[float], float]]] = {}
+    with short_turns():  # as when serving
+        for number, (name, case) in enumerate(order, start=1):
+            run = _run(important[name], background, plan, case)
+            found.setdefault((name, case.name), []).append(run)
+            tail = distribution(run[0])["p99"]
+            progress(f"run {number} of {len(order)}: {name}, {case.name}: p99 {tail:.2f} ms, others {run[1]:.0f}/s")
+    return {
+        "settings": {
+            "background": [network.builder for network in others],
+            "device": str(plan.device),
+            "sms": plan.sms,
+            "condition": plan.condition.name,
+            "precision": precision_of(plan.condition, plan.device),
+            "jobs": plan.jobs,
+            "rate_hz": plan.rate_hz,
+            "seconds": plan.seconds,
+            "repeats": plan.repeats,
+            "seed": plan.seed,
+        },
+        "aims": {"p99_ratio": MOST_P99_RATIO, "throughput": LEAST_THROUGHPUT},
+        "rows": [_row(name, [(case, found[name, case.name]) for case in wanted]) for name in important],
+    }
+
+
+def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float]]]]) -> dict[str, Any]:
+    """Latencies of all repeats together; frames a second as the mean over the repeats."""
+    results: dict[str, dict[str, Any]] = {
+        case.name: {
+            "latency_ms": distribution([ms for latencies, _ in repeated for ms in latencies]),
+            "background_hz": fmean(hz for _, hz in repeated),
+        }
+        for case, repeated in runs
+    }
+    alone, fifo = results["alone"], results["fifo"]
+    for case, _ in runs:
+        result = results[case.name]
+        result["p99_ratio"] = result["latency_ms"]["p99"] / alone["latency_ms"]["p99"]
+        compared = not case.alone and fifo["background_hz"]
+        result["throughput"] = result["background_hz"] / fifo["background_hz"] if compared else None
+    return {"important": name, "cases": results}
+
+
+def important_table(figures: Mapping[str, Any]) -> str:
+    """For the terminal."""
+    rows = [
+        [
+            row["important"],
+            name,
+            *(against(case["latency_ms"][part], None, 2) for part in ("p50", "p99")),
+            f"{case['p99_ratio']:.2f}",
+            *(
+                ("", "")
+                if case["throughput"] is None
+                else (f"{case['background_hz']:.0f}", f"{case['throughput']:.3f}")
+            ),
+        ]
+        for row in figures["rows"]
+        for name, case in row["cases"].items()
+    ]
+    header = ["important DNN", "case", "p50 ms", "p99 ms", "p99 over alone", "others' frames/s", "over fifo"]
+    return table(header, rows)
+
+
+def _run(
+    important: DnnTask, background: Sequence[DnnTask], plan: ImportantPlan, case: Case
+) -> tuple[list[float], float]:
+    """End-to-end milliseconds of the important DNN's frames, and the others' frames a second."""
+    latencies: list[float] = []
+    ends_ns: list[int] = []
+    failures: list[Failure] = []
+
+    def on_result(result: Result) -> None:
+        if result.frame.camera == _CAMERA:
+            latencies.append(result.timing.end_to_end_ns / 1e6)
+        else:
+            ends_ns.append(result.timing.finished_ns)
+            if not over:
+                engine.offer(_frame(result.frame.camera))
+
+    tasks = [
+        replace(important, cameras=(_CAMERA,), priority=0 if case.policy == "fifo" else _PRIORITY),
+        *(replace(task, cameras=(task.name,), priority=0) for task in background),
+    ]
+    engine = Engine(
+        tasks,
+        workers=default_workers(plan.device, len(tasks)),
+        policy=case.policy,
+        device=plan.device,
+        on_result=on_result,
+        on_failure=failures.append,
+        max_launched=case.bound,
+    )
+    over = False
+    engine.start()
+    try:
+        if not case.alone:
+            for task in background:
+                engine.submit(_frame(task.name), _DRAIN_S)
+                engine.submit(_frame(task.name), _DRAIN_S)  # once it has begun the first: one waits from then on
+        time.sleep(_SETTLE_S)
+        begin_ns = time.monotonic_ns()
+        for number in range(max(2, round(plan.seconds * plan.rate_hz))):
+            time.sleep(max(0.0, begin_ns / 1e9 + number / plan.rate_hz - time.monotonic()))
+            engine.offer(_frame(_CAMERA))
+        end_ns = time.monotonic_ns()
+        over = True
+        through = engine.wait_idle(_DRAIN_S)
+    finally:
+        engine.stop(2.0)
+    if failures:
+        raise CommandError(f"{failures[0].dnn} failed: {failures[0].message}")
+    if not through:
+        raise CommandError(f"the engine did not finish its frames within {_DRAIN_S:g} s")
+    if not latencies:
+        raise CommandError(
+            f"{case.name}: no frame of the important DNN was served within {plan.seconds:g} s; allow more"
+        )
+    served = sum(begin_ns <= at < end_ns for at in ends_ns)
+    return latencies, served * 1e9 / (end_ns - begin_ns)
+
+
+def _frame(camera: str) -> Frame:
+    return Frame(camera, time.monotonic_ns(), _IMAGE)

@@ -1,0 +1,130 @@
+"""Graphs that are instantiated and launched through the driver, which is a fake here. On a GPU: test/gpu/backends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from multi_dnn_ros.backends import stream_graph
+from multi_dnn_ros.backends.device_errors import is_device_failure, is_out_of_memory
+from multi_dnn_ros.backends.stream_graph import StreamGraph, keeps_priority_of_capture
+
+CONTEXT, RAW, EXEC, STREAM = 11, 22, 33, 44
+GPU = torch.device("cuda", 0)
+
+
+class Driver:
+    """results: of the launches, in turn. calls: what was called, and on what."""
+
+    def __init__(self) -> None:
+        self.results: list[int] = []
+        self.instantiated = 0
+        self.calls: list[tuple[Any, ...]] = []
+
+    def cuCtxGetCurrent(self, context: Any) -> int:
+        context._obj.value = CONTEXT
+        return 0
+
+    def cuCtxSetCurrent(self, context: ctypes.c_void_p) -> int:
+        self.calls.append(("context", context.value))
+        return 0
+
+    def cuGraphInstantiateWithFlags(self, graph: Any, raw: ctypes.c_void_p, flags: ctypes.c_ulonglong) -> int:
+        self.calls.append(("instantiate", raw.value, flags.value))
+        graph._obj.value = EXEC
+        return self.instantiated
+
+    def cuGraphLaunch(self, graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> int:
+        self.calls.append(("launch", graph.value, stream.value))
+        return self.results.pop(0) if self.results else 0
+
+    def cuGraphExecDestroy(self, graph: ctypes.c_void_p) -> int:
+        self.calls.append(("destroy", graph.value))
+        return 0
+
+    def cuGetErrorString(self, result: int, text: Any) -> int:
+        text._obj.value = b"an illegal memory access was encountered"
+        return 0
+
+
+class TorchGraph:
+    def __init__(self, keep_graph: bool = False) -> None:
+        self.keep_graph = keep_graph
+        self.replayed = 0
+
+    def raw_cuda_graph(self) -> int:
+        assert self.keep_graph
+        return RAW
+
+    def replay(self) -> None:
+        self.replayed += 1
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    fake = Driver()
+    monkeypatch.setattr(stream_graph, "_driver", lambda: fake)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", TorchGraph)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+    return fake
+
+
+def test_it_is_launched_on_the_current_stream_without_the_priority_of_its_capture(driver: Driver) -> None:
+    graph = StreamGraph()
+    graph.finish(GPU)
+    graph.replay()
+    graph.replay()
+    use_node_priority = 8
+    assert driver.calls[0] == ("instantiate", RAW, 1)
+    assert not driver.calls[0][2] & use_node_priority
+    assert driver.calls[1:] == [("launch", EXEC, STREAM)] * 2
+    del graph
+    gc.collect()
+    assert driver.calls[-1] == ("destroy", EXEC)
+
+
+def test_a_thread_that_has_not_used_cuda_yet_gets_a_context(driver: Driver) -> None:
+    graph = StreamGraph()
+    graph.finish(GPU)
+    driver.results = [201]
+    graph.replay()
+    assert driver.calls[1:] == [("launch", EXEC, STREAM), ("context", CONTEXT), ("launch", EXEC, STREAM)]
+
+
+def test_what_the_driver_refuses_is_raised_as_pytorch_would(driver: Driver) -> None:
+    graph = StreamGraph()
+    graph.finish(GPU)
+    driver.results = [700]
+    with pytest.raises(RuntimeError, match="CUDA error: an illegal memory access") as raised:
+        graph.replay()
+    assert is_device_failure(raised.value)
+    driver.instantiated = 2
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        StreamGraph().finish(GPU)
+    assert is_out_of_memory(raised.value)
+
+
+def test_an_older_pytorch_launches_its_graphs_so_by_itself(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    graph = StreamGraph()
+    graph.finish(GPU)
+    graph.replay()
+    assert not graph.graph.keep_graph  # type: ignore[attr-defined]
+    assert graph.graph.replayed == 1  # type: ignore[attr-defined]
+    assert driver.calls == []
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("2.8.0", False), ("2.9.1+cu128", False), ("2.10.0", True), ("2.11.0+cu130", True), ("3.0.0a0+git1", True)],
+)
+def test_from_which_pytorch_on_a_graph_keeps_its_priority(version: str, expected: bool) -> None:
+    assert keeps_priority_of_capture(version) is expected

@@ -1,0 +1,68 @@
+"""One important DNN beside others that never idle: what is compared with what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from multi_dnn_ros.benchmark.paper.important import LEAST_THROUGHPUT, MOST_P99_RATIO, ImportantPlan, cases
+from multi_dnn_ros.benchmark.paper.sets import SETS
+from multi_dnn_ros.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "important.json"
+    arguments = ["--device", "cpu", "--repeats", "2", "--seconds", "1", "--jobs", "3", "--others", "3"]
+    arguments += ["--important", "squeezenet1_1", "--output", str(output)]
+    assert main(["benchmark", "important", *arguments]) == 0
+    found = json.loads(output.read_text())
+    assert found["command"].split()[0] == "multi-dnn"
+    assert found["aims"] == {"p99_ratio": MOST_P99_RATIO, "throughput": LEAST_THROUGHPUT}
+    assert found["settings"]["background"] == ["resnet18", "squeezenet1_1", "resnet18"]
+    (row,) = found["rows"]
+    assert row["important"] == "squeezenet1_1"
+    assert list(row["cases"]) == ["alone", "fifo", "priority"]
+    alone, fifo, priority = row["cases"].values()
+    assert (alone["background_hz"], alone["throughput"], alone["p99_ratio"]) == (0.0, None, 1.0)
+    assert fifo["throughput"] == 1.0
+    assert priority["throughput"] == pytest.approx(priority["background_hz"] / fifo["background_hz"])
+    assert priority["p99_ratio"] == pytest.approx(priority["latency_ms"]["p99"] / alone["latency_ms"]["p99"])
+    assert all(1 <= case["latency_ms"]["samples"] <= 2 * 30 for case in row["cases"].values())
+    assert "p99 over alone" in capsys.readouterr().out
+
+
+def test_on_a_gpu_bounds_are_measured_beside_the_default() -> None:
+    networks = tuple(SETS["small"].kinds)
+    plan = ImportantPlan(networks, networks, torch.device("cuda", 0), bounds=(1, 3))
+    assert [(case.name, case.policy, case.bound) for case in cases(plan)[1:]] == [
+        ("fifo", "fifo", None),
+        ("priority", "priority", None),
+        ("priority, at most 1 launched", "priority", 1),
+        ("priority, at most 3 launched", "priority", 3),
+    ]
+
+
+def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["--set", "fig5"], "--set fig5 is several sets"),
+        (
+            ["--background", "vgg16"],
+            "--background is 'vgg16'; allowed with --set small: resnet18, squeezenet1_1",
+        ),
+        (["--condition", "ours_fp16"], "'ours_fp16', which needs a GPU"),
+    ):
+        assert main(["benchmark", "important", "--device", "cpu", *arguments]) == 2
+        assert words in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""What an observer hears: as many ends as beginnings, whatever happens, and a failed device before the end."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_fakes import WAIT, Gate, Recorder, frame, task
+from fake_gpu import DEVICE, FakeGpu
+
+from multi_dnn_ros.engine import Engine, Frame
+
+CPU = torch.device("cpu")
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+
+
+class Observed:
+    """events: in order. most: at once, by DNN."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.now: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def began(self, dnn: str) -> None:
+        with self._lock:
+            self.events.append(("began", dnn))
+            self.now[dnn] += 1
+            self.most[dnn] = max(self.most[dnn], self.now[dnn])
+
+    def ended(self, dnn: str) -> None:
+        with self._lock:
+            self.events.append(("ended", dnn))
+            self.now[dnn] -= 1
+            assert self.now[dnn] >= 0
+
+    def device_failed(self, dnn: str, error: BaseException) -> None:
+        assert self.now[dnn]
+        self.events.append(("device failed", str(error)))
+
+
+class OnDevice(Frame):
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        return torch.full((2, 3, 3), self.stamp_ns, dtype=torch.uint8)
+
+
+def on_device(value: int = 0, camera: str = "front") -> OnDevice:
+    return OnDevice(camera, value, lambda: np.zeros((2, 3, 3), np.uint8))
+
+
+def run(device: torch.device, tasks: list, values: list[int], make: Callable[..., Frame]) -> tuple[Observed, Recorder]:
+    """Each value as a frame, one after another, so that none is overwritten."""
+    observed, recorder = Observed(), Recorder()
+    engine = Engine(tasks, **recorder.callbacks(), device=device, observer=observed, max_failures=1000)
+    engine.start()
+    for value in values:
+        assert engine.submit(make(value=value), WAIT)
+    assert engine.wait_idle(WAIT)
+    assert engine.stop(WAIT) == []
+    return observed, recorder
+
+
+def fails(when: Callable[[], bool], error: Exception) -> Callable[[int], None]:
+    def on_job(index: int) -> None:
+        if when():
+            raise error
+
+    return on_job
+
+
+@pytest.mark.parametrize("device", [CPU, DEVICE], ids=str)
+@pytest.mark.parametrize("dnns", [1, 3])
+def test_every_beginning_has_an_end(device: torch.device, dnns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device is DEVICE:
+        FakeGpu(monkeypatch)
+    count = iter(range(10**6))
+
+    def on_job(index: int) -> None:
+        if next(count) % 7 == 3:
+            raise ValueError("a layer raised")
+
+    def decode(outputs: Any, size: Any) -> float:
+        if next(count) % 5 == 2:
+            raise ValueError("bad output")
+        return float(outputs[0])
+
+    tasks = [task(f"dnn{number}", jobs=3, on_job=on_job, decode=decode) for number in range(dnns)]
+    observed, recorder = run(device, tasks, list(range(50)), on_device if device is DEVICE else frame)
+    assert recorder.results
+    assert recorder.drops
+    assert set(observed.now.values()) == {0}
+    assert set(observed.now) == {f"dnn{number}" for number in range(dnns)}
+    assert max(observed.most.values()) <= 2  # the next inference may begin while the outputs of one are decoded
+
+
+@pytest.mark.parametrize("device", [CPU, DEVICE], ids=str)
+def test_a_device_that_fails_in_a_job_is_told_before_the_end(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device is DEVICE:
+        FakeGpu(monkeypatch)
+    broken = task("broken", jobs=2, on_job=fails(lambda: True, RuntimeError(ILLEGAL)))
+    observed, _ = run(device, [broken], [1], on_device if device is DEVICE else frame)
+    assert observed.events == [("began", "broken"), ("device failed", ILLEGAL), ("ended", "broken")]
+
+
+def test_a_device_that_fails_where_outputs_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeGpu(monkeypatch)
+
+    def fail(event: Any) -> None:
+        raise RuntimeError(ILLEGAL)
+
+    monkeypatch.setattr(torch.cuda.Event, "synchronize", fail)
+    observed, _ = run(DEVICE, [task("late", jobs=2)], [1], on_device)
+    assert observed.events == [("began", "late"), ("device failed", ILLEGAL), ("ended", "late")]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), ValueError("a layer raised")]
+)
+def test_what_the_engine_can_serve_on_after_is_no_failed_device(error: Exception) -> None:
+    observed, recorder = run(CPU, [task("short", jobs=1, on_job=fails(lambda: True, error))], [1], frame)
+    assert observed.events == [("began", "short"), ("ended", "short")]
+    assert len(recorder.drops) == 1
+
+
+def test_a_job_that_runs_is_seen_while_it_runs() -> None:
+    gate, observed, recorder = Gate(), Observed(), Recorder()
+    engine = Engine(
+        [task("held", jobs=1, on_job=lambda index: gate())], **recorder.callbacks(), device=CPU, observer=observed
+    )
+    engine.start()
+    engine.offer(frame())
+    gate.wait_for_job()
+    assert observed.now == {"held": 1}
+    gate.open()
+    assert engine.wait_idle(WAIT)
+    assert observed.now == {"held": 0}
+    assert engine.stop(WAIT) == []

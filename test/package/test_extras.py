@@ -1,0 +1,296 @@
+"""Serving needs no optional library, and whatever needs one names the extra that brings it."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from multi_dnn_ros.choices import ConfigError
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.compression.__main__ import main as compression
+from multi_dnn_ros.extras import EXTRA_OF, MissingExtra, optional, require
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.training.__main__ import main as training
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Top-level modules that neither setup.py nor an extra brings: those of ROS 2, and of Python 3.14's standard library.
+BROUGHT_OTHERWISE = re.compile(r"rclpy|cv_bridge|\w+_msgs|\w+_interfaces|rosidl_\w+|rpyutils|ament_\w+|compression")
+SERVE = """
+import sys
+import numpy as np
+import multi_dnn_ros.ros.process
+from multi_dnn_ros.fit_check import services_of
+from multi_dnn_ros.params_file import read_params_file
+from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.resources import config_file
+config = read_params_file(config_file("multi_dnn_small.yaml"))
+config = config.model_validate({**config.model_dump(), "device": "cpu"})
+services, _ = services_of(config, build(config), np.zeros((480, 640, 3), np.uint8), frames=1)
+print(len(services), *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """A Python process on this tree."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+
+
+class FinderWithout(PathFinder):
+    """Finds modules as Python does, except the libraries named in `hidden`."""
+
+    hidden: frozenset[str] = frozenset()
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return None if fullname.partition(".")[0] in cls.hidden else super().find_spec(fullname, path, target)
+
+
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a library one that cannot be found, as it is where it is not installed."""
+
+    def hide(library: str) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(FinderWithout, "hidden", frozenset({library}))
+        assert PathFinder in sys.meta_path
+        finders = [FinderWithout if finder is PathFinder else finder for finder in sys.meta_path]
+        monkeypatch.setattr(sys, "meta_path", finders)
+
+    return hide
+
+
+@pytest.fixture(scope="module")
+def extras(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Requirements by extra ("": of serving) as pip reads them, those of this package's own extras resolved."""
+    folder = tmp_path_factory.mktemp("metadata")
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    distribution = metadata.Distribution.at(folder / "multi_dnn_ros.egg-info")
+    texts = distribution.requires or []
+    given = set(distribution.metadata.get_all("Provides-Extra") or [])
+    assert given == {"offline", "onnx", "plots", "all", "test"}
+
+    def of(extra: str) -> Iterator[str]:
+        for requirement in map(Requirement, texts):
+            marker = requirement.marker
+            if marker is not None and not marker.evaluate({"extra": extra, "platform_machine": "x86_64"}):
+                continue
+            if extra and (marker is None or "extra" not in str(marker)):
+                continue  # it is of serving
+            if canonicalize_name(requirement.name) == "multi-dnn-ros":
+                for other in requirement.extras:
+                    yield from of(other)
+            else:
+                yield f"{canonicalize_name(requirement.name)}{requirement.specifier}"
+
+    return {extra: set(of(extra)) for extra in ("", *given)}
+
+
+def names(requirements: set[str]) -> set[str]:
+    return {Requirement(text).name for text in requirements}
+
+
+def test_all_is_the_union_and_test_brings_it(extras: dict[str, set[str]]) -> None:
+    assert extras["all"] == extras["offline"] | extras["onnx"] | extras["plots"]
+    assert extras["all"] < extras["test"]
+    assert extras["plots"] < extras["offline"]  # its reports hold pictures
+
+
+def test_an_extra_brings_nothing_that_serving_brings(extras: dict[str, set[str]]) -> None:
+    assert names(extras["test"]) & names(extras[""]) == set()
+
+
+def test_each_optional_library_is_in_its_extra(extras: dict[str, set[str]]) -> None:
+    packages = metadata.packages_distributions()
+    for library, extra in EXTRA_OF.items():
+        assert {canonicalize_name(name) for name in packages[library]} & names(extras[extra]), library
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Top-level modules that a file imports, and whether that is inside `with optional(...)` or for types only."""
+
+    def walk(node: ast.AST, guarded: bool) -> Iterator[tuple[str, bool]]:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.partition(".")[0], guarded) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0], guarded
+        elif isinstance(node, ast.With):
+            guarded = guarded or ast.unparse(node.items[0]).startswith("optional(")
+        elif isinstance(node, ast.If):
+            guarded = guarded or ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, guarded)
+
+    return walk(tree, False)
+
+
+def test_what_is_imported_is_required_or_optional(extras: dict[str, set[str]]) -> None:
+    packages = metadata.packages_distributions()
+    serving = names(extras[""])
+    serving |= {canonicalize_name(Requirement(text).name) for name in serving for text in metadata.requires(name) or ()}
+    for source in (ROOT / "multi_dnn_ros").rglob("*.py"):
+        for name, guarded in imported(ast.parse(source.read_text(encoding="utf-8"))):
+            if name in sys.stdlib_module_names or name == "multi_dnn_ros" or BROUGHT_OTHERWISE.fullmatch(name):
+                continue
+            if name in EXTRA_OF:
+                assert guarded, f"{source}: import {name} inside a function, within extras.optional"
+            else:
+                brought = {canonicalize_name(package) for package in packages[name]}
+                assert guarded or brought & serving, f"{source} imports {name}, which setup.py does not require"
+
+
+def test_serving_builtin_dnns_imports_no_optional_library() -> None:
+    done = python(SERVE)
+    assert done.returncode == 0, done.stderr
+    served, *modules = done.stdout.splitlines()[-1].split()
+    assert int(served) == 3
+    assert "torch" in modules
+    assert set(modules) & {*EXTRA_OF, "torchmetrics"} == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["camera", "--help"], ["run", "--help"]], ids=" ".join)
+def test_help_does_without_pytorch(arguments: list[str]) -> None:
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from multi_dnn_ros.cli.main import main; "
+    done = python(f"{code} main({arguments})")
+    assert done.returncode == 0, done.stderr
+    assert "usage: multi-dnn" in done.stdout
+    assert {"torch", "cv2", "numpy", *EXTRA_OF} & set(done.stdout.splitlines()[-1].split()) == set()
+
+
+DECOMPOSE = ["decompose", "builtin:lane", "--output", "out.safetensors"]
+EVALUATE = ["evaluate", "builtin:lane", "--data", "road"]
+LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "needs", "extra"),
+    [
+        (DECOMPOSE, "tensorly", "decompose needs tensorly", "offline"),
+        (DECOMPOSE, "scipy", "decompose needs scipy", "offline"),
+        ([*DECOMPOSE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
+        (EVALUATE, "pycocotools", "evaluate needs pycocotools", "offline"),
+        ([*EVALUATE, "--report", "report"], "matplotlib", "--report needs matplotlib", "plots"),
+        (
+            ["retrain", "builtin:lane", "--data", "road", "--output", "out.safetensors"],
+            "pycocotools",
+            "retrain needs pycocotools",
+            "offline",
+        ),
+        (LEARN, "sklearn", "profile needs sklearn", "offline"),
+        (LEARN, "scipy", "profile needs scipy", "offline"),
+        (LEARN, "matplotlib", "profile needs matplotlib", "plots"),
+        (["profile", "layers", "builtin:lane", "--output", "o"], "matplotlib", "--output needs matplotlib", "plots"),
+        (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
+        (["benchmark", "load", "--plot", "load.png"], "matplotlib", "--plot needs matplotlib", "plots"),
+        (["benchmark", "paper", "--output", "paper.json"], "matplotlib", "--output needs matplotlib", "plots"),
+        (["profile", "layers", "people.onnx"], "onnx", "people.onnx: an ONNX file needs onnx", "onnx"),
+        (["profile", "layers", "people.onnx"], "onnx2torch", "an ONNX file needs onnx2torch", "onnx"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_command_names_the_extra_that_it_lacks(
+    arguments: list[str],
+    missing: str,
+    needs: str,
+    extra: str,
+    hide: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("people.onnx").touch()
+    hide(missing)
+    assert main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"multi-dnn {arguments[0]}: error: ")
+    assert line.endswith(f'{needs}, which is not installed: pip install "multi_dnn_ros[{extra}]"')
+    assert [path.name for path in tmp_path.iterdir()] == ["people.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "missing", "extra"),
+    [
+        (training, ["object", "--scenes", "s", "--out", "o.safetensors"], "pycocotools", "offline"),
+        (training, ["evaluate", "--out", "o.json"], "pycocotools", "offline"),
+        (training, ["curves", "curve.json", "--out", "o.png"], "matplotlib", "plots"),
+        (compression, ["full-rank"], "tensorly", "offline"),
+    ],
+)
+def test_the_modules_that_are_run_name_it_too(
+    run: Callable[[list[str]], int],
+    arguments: list[str],
+    missing: str,
+    extra: str,
+    hide: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hide(missing)
+    assert run(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f'{arguments[0]} needs {missing}, which is not installed: pip install "multi_dnn_ros[{extra}]"'
+
+
+def test_the_node_names_it_for_a_dnn_in_an_onnx_file(hide: Callable[[str], None], tmp_path: Path) -> None:
+    file = tmp_path / "people.onnx"
+    file.touch()
+    hide("onnx")
+    config = to_config(
+        {"dnns": ["people"], "device": "cpu", "dnn.people.role": "pedestrian", "dnn.people.model": str(file)}
+    )
+    with pytest.raises(ConfigError) as caught:
+        build(config)
+    assert str(caught.value) == (
+        f'{file}: an ONNX file needs onnx, which is not installed: pip install "multi_dnn_ros[onnx]"'
+    )
+
+
+def test_a_library_that_is_broken_is_told_from_one_that_is_missing() -> None:
+    broken = ImportError("no libfoo", name="matplotlib.ft2font")
+    with (
+        pytest.raises(MissingExtra, match=r"a picture needs matplotlib, which cannot be imported \(no libfoo\): pip"),
+        optional("a picture"),
+    ):
+        raise broken
+
+
+@pytest.mark.parametrize("error", [ImportError("of nobody"), ModuleNotFoundError("no ml_dtypes", name="ml_dtypes")])
+def test_another_import_error_stays_what_it_is(error: ImportError) -> None:
+    with pytest.raises(ImportError) as caught, optional("a picture"):
+        raise error
+    assert caught.value is error
+
+
+def test_what_is_installed_is_no_error() -> None:
+    require("the tests", *EXTRA_OF)
+
+
+def test_the_pages_name_extras_that_exist(extras: dict[str, set[str]]) -> None:
+    pages = [ROOT / "README.md", ROOT / "requirements-ros.txt", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
+    named = {
+        extra
+        for page in pages
+        for listed in re.findall(r"(?:multi_dnn_ros|\.|`)\[([a-z,]+)\]", page.read_text(encoding="utf-8"))
+        for extra in listed.split(",")
+    }
+    assert {"offline", "onnx", "plots"} <= named
+    assert named <= set(extras)

@@ -1,0 +1,175 @@
+"""The verdict reckons with the sizes of the cameras' images, their decoding, and DNNs that take several at once."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.engine import DnnTask, Engine
+from multi_dnn_ros.fit_check import ASSUMED_SIZE, fit_of
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.profiling.fit import LIMIT, Decoding, Demand, check_fit
+from multi_dnn_ros.profiling.image_costs import decode_ms, preprocess_ms
+from multi_dnn_ros.profiling.image_sizes import CameraLoad, Fit, SizesSeen, megapixels
+from multi_dnn_ros.profiling.service import measure_services
+
+CPU = torch.device("cpu")
+VGA, HD, FULL_HD = (640, 480), (1280, 720), (1920, 1080)
+
+
+def fit(*, hz: float = 10.0, gpu: bool = False, known: bool = False, **demand: float) -> Fit:
+    """A DNN of 20 ms with VGA images, and 10 ms for each megapixel more; a JPEG takes 5 ms per megapixel."""
+    return Fit(
+        (Demand("lane", {"front": hz}, 20.0, 20.0, **demand),),  # type: ignore[arg-type]
+        {"front": CameraLoad(hz, VGA, known, 5.0)},
+        {"lane": 10.0},
+        workers=2,
+        cores=2,
+        gpu=gpu,
+    )
+
+
+def test_larger_images_than_were_measured_take_longer() -> None:
+    small, large = fit().verdict(), fit().verdict({"front": FULL_HD})
+    more = 10.0 * (megapixels(FULL_HD) - megapixels(VGA))
+    assert small.needs["lane"] == pytest.approx(0.2)
+    assert large.needs["lane"] == pytest.approx((20.0 + more) * 10.0 / 1e3)
+    assert large.decoding["front"] == pytest.approx(10.0 * 5.0 * megapixels(FULL_HD) / 1e3)
+
+
+def test_the_text_says_what_was_assumed_until_an_image_has_come() -> None:
+    assert fit().verdict().text.endswith("(images of camera front taken to be 640 x 480)")
+    assert "taken to be" not in fit().verdict({"front": VGA}).text
+    assert "taken to be" not in fit(known=True).verdict().text
+
+
+def test_what_one_thread_cannot_decode_does_not_fit_whatever_the_device_is() -> None:
+    """A megapixel of 5 ms is 10.4 ms for 1080p: at most 91.6 Hz."""
+    for gpu in (False, True):
+        verdict = replace(fit(hz=100.0, gpu=gpu), demands=(Demand("lane", {"front": 100.0}, 1.0, 1.0),)).verdict(
+            {"front": FULL_HD}
+        )
+        assert not verdict.fits
+        assert verdict.overloaded == ("front",)
+        assert "camera front: 10.4 ms to decode an image at 100 Hz, 104% of a core" in verdict.text
+        assert "camera front: at most 91.6 Hz instead of 100, or smaller images" in verdict.advice
+
+
+def test_decoding_takes_from_a_cpus_workers_and_not_from_a_gpus_streams() -> None:
+    demands = [Demand("lane", {"front": 10.0}, 80.0, 80.0)]
+    decoding = [Decoding("front", 10.0, 40.0)]
+    cpu = check_fit(demands, 1, decoding=decoding, cores=1)
+    assert not cpu.fits
+    assert cpu.utilization == pytest.approx(1.2)
+    assert cpu.most_hz["lane"] == pytest.approx((LIMIT - 0.4) / 80.0 * 1e3)
+    gpu = check_fit(demands, 1, gpu=True, decoding=decoding, cores=1)
+    assert gpu.fits
+    assert gpu.utilization == pytest.approx(0.8)
+
+
+def test_a_deadline_counts_from_the_arrival_on_and_for_the_whole_batch() -> None:
+    assert fit(deadline_ms=30.0).verdict().fits
+    assert not fit(deadline_ms=30.0).verdict({"front": FULL_HD}).fits  # 10.4 ms of decoding, 17.7 of preprocessing
+    late = fit(deadline_ms=30.0, batch=2.0).verdict()
+    assert late.breaks == ("lane",)
+    assert "41.5 ms from its arrival on, deadline 30 ms" in late.text
+    assert "lane: a deadline of at least 42 ms instead of 30" in late.advice[0]
+
+
+@given(st.tuples(st.integers(1, 8000), st.integers(1, 8000)), st.floats(0.1, 60.0))
+def test_a_verdict_follows_from_the_numbers_alone(size: tuple[int, int], hz: float) -> None:
+    sent = pickle.loads(pickle.dumps(fit(hz=hz)))  # noqa: S301
+    assert sent.verdict({"front": size}) == fit(hz=hz).verdict({"front": size})
+
+
+def test_judging_needs_no_pytorch() -> None:
+    code = "import sys, multi_dnn_ros.profiling.image_sizes; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_first_image_of_a_camera_changes_the_verdict_and_smaller_ones_do_not() -> None:
+    seen = SizesSeen(fit())
+    first = seen.see("front", HD)
+    assert first is not None
+    assert "taken to be" not in first.text
+    assert [seen.see("front", size) for size in (HD, VGA)] == [None, None]
+    larger = seen.see("front", FULL_HD)
+    assert larger is not None
+    assert larger.needs["lane"] > first.needs["lane"]
+    assert seen.see("another", HD) is None
+    assert SizesSeen(fit(known=True)).see("front", VGA) is None
+
+
+# -- what is measured
+
+
+def slow_stage(carried: Tensors) -> Tensors:
+    time.sleep(0.02)
+    return carried
+
+
+def stage_for(images: int) -> Stage:
+    return lambda carried: slow_stage(carried)
+
+
+def sleeping(image: torch.Tensor) -> Tensors:
+    """20 ms for a megapixel."""
+    time.sleep(image.shape[0] * image.shape[1] / 1e6 * 0.02)
+    return (torch.zeros(1, 3),)
+
+
+def task(cameras: tuple[str, ...], batches: tuple[int, ...] = ()) -> DnnTask:
+    return DnnTask(
+        "lane", cameras, sleeping, (slow_stage,), lambda outputs, size: None,
+        batches={images: (stage_for(images),) for images in batches},
+    )  # fmt: skip
+
+
+def engine(tasks, on_result) -> Engine:
+    return Engine(tasks, on_result=on_result, workers=1)
+
+
+def test_a_dnn_that_takes_several_images_at_once_is_measured_so() -> None:
+    tiny = np.zeros((4, 4, 3), np.uint8)
+    alone = measure_services([task(("front", "rear"))], engine, tiny, 1, frames=5)["lane"]
+    together = measure_services([task(("front", "rear"), (2,))], engine, tiny, 1, frames=5)["lane"]
+    assert alone.batch == 1.0
+    assert together.batch > 1.5
+    assert together.alone_ms < 0.8 * alone.alone_ms
+
+
+def test_each_camera_has_images_of_its_own_size() -> None:
+    sizes = {"front": (4, 4), "rear": (1000, 1000)}
+    images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in sizes.items()}
+    small = measure_services([task(("front",))], engine, images, 1, frames=5)["lane"]
+    both = measure_services([task(("front", "rear"))], engine, images, 1, frames=5)["lane"]
+    assert small.alone_ms >= 20.0
+    assert both.alone_ms >= small.alone_ms + 5.0  # half of the frames take 20 ms more
+
+
+def test_what_a_megapixel_costs() -> None:
+    assert preprocess_ms(task(("front",)), CPU) >= 0.9 * 20.0
+    assert 0.0 < decode_ms("raw") < decode_ms("compressed")
+
+
+def test_a_configuration_is_measured_for_the_sizes_that_are_known() -> None:
+    flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["lane"], "camera.rear.transport": "compressed"}
+    flat |= {"camera.front.rate_hz": 1.0, "camera.rear.rate_hz": 2.0}
+    config = to_config(flat)
+    found = fit_of(config, build(config), {"rear": FULL_HD}, {"front": 1.0, "rear": 2.0})
+    front, rear = found.cameras["front"], found.cameras["rear"]
+    assert (front.size, front.known, rear.size, rear.known) == (ASSUMED_SIZE, False, FULL_HD, True)
+    assert rear.decode_ms > front.decode_ms
+    assert found.verdict().fits
+    assert "images of camera front taken to be 640 x 480" in found.verdict().text

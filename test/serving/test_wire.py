@@ -1,0 +1,107 @@
+"""Messages and results as they travel between the processes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_rig import same
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from multi_dnn_ros.engine.task import Timing
+from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.setup import Pool, Setup
+from multi_dnn_ros.serving.slots import SlotLayout
+
+TIMING = Timing(1, 2, 3, 4, 5, 6, 7)
+SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(130_000, 300_000))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
+    one, other = (wire.Channel(end) for end in socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+@given(sizes=st.lists(SIZES, max_size=12))
+def test_messages_of_any_size_arrive_whole_and_in_order(sizes: list[int]) -> None:
+    """Those that fit into the receiver's buffer, fill it, or are larger."""
+    one, other = (wire.Channel(end) for end in socket.socketpair())
+    messages = [bytes([number]) * size for number, size in enumerate(sizes)]
+    sender = threading.Thread(target=lambda: [one.send(message) for message in messages])
+    sender.start()
+    assert [other.receive() for _ in messages] == messages
+    sender.join()
+    one.close()
+    with pytest.raises(EOFError):
+        other.receive()
+    other.close()
+
+
+def test_several_threads_send(ends: tuple[wire.Channel, wire.Channel]) -> None:
+    one, other = ends
+    count = 200
+    threads = [
+        threading.Thread(target=lambda name=name: [one.send((name, number, b"x" * 5000)) for number in range(count)])
+        for name in "abc"
+    ]
+    for thread in threads:
+        thread.start()
+    received = [other.receive()[:2] for _ in range(3 * count)]
+    for thread in threads:
+        thread.join()
+    for name in "abc":
+        assert [number for sender, number in received if sender == name] == list(range(count))
+
+
+def test_a_message_that_is_cut_off_is_the_end(ends: tuple[wire.Channel, wire.Channel]) -> None:
+    one, other = ends
+    one._socket.sendall(wire._LENGTH.pack(100) + b"half")
+    one.close()
+    with pytest.raises(EOFError):
+        other.receive()
+    with pytest.raises(BrokenPipeError):
+        other.send("nobody hears it")
+
+
+@given(
+    mask=arrays.arrays(np.uint8, st.tuples(st.integers(1, 300), st.integers(1, 300))),
+    count=st.integers(0, 3000),
+    room=st.sampled_from([0, 1, 16_384, 90_000, 1_000_000]),
+)
+def test_results_travel_unchanged_through_any_room(mask: Any, count: int, room: int) -> None:
+    numbers = np.random.default_rng(count)
+    boxes = numbers.random((count, 4), dtype=np.float32)
+    results = (
+        Lanes(mask, ()),
+        Detections(boxes, boxes[:, 0].copy(), np.arange(count), ("car", "truck")),
+        Lanes(mask.T, ()),  # not in C order
+        {"plain": [1, "two"], "large": [mask, boxes]},
+    )
+    for result in results:
+        memory = np.zeros(room, np.uint8)
+        data, large = wire.pack(result, memory)
+        assert sum(large) <= room
+        assert all(size >= wire.LARGE_BYTES for size in large)
+        found = wire.unpack(wire.Answer(1, "object", TIMING, data, large), memory)
+        memory[:] = 99  # the slot is used again
+        if isinstance(result, dict):
+            np.testing.assert_array_equal(found["large"][0], mask)
+            np.testing.assert_array_equal(found["large"][1], boxes)
+        else:
+            assert same(found, result)
+    assert wire.pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
+
+
+def test_a_setup_is_the_same_in_the_other_process() -> None:
+    setup = Setup("engine 1", ("lane", "object"), 5, 6, (Pool(SlotLayout("front", 8, 640 * 480, ("lane",)), 7),))
+    assert Setup.from_json(setup.to_json()) == setup

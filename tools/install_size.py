@@ -1,0 +1,227 @@
+"""Measure what an installation takes: megabytes on disk of serving and of each extra, and seconds that imports take.
+
+Run it in an environment that `make install` made, as it looks at what is installed there:
+
+    .venv/bin/python tools/install_size.py --before REVISION --output results/install_size.json
+
+REVISION is a git revision to compare with. Megabytes are 10^6 bytes of the files that pip installed. Import seconds are
+the sum that `python -X importtime` shows, the least of several processes: other load on the machine changes it least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "multi-dnn-ros"
+#: Import names of what the node must not import.
+OPTIONAL = ("matplotlib", "onnx", "onnx2torch", "pycocotools", "scipy", "sklearn", "tensorly", "torchmetrics")
+_CLI = "import sys; from multi_dnn_ros.cli.main import main; sys.exit(main({}))"
+_NODE = """
+import multi_dnn_ros.ros.process
+from multi_dnn_ros.params_file import read_params_file
+from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.resources import config_file
+config = read_params_file(config_file("multi_dnn.yaml"))
+build(config.model_validate({**config.model_dump(), "device": "cpu"}))
+"""
+#: What is run to count its imports; in the commands, FOLDER is a folder that is thrown away.
+RUNS = {
+    "multi-dnn --help": _CLI.format(["--help"]),
+    "multi-dnn camera --help": _CLI.format(["camera", "--help"]),
+    "node, built-in DNNs configured": _NODE,
+    "multi-dnn camera scenes": _CLI.format(["camera", "scenes", "--count", "2", "--rate", "50"]),
+    "multi-dnn decompose": _CLI.format(["decompose", "builtin:lane", "--output", "FOLDER/lane.safetensors"]),
+}
+_TORCH = "import torch, torchvision"
+#: The modules that are imported of each extra.
+IMPORTS = {
+    "offline": "scipy.optimize, sklearn.ensemble, sklearn.tree, tensorly.decomposition, pycocotools.cocoeval",
+    "onnx": "onnx, onnx2torch",
+    "plots": "matplotlib.figure",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", default="HEAD", metavar="REVISION", help="git revision to compare with")
+    parser.add_argument("--repeats", type=int, default=5, help="processes for each time (default: %(default)s)")
+    parser.add_argument(
+        "--cpu", metavar="PYTHON", help="of another environment, into which serving was installed with PyTorch for CPUs"
+    )
+    parser.add_argument("--output", type=Path, metavar="JSON", help="default: print what serving takes, no more")
+    args = parser.parse_args()
+    if args.output is None:
+        print(json.dumps(serving_sizes(ROOT / "setup.py")))
+        return 0
+    sys.path.insert(0, str(ROOT))
+    from multi_dnn_ros.reporting import provenance, write_json
+
+    revision = _git("rev-parse", "--short", args.before).decode().strip()
+    with tempfile.TemporaryDirectory() as folder:
+        before = Path(folder)
+        subprocess.run(["tar", "-x", "-C", folder], input=_git("archive", revision), check=True)
+        trees = {"before": before, "after": ROOT}
+        content = {
+            **provenance(),
+            "command": f"python tools/install_size.py {shlex.join(sys.argv[1:])}",
+            "revision_before": revision,
+            "installed_mb": {name: sizes(tree / "setup.py") for name, tree in trees.items()},
+            "installed_mb_cpu": _in(args.cpu) if args.cpu else None,
+            "imports": {name: {run: imports(tree, code, args.repeats) for run, code in RUNS.items()}
+                        for name, tree in trees.items()},
+            "import_s_of_extras": {extra: seconds(modules, args.repeats) for extra, modules in IMPORTS.items()},
+        }  # fmt: skip
+    content["versions"].update({name: metadata.version(name) for name in sorted(_all_installed(trees["after"]))})
+    write_json(args.output, content)
+    print(f"written to {args.output}")
+    return 0
+
+
+def serving_sizes(setup: Path) -> dict[str, Any]:
+    """Megabytes that `pip install` of a setup.py without extras brings, of the running environment's packages.
+
+    "pytorch" is what torch and torchvision bring, and "cuda" of that what only a GPU needs.
+    """
+    serving, _ = requirements(setup)
+    base = closure(serving)
+    torch = closure([of for of in serving if of.name in ("torch", "torchvision")])
+    cuda = {name for name in torch if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
+    return {
+        "serving": megabytes(base),
+        "pytorch": megabytes(torch),
+        "cuda": megabytes(cuda),
+        "serving_without_pytorch": megabytes(base - torch),
+        "torch": metadata.version("torch"),
+        "packages": sorted(base),
+    }
+
+
+def sizes(setup: Path) -> dict[str, Any]:
+    """As serving_sizes, and what each extra adds to serving."""
+    serving, extras = requirements(setup)
+    base = closure(serving)
+    return {
+        **serving_sizes(setup),
+        "extras": {
+            extra: {"adds": megabytes(added), "packages": sorted(added)}
+            for extra, own in extras.items()
+            for added in [closure(own) - base]
+        },
+    }
+
+
+def requirements(setup: Path) -> tuple[list[Requirement], dict[str, list[Requirement]]]:
+    """install_requires and extras_require of a setup.py whose lists are literals; extras of its own are resolved."""
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(setup.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setup"
+    )
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    extras: dict[str, list[str]] = ast.literal_eval(given["extras_require"])
+
+    def resolved(texts: Iterable[str]) -> list[Requirement]:
+        found = []
+        for requirement in map(Requirement, texts):
+            if canonicalize_name(requirement.name) == PACKAGE:
+                found += [of for extra in sorted(requirement.extras) for of in resolved(extras[extra])]
+            else:
+                found.append(requirement)
+        return found
+
+    return resolved(ast.literal_eval(given["install_requires"])), {name: resolved(of) for name, of in extras.items()}
+
+
+def closure(roots: Iterable[Requirement]) -> set[str]:
+    """Canonical names of `roots` and of all that they need in this environment. PackageNotFoundError."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(requirement, "") for requirement in roots]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted in ("", *requirement.extras):
+            if (name, wanted) not in found:
+                found.add((name, wanted))
+                waiting += [(Requirement(text), wanted) for text in metadata.requires(name) or ()]
+    return {name for name, _ in found}
+
+
+def megabytes(names: Iterable[str]) -> float:
+    """Of all files that pip installed for these packages."""
+    total = 0
+    for name in names:
+        for file in metadata.files(name) or ():
+            path = Path(str(file.locate()))
+            total += path.stat().st_size if path.is_file() else 0
+    return round(total / 1e6, 1)
+
+
+def imports(tree: Path, code: str, repeats: int) -> dict[str, Any]:
+    """Seconds of the imports of `code`, and which of OPTIONAL and torch are among them. tree: what is run."""
+    times, modules = [], set()
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(repeats):
+            rows = _import_times(code.replace("FOLDER", folder), {"PYTHONPATH": str(tree)})
+            times.append(sum(rows.values()))
+            modules |= set(rows)
+    return {
+        "import_s": round(min(times), 3),
+        "torch": "torch" in modules,
+        "optional": [name for name in OPTIONAL if name in modules],
+    }
+
+
+def seconds(names: str, repeats: int) -> float:
+    """Seconds that importing modules takes after torch and torchvision. names: separated by commas."""
+    known = set(_import_times(_TORCH, {}))
+    code = f"{_TORCH}; import {names}"
+    rows = [_import_times(code, {}) for _ in range(repeats)]
+    return round(min(sum(own for name, own in of.items() if name not in known) for of in rows), 3)
+
+
+def _import_times(code: str, environment: Mapping[str, str]) -> dict[str, float]:
+    """Seconds by module, without those of the modules that it imports."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    rows = re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", done.stderr)  # a progress bar may share the line
+    if done.returncode or not rows:
+        raise RuntimeError(f"{code}\nended with {done.returncode}: {done.stderr[-2000:]}")
+    return {name: int(own) / 1e6 for own, name in rows}
+
+
+def _all_installed(tree: Path) -> set[str]:
+    serving, extras = requirements(tree / "setup.py")
+    return closure([*serving, *(of for own in extras.values() for of in own)])
+
+
+def _in(python: str) -> Any:
+    """What serving takes in another environment."""
+    return json.loads(subprocess.run([python, __file__], capture_output=True, check=True, text=True).stdout)
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
