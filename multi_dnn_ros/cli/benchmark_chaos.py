@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import get_args
 
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
 from multi_dnn_ros.cli.errors import UsageError
@@ -20,8 +19,6 @@ serve as before; memory, threads, descriptors and /dev/shm are what they were, a
 
 def add_chaos(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare scenario chaos."""
-    from multi_dnn_ros.schema import NodeConfig
-
     parser = scenarios.add_parser(
         "chaos",
         help="engine processes that are killed again and again under load: does every frame end once?",
@@ -30,8 +27,9 @@ def add_chaos(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--params-file", type=Path, help="DNNs and cameras, as for `multi-dnn run`")
     parser.add_argument("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
-    modes = get_args(NodeConfig.model_fields["standby"].annotation)
-    parser.add_argument("--standby", choices=modes, default="hot", help="parameter standby (default: %(default)s)")
+    parser.add_argument(
+        "--standby", choices=("none", "warm", "hot"), default="hot", help="parameter standby (default: %(default)s)"
+    )
     parser.add_argument("--minutes", type=positive_float, default=10.0, help="length of the run (default: %(default)g)")
     parser.add_argument(
         "--every", type=positive_float, nargs=2, default=(5.0, 20.0), metavar=("MIN", "MAX"),

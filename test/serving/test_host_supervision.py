@@ -202,6 +202,63 @@ def test_a_merge_that_does_not_fit_into_memory_leaves_things_as_they_are() -> No
     assert world.common, "tried again"
 
 
+def split(mode: str, *accused: str) -> World:
+    """Two faults: these DNNs are under suspicion, their processes not ready yet."""
+    world = World(mode)
+    world.wait(5)
+    for _ in range(2):
+        world.step(world.common)
+        world.end(world.common, "killed by SIGSEGV", *accused)
+        if (mode == "hot" and not any(group.own for group in world.supervisor.groups)) or mode == "none":
+            world.wait(5)
+    return world
+
+
+def test_the_standby_shelters_a_dnn_until_its_own_process_is_ready_however_long_that_takes() -> None:
+    world = split("hot", "lane", "object")
+    shelter = world.common
+    (lane,) = [group.coming for group in world.supervisor.groups if group.dnns == ("lane",)]
+    assert lane is not None
+    while world.serving("lane") != lane:
+        world.step(lane)
+    for _ in range(140):
+        world.time_s += 0.5
+        world.do(world.supervisor.tick())
+    assert world.serving("object") == shelter, "nothing is merged as long as somebody is on the way out"
+    assert world.serving("pedestrian") == shelter
+    assert world.serving("lane") == lane
+    world.wait(130)
+    assert world.common
+
+
+def test_a_fault_while_dnns_are_merged_calls_that_off() -> None:
+    world = split("none", "lane", "object")
+    while world.supervisor.merging.key is None:
+        world.wait(0.5)
+    merging = world.supervisor.merging.key
+    lane = world.serving("lane")
+    assert lane is not None
+    world.end(lane, "killed by SIGSEGV", "lane")
+    assert world.state[merging] == "killed"
+    assert set(world.disabled) == {"lane"}
+    world.wait(5)
+    assert world.serving("object") not in (None, world.serving("pedestrian"))
+    world.wait(200)
+    assert world.common
+
+
+def test_dnns_that_are_merged_while_inactive_leave_no_process_behind() -> None:
+    world = split("none", "lane", "object")
+    while world.supervisor.merging.key is None:
+        world.wait(0.5)
+    merging = world.supervisor.merging.key
+    world.do(world.supervisor.deactivate())
+    world.wait(10)
+    assert list(world.state) == [merging]
+    world.do(world.supervisor.activate())
+    assert world.common == merging
+
+
 def test_a_process_that_hangs_is_replaced_before_it_is_reaped() -> None:
     world = World("hot")
     world.wait(5)
