@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from multi_dnn_ros.engine.job import Job
+from multi_dnn_ros.engine.task import DnnTask
 
 
 class Policy(Protocol):
@@ -18,12 +19,19 @@ class Policy(Protocol):
         """The smaller, the sooner. `job.queued_ns` is set."""
         ...
 
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        """Whether a frame of `other` that comes while one of `task` is under way may have to go before its next job."""
+        ...
+
 
 class Fifo:
     """Order of arrival, as in the founding paper (Kim, Kim, Kim 2022, section 3.2)."""
 
     def key(self, job: Job) -> int:
         return 0
+
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        return False
 
 
 class Priority:
@@ -40,6 +48,9 @@ class Priority:
 
     def key(self, job: Job) -> int:
         return job.queued_ns - job.inference.priority * self.aging_ns
+
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        return other.priority > task.priority
 
 
 class EarliestDeadlineFirst:
@@ -60,6 +71,14 @@ class EarliestDeadlineFirst:
         due_ns = inference.received_ns + self.default_ns if inference.due_ns is None else inference.due_ns
         remaining_ns = inference.task.remaining_ns
         return due_ns - (remaining_ns[job.index] if remaining_ns is not None else 0)
+
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        """A frame that comes later must start earlier only if it has less time from its arrival on."""
+        return self._slack_ns(other) < (self.default_ns if task.deadline_ns is None else task.deadline_ns)
+
+    def _slack_ns(self, task: DnnTask) -> int:
+        deadline_ns = self.default_ns if task.deadline_ns is None else task.deadline_ns
+        return deadline_ns - (task.remaining_ns[0] if task.remaining_ns is not None else 0)
 
 
 def make_policy(name: str, aging_ns: int) -> Policy:

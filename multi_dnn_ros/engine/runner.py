@@ -19,12 +19,20 @@ class Runner:
     """Belongs to one thread, which runs jobs in inference mode: a worker, or on a GPU a DNN's thread.
 
     A job that raises loses its frames and nothing else. stream_of: the same for all threads; not asked on a CPU.
-    at_once_ns: CPU time of the jobs that no worker ran.
+    whole: whether a frame on a CPU runs as one network, asked with its second job. at_once_ns: CPU time of the jobs
+    that no worker ran.
     """
 
-    def __init__(self, queue: JobQueue, device: torch.device, stream_of: StreamOf) -> None:
+    def __init__(
+        self,
+        queue: JobQueue,
+        device: torch.device,
+        stream_of: StreamOf,
+        whole: Callable[[Job], bool] = lambda job: False,
+    ) -> None:
         self._queue = queue
         self._device = device
+        self._whole = whole
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
         self.at_once_ns = 0
 
@@ -56,9 +64,10 @@ class Runner:
         if inference.lost is None:
             try:
                 dnn = inference.task.name, inference.task.sms, inference.priority
-                job.run(
-                    self._device, None if self._streams is None else self._streams.enter(dnn), self._queue.may_continue
-                )
+                if self._streams is None:
+                    job.run(self._device, None, self._whole)
+                else:
+                    job.run(self._device, self._streams.enter(dnn), self._queue.may_continue)
             except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
                 inference.lost = loss_by(error, job.index)
         if inference.lost is None and not job.is_last:

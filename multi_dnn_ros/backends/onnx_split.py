@@ -1,0 +1,146 @@
+"""An ONNX model as ONNX Runtime optimized it, whole or cut between jobs.
+
+Optimized first and cut afterwards: convolutions keep their blocked layout across a cut, and the weights that the
+optimizer reordered are the same for the parts as for the whole, so that they need to be held only once.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import onnx
+import onnxruntime
+
+from multi_dnn_ros.backends.onnx_export import ExportedChain
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive nodes of an optimized model. None: no node is left for this job.
+
+    takes, gives: names of the values that are carried into it and out of it, in order; those of them that are outputs
+    of `model` it computes, the others it passes on.
+    """
+
+    model: onnx.ModelProto | None
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+def optimize_whole(chain: ExportedChain) -> onnx.ModelProto:
+    """The DNN as one model with nothing but its own outputs, optimized for this CPU. What ONNX Runtime raises."""
+    model = onnx.ModelProto()
+    model.CopyFrom(chain.model)
+    outputs = {value.name: value for value in model.graph.output}
+    del model.graph.output[:]
+    model.graph.output.extend(outputs[name] for name in dict.fromkeys(chain.carried[-1]) if name in outputs)
+    return _optimized(model)
+
+
+def optimize_parts(chain: ExportedChain) -> list[Part]:
+    """The DNN cut where its jobs are, optimized for this CPU. What ONNX Runtime raises.
+
+    A node belongs to the first job whose results need it. What crosses a cut may be another value than the job's
+    own result: the same in a blocked layout, say.
+    """
+    model = _optimized(chain.model)
+    nodes = list(model.graph.node)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    jobs = _jobs(nodes, makers, chain.carried)
+    needed = _ancestors(nodes, makers, chain.carried[-1])
+    made = {value.name: -1 for value in model.graph.input if value.name not in constants}
+    last_use = dict.fromkeys(chain.carried[-1], len(chain.carried))
+    for index in sorted(needed):
+        for name in nodes[index].input:
+            if name and name not in constants:
+                last_use[name] = max(last_use.get(name, -1), jobs[index])
+        made.update((name, jobs[index]) for name in nodes[index].output if name)
+    carried = [
+        [name for name, job in made.items() if job < begin and last_use.get(name, -1) >= begin]
+        for begin in range(1, len(chain.carried))
+    ]
+    rows = [chain.inputs, *map(tuple, carried), chain.carried[-1]]
+    parts = []
+    for job in range(len(chain.carried)):
+        own = [nodes[index] for index in sorted(needed) if jobs[index] == job]
+        parts.append(Part(_part(model, own, job, rows[job + 1]) if own else None, rows[job], rows[job + 1]))
+    return parts
+
+
+def _jobs(nodes: Sequence[onnx.NodeProto], makers: dict[str, int], carried: Sequence[Sequence[str]]) -> dict[int, int]:
+    """The job of each node, by index."""
+    jobs: dict[int, int] = {}
+    for job, names in enumerate(carried):
+        for index in _ancestors(nodes, makers, names, stop=jobs):
+            jobs[index] = job
+    return jobs
+
+
+def _ancestors(
+    nodes: Sequence[onnx.NodeProto],
+    makers: dict[str, int],
+    names: Sequence[str],
+    stop: dict[int, int] | None = None,
+) -> set[int]:
+    """Indices of the nodes that the values need, without those of `stop` and what these need."""
+    found: set[int] = set()
+    open_names = list(names)
+    while open_names:
+        index = makers.get(open_names.pop())
+        if index is None or index in found or (stop is not None and index in stop):
+            continue
+        found.add(index)
+        open_names.extend(name for name in nodes[index].input if name)
+    return found
+
+
+def _part(model: onnx.ModelProto, nodes: list[onnx.NodeProto], job: int, gives: Sequence[str]) -> onnx.ModelProto:
+    graph = model.graph
+    known = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    made = dict.fromkeys(name for node in nodes for name in node.output)
+    read = dict.fromkeys(name for node in nodes for name in node.input if name and name not in made)
+    part = onnx.helper.make_graph(
+        nodes,
+        f"job_{job}",
+        [_value(name, known) for name in read if name not in constants],
+        [_value(name, known) for name in dict.fromkeys(gives) if name in made],
+        [constants[name] for name in read if name in constants],
+    )
+    return onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _value(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+    """What is known of a value without its shape: that of a blocked layout is not the one it was exported with."""
+    if name not in known:
+        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+    return onnx.helper.make_tensor_value_info(name, known[name].type.tensor_type.elem_type, None)
+
+
+def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # it warns that the result is made for this CPU, as it should be
+    with _memory_file() as path:
+        options.optimized_model_filepath = path
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(path)
+
+
+@contextmanager
+def _memory_file() -> Iterator[str]:
+    """Path of a file that is gone afterwards, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("optimized.onnx")
+        try:
+            yield f"/proc/self/fd/{file}"
+        finally:
+            os.close(file)
+    else:
+        with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_onnx_") as folder:
+            yield os.path.join(folder, "optimized.onnx")

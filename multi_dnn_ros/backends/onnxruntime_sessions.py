@@ -1,0 +1,130 @@
+"""The jobs of a DNN as sessions of ONNX Runtime, which share their weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.onnx_export import export_chain
+from multi_dnn_ros.backends.onnx_split import optimize_parts, optimize_whole
+
+#: Weights of at least so many bytes lie outside of the sessions, which may share them.
+_LEAST_SHARED_BYTES = 1024
+_WARM_UP_CALLS = 2
+
+
+def make_sessions(
+    stages: Sequence[nn.Module], inputs: Tensors, tolerance: float, shared: Shared | None = None
+) -> tuple[Stage, ...]:
+    """Stages (eval mode, on the CPU) as a session each; of several, the first one's `chain` is all of them as one.
+
+    tolerance: largest error of the results relative to their scale. shared: holds the weights that are equal, among the
+    sessions for one number of images and for others. Raises ExportError, ValueError for results that differ, and what
+    ONNX Runtime raises.
+    """
+    shared = shared or Shared()
+    exported = export_chain(stages, inputs)
+    ready = [SessionStage(part.model, part.takes, part.gives, shared) for part in optimize_parts(exported)]
+    chains: list[Sequence[SessionStage]] = [ready]
+    if len(ready) > 1:
+        whole = SessionStage(optimize_whole(exported), exported.inputs, exported.carried[-1], shared)
+        ready[0].chain = whole
+        chains.append([whole])
+    image = probe(inputs)
+    with torch.inference_mode():
+        expected = image
+        for stage in stages:
+            expected = stage(expected)
+        for chain in chains:
+            for _ in range(_WARM_UP_CALLS):
+                results = image
+                for part in chain:
+                    results = part(results)
+                check_agreement(results, expected, tolerance)
+    return tuple(ready)
+
+
+class SessionStage:
+    """A job as a session. chain: of a first job, the whole DNN as one session. model: None passes all values on.
+
+    takes, gives: names of the tensors that it is called with and returns. Weights are those of `shared` where they are
+    equal.
+    """
+
+    def __init__(
+        self, model: onnx.ModelProto | None, takes: Sequence[str], gives: Sequence[str], shared: Shared
+    ) -> None:
+        self.chain: SessionStage | None = None
+        self._takes = tuple(takes)
+        self._gives = tuple(gives)
+        self._session: Any = None
+        self._reads: frozenset[str] = frozenset()
+        self._makes: list[str] = []
+        if model is not None:
+            self._reads = frozenset(value.name for value in model.graph.input)
+            self._makes = [value.name for value in model.graph.output]
+            self._weights, self._session = _session(model, shared)  # the session reads them where they lie
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        values = dict(zip(self._takes, carried, strict=True))
+        if self._session is not None:
+            fed = {name: _value_of(tensor) for name, tensor in values.items() if name in self._reads}
+            made = self._session.run_with_ort_values(self._makes, fed)
+            values.update((name, _tensor_of(value)) for name, value in zip(self._makes, made, strict=True))
+        return tuple(values[name] for name in self._gives)
+
+
+def _value_of(tensor: torch.Tensor) -> Any:
+    """The tensor's memory as ONNX Runtime sees it; a copy only of one that is not contiguous."""
+    return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.detach().contiguous().numpy())
+
+
+def _tensor_of(value: Any) -> torch.Tensor:
+    """The value's memory as PyTorch sees it, which lives as long as the tensor does."""
+    return torch.from_numpy(value.numpy())
+
+
+def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
+    """(weights that must live as long as the session, the session) of an optimized model, which loses its weights."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # it is optimized already
+    # Threads that wait actively between two operations would take the core from another worker's.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    weights = {}
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= _LEAST_SHARED_BYTES:
+            weights[tensor.name] = _shared_weight(tensor, shared)
+            _leave_outside(tensor)
+    if weights:
+        options.add_external_initializers(list(weights), list(weights.values()))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(weights.values()), session
+
+
+def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
+    key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
+    if key not in shared.weights:
+        array = onnx.numpy_helper.to_array(tensor).copy()  # which else lies in the model's memory, and is read-only
+        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return shared.weights[key]
+
+
+def _leave_outside(tensor: onnx.TensorProto) -> None:
+    """Say that the values lie elsewhere, of which ONNX Runtime gets to know by the tensor's name."""
+    length = len(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "weights"), ("offset", "0"), ("length", str(length))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
