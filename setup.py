@@ -22,6 +22,7 @@ setup(
         "numpy>=1.21",
         "onnx>=1.15",
         "onnx2torch>=1.5.15,<2",
+        "onnxruntime>=1.19",
         "opencv-python-headless>=4.5,<5",
         "packaging",
         "psutil>=5.8",
@@ -43,7 +44,6 @@ setup(
         "test": [
             "hypothesis>=6.80",
             "mypy>=1.13",
-            "onnxruntime>=1.17",
             # Reads what wheels need without downloading them, to check constraints.txt.
             "pip>=26",
             "pytest>=7.4",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import logging
+import os
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -124,17 +125,17 @@ def _by_torchscript(
     chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
 ) -> onnx.ModelProto:
     _register_views()
-    file = io.BytesIO()
-    torch.onnx.export(
-        chain,
-        example,
-        file,
-        dynamo=False,
-        opset_version=_OPSET,
-        input_names=input_names,
-        output_names=output_names,
-    )
-    return onnx.load_model_from_string(file.getvalue())
+    with memory_file("exported.onnx") as path:
+        torch.onnx.export(
+            chain,
+            example,
+            path,
+            dynamo=False,
+            opset_version=_OPSET,
+            input_names=input_names,
+            output_names=output_names,
+        )
+        return onnx.load(path)
 
 
 def _by_torch_export(
@@ -155,7 +156,7 @@ def _register_views() -> None:
     def unsafe_view(graph, image, shape):  # type: ignore[no-untyped-def]
         return symbolic_helper._reshape_helper(graph, image, shape)
 
-    torch.onnx.register_custom_op_symbolic("aten::_unsafe_view", unsafe_view, _OPSET)
+    torch.onnx.register_custom_op_symbolic("aten::_unsafe_view", unsafe_view, _OPSET)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -177,3 +178,17 @@ def _quiet() -> Iterator[None]:
             torch._C._jit_onnx_log = prints
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def memory_file(name: str) -> Iterator[str]:
+    """Path of a file that is gone afterwards, in memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create(name)
+        try:
+            yield f"/proc/self/fd/{file}"
+        finally:
+            os.close(file)
+    else:
+        with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_onnx_") as folder:
+            yield os.path.join(folder, name)

@@ -6,39 +6,39 @@ optimizer reordered are the same for the parts as for the whole, so that they ne
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import onnx
 import onnxruntime
 
-from multi_dnn_ros.backends.onnx_export import ExportedChain
+from multi_dnn_ros.backends.onnx_export import ExportedChain, memory_file
 
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive nodes of an optimized model. None: no node is left for this job.
+    """Consecutive nodes of an optimized model; model None: no node is left for this job.
 
-    takes, gives: names of the values that are carried into it and out of it, in order; those of them that are outputs
-    of `model` it computes, the others it passes on.
+    takes, gives: names of the values that are carried into it and out of it, in order. Those that are outputs of
+    `model` it computes, those of `constants` are always the same, the others it passes on.
     """
 
     model: onnx.ModelProto | None
     takes: tuple[str, ...]
     gives: tuple[str, ...]
+    constants: Mapping[str, onnx.TensorProto]
 
 
-def optimize_whole(chain: ExportedChain) -> onnx.ModelProto:
+def optimize_whole(chain: ExportedChain) -> Part:
     """The DNN as one model with nothing but its own outputs, optimized for this CPU. What ONNX Runtime raises."""
     model = onnx.ModelProto()
     model.CopyFrom(chain.model)
     outputs = {value.name: value for value in model.graph.output}
     del model.graph.output[:]
     model.graph.output.extend(outputs[name] for name in dict.fromkeys(chain.carried[-1]) if name in outputs)
-    return _optimized(model)
+    (part,) = optimize_parts(ExportedChain(model, chain.carried[-1:]))
+    return part
 
 
 def optimize_parts(chain: ExportedChain) -> list[Part]:
@@ -49,7 +49,7 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
     """
     model = _optimized(chain.model)
     nodes = list(model.graph.node)
-    constants = {tensor.name for tensor in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     jobs = _jobs(nodes, makers, chain.carried)
     needed = _ancestors(nodes, makers, chain.carried[-1])
@@ -61,14 +61,16 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
                 last_use[name] = max(last_use.get(name, -1), jobs[index])
         made.update((name, jobs[index]) for name in nodes[index].output if name)
     carried = [
-        [name for name, job in made.items() if job < begin and last_use.get(name, -1) >= begin]
+        tuple(name for name, job in made.items() if job < begin and last_use.get(name, -1) >= begin)
         for begin in range(1, len(chain.carried))
     ]
-    rows = [chain.inputs, *map(tuple, carried), chain.carried[-1]]
+    rows = [chain.inputs, *carried, chain.carried[-1]]
+    results = {name: constants[name] for name in chain.carried[-1] if name in constants}
     parts = []
-    for job in range(len(chain.carried)):
+    for job, (takes, gives) in enumerate(pairwise(rows)):
         own = [nodes[index] for index in sorted(needed) if jobs[index] == job]
-        parts.append(Part(_part(model, own, job, rows[job + 1]) if own else None, rows[job], rows[job + 1]))
+        is_last = job == len(chain.carried) - 1
+        parts.append(Part(_part(model, own, job, gives) if own else None, takes, gives, results if is_last else {}))
     return parts
 
 
@@ -126,21 +128,7 @@ def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3  # it warns that the result is made for this CPU, as it should be
-    with _memory_file() as path:
+    with memory_file("optimized.onnx") as path:
         options.optimized_model_filepath = path
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return onnx.load(path)
-
-
-@contextmanager
-def _memory_file() -> Iterator[str]:
-    """Path of a file that is gone afterwards, in memory where the system has such files."""
-    if hasattr(os, "memfd_create"):
-        file = os.memfd_create("optimized.onnx")
-        try:
-            yield f"/proc/self/fd/{file}"
-        finally:
-            os.close(file)
-    else:
-        with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_onnx_") as folder:
-            yield os.path.join(folder, "optimized.onnx")

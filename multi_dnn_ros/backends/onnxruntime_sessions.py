@@ -14,7 +14,7 @@ from torch import nn
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.onnx_export import export_chain
-from multi_dnn_ros.backends.onnx_split import optimize_parts, optimize_whole
+from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
 
 #: Weights of at least so many bytes lie outside of the sessions, which may share them.
 _LEAST_SHARED_BYTES = 1024
@@ -32,10 +32,10 @@ def make_sessions(
     """
     shared = shared or Shared()
     exported = export_chain(stages, inputs)
-    ready = [SessionStage(part.model, part.takes, part.gives, shared) for part in optimize_parts(exported)]
+    ready = [SessionStage(part, shared) for part in optimize_parts(exported)]
     chains: list[Sequence[SessionStage]] = [ready]
     if len(ready) > 1:
-        whole = SessionStage(optimize_whole(exported), exported.inputs, exported.carried[-1], shared)
+        whole = SessionStage(optimize_whole(exported), shared)
         ready[0].chain = whole
         chains.append([whole])
     image = probe(inputs)
@@ -53,28 +53,29 @@ def make_sessions(
 
 
 class SessionStage:
-    """A job as a session. chain: of a first job, the whole DNN as one session. model: None passes all values on.
+    """A job as a session. chain: of a first job, the whole DNN as one session.
 
-    takes, gives: names of the tensors that it is called with and returns. Weights are those of `shared` where they are
-    equal.
+    weights: what the session reads where it lies; those of `shared` where they are equal. What the stage returns lies
+    in memory of its own, that of an input or that of a constant.
     """
 
-    def __init__(
-        self, model: onnx.ModelProto | None, takes: Sequence[str], gives: Sequence[str], shared: Shared
-    ) -> None:
+    def __init__(self, part: Part, shared: Shared) -> None:
         self.chain: SessionStage | None = None
-        self._takes = tuple(takes)
-        self._gives = tuple(gives)
+        self.weights: list[Any] = []
+        self._takes, self._gives = part.takes, part.gives
+        self._constants = {
+            name: torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy()) for name, tensor in part.constants.items()
+        }
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
         self._makes: list[str] = []
-        if model is not None:
-            self._reads = frozenset(value.name for value in model.graph.input)
-            self._makes = [value.name for value in model.graph.output]
-            self._weights, self._session = _session(model, shared)  # the session reads them where they lie
+        if part.model is not None:
+            self._reads = frozenset(value.name for value in part.model.graph.input)
+            self._makes = [value.name for value in part.model.graph.output]
+            self.weights, self._session = _session(part.model, shared)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        values = dict(zip(self._takes, carried, strict=True))
+        values = {**self._constants, **dict(zip(self._takes, carried, strict=True))}
         if self._session is not None:
             fed = {name: _value_of(tensor) for name, tensor in values.items() if name in self._reads}
             made = self._session.run_with_ort_values(self._makes, fed)

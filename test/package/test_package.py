@@ -25,6 +25,7 @@ ROSDEP = {
     "cyclonedds": None,
     "onnx": None,
     "onnx2torch": None,
+    "onnxruntime": None,
     "pycocotools": None,
     "pydantic": None,  # there is a key, for a version that is too old on Ubuntu 22.04 and 24.04
     "rosbags": None,
