@@ -56,13 +56,14 @@ def export_chain(stages: Sequence[nn.Module], inputs: Tensors) -> ExportedChain:
     with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode cannot be traced
         example = tuple(tensor.clone() for tensor in inputs)
         chain(*example)
-    names = [f"input_{index}" for index in range(len(inputs))], [f"carried_{index}" for index in range(chain.results)]
-    model = _exported(chain, example, *names)
-    taken = {value.name for value in model.graph.input}
-    for name in names[0]:
-        if name not in taken:
-            raise ExportError(f"the exported model does not read {name} of the DNN")
-    return ExportedChain(model, chain.carried)
+    input_names = [f"input_{index}" for index in range(len(inputs))]
+    output_names = [f"carried_{index}" for index in range(chain.results)]
+    model = _exported(chain, example, input_names, output_names)
+    if [value.name for value in model.graph.input] != input_names or len(model.graph.output) != chain.results:
+        raise ExportError("the exported model has other inputs or outputs than the DNN")
+    # A result that is a constant has the constant's name.
+    own = dict(zip(output_names, (value.name for value in model.graph.output), strict=True))
+    return ExportedChain(model, tuple(tuple(own.get(name, name) for name in names) for names in chain.carried))
 
 
 class _Chain(nn.Module):
