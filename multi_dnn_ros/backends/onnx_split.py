@@ -107,21 +107,21 @@ def _part(model: onnx.ModelProto, nodes: list[onnx.NodeProto], job: int, gives: 
     constants = {tensor.name: tensor for tensor in graph.initializer}
     made = dict.fromkeys(name for node in nodes for name in node.output)
     read = dict.fromkeys(name for node in nodes for name in node.input if name and name not in made)
+    outputs = [name for name in dict.fromkeys(gives) if name in made]
     part = onnx.helper.make_graph(
         nodes,
         f"job_{job}",
         [_value(name, known) for name in read if name not in constants],
-        [_value(name, known) for name in dict.fromkeys(gives) if name in made],
+        [_value(name, known) for name in outputs],
         [constants[name] for name in read if name in constants],
+        # With shapes ONNX Runtime plans beforehand which values take the place of which.
+        value_info=[known[name] for name in made if name in known and name not in outputs],
     )
     return onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def _value(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
-    """What is known of a value without its shape: that of a blocked layout is not the one it was exported with."""
-    if name not in known:
-        return onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-    return onnx.helper.make_tensor_value_info(name, known[name].type.tensor_type.elem_type, None)
+    return known[name] if name in known else onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
 
 
 def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,9 +64,7 @@ class SessionStage:
         self.chain: SessionStage | None = None
         self.weights: list[Any] = []
         self._takes, self._gives = part.takes, part.gives
-        self._constants = {
-            name: torch.from_numpy(onnx.numpy_helper.to_array(tensor).copy()) for name, tensor in part.constants.items()
-        }
+        self._constants = {name: _copied(tensor) for name, tensor in part.constants.items()}
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
         self._makes: list[str] = []
@@ -77,20 +76,10 @@ class SessionStage:
     def __call__(self, carried: Tensors) -> Tensors:
         values = {**self._constants, **dict(zip(self._takes, carried, strict=True))}
         if self._session is not None:
-            fed = {name: _value_of(tensor) for name, tensor in values.items() if name in self._reads}
-            made = self._session.run_with_ort_values(self._makes, fed)
-            values.update((name, _tensor_of(value)) for name, value in zip(self._makes, made, strict=True))
+            fed = {name: tensor.contiguous().numpy() for name, tensor in values.items() if name in self._reads}
+            made = self._session.run(self._makes, fed)
+            values.update((name, torch.from_numpy(array)) for name, array in zip(self._makes, made, strict=True))
         return tuple(values[name] for name in self._gives)
-
-
-def _value_of(tensor: torch.Tensor) -> Any:
-    """The tensor's memory as ONNX Runtime sees it; a copy only of one that is not contiguous."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.detach().contiguous().numpy())
-
-
-def _tensor_of(value: Any) -> torch.Tensor:
-    """The value's memory as PyTorch sees it, which lives as long as the tensor does."""
-    return torch.from_numpy(value.numpy())
 
 
 def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
@@ -116,9 +105,15 @@ def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
 def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
     key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
     if key not in shared.weights:
-        array = onnx.numpy_helper.to_array(tensor).copy()  # which else lies in the model's memory, and is read-only
-        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        # In memory of PyTorch, which begins at a multiple of 64 bytes: vector registers are loaded faster from there.
+        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_copied(tensor).numpy())
     return shared.weights[key]
+
+
+def _copied(tensor: onnx.TensorProto) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the array is read-only, as the copy is not
+        return torch.from_numpy(onnx.numpy_helper.to_array(tensor)).clone()
 
 
 def _leave_outside(tensor: onnx.TensorProto) -> None:
