@@ -20,6 +20,8 @@ setup(
     install_requires=[
         "cyclonedds>=11,<12; platform_machine == 'x86_64' and python_version < '3.14'",
         "numpy>=1.21",
+        "onnx>=1.15",
+        "onnxruntime>=1.19",
         "opencv-python-headless>=4.5,<5",
         "packaging",
         "psutil>=5.8",
@@ -42,7 +44,7 @@ setup(
             "tensorly>=0.9,<0.11",
         ],
         # DNNs that come as .onnx files.
-        "onnx": ["onnx>=1.15", "onnx2torch>=1.5.15,<2"],
+        "onnx": ["onnx2torch>=1.5.15,<2"],
         # Pictures of reports and benchmarks.
         "plots": ["matplotlib>=3.5"],
         "all": ["multi_dnn_ros[offline,onnx,plots]"],
@@ -50,7 +52,6 @@ setup(
             "multi_dnn_ros[all]",
             "hypothesis>=6.80",
             "mypy>=1.13",
-            "onnxruntime>=1.17",
             # Reads what wheels need without downloading them, to check constraints.txt.
             "pip>=26",
             "pytest>=7.4",

@@ -14,6 +14,7 @@ from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.inductor import Inductor
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.compression.timing import Target
@@ -24,6 +25,7 @@ from multi_dnn_ros.schema import DnnConfig
 BACKENDS: Mapping[str, type[Backend]] = {
     "eager": Eager,
     "torchscript": TorchScript,
+    "onnxruntime": OnnxRuntime,
     "cuda_graph": CudaGraph,
     "inductor": Inductor,  # on a GPU its kernels are captured by CudaGraph
 }
@@ -61,21 +63,30 @@ def default_workers(device: torch.device, dnns: int) -> int:
     return 1 if device.type == "cuda" else max(1, min(dnns, cpu_count()))
 
 
-def backend_name(name: str, device: torch.device, dnn: str = "<dnn>") -> str:
-    """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there."""
+#: Backends that run on one type of device only.
+_ONLY_ON = {"onnxruntime": "cpu", "cuda_graph": "cuda"}
+
+
+def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto") -> str:
+    """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there.
+
+    precision: parameter `dnn.<dnn>.precision`, which decides what `auto` is: ONNX Runtime computes in float32 here.
+    """
     if name == "auto":
-        return "torchscript" if device.type == "cpu" else "cuda_graph"
-    if name == "cuda_graph" and device.type != "cuda":
+        if device.type == "cuda":
+            return "cuda_graph"
+        return "onnxruntime" if precision in allowed_precisions(device.type, "onnxruntime") else "torchscript"
+    if _ONLY_ON.get(name, device.type) != device.type:
+        others = (other for other in BACKENDS if _ONLY_ON.get(other, device.type) == device.type)
         raise ConfigError(
-            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; "
-            "allowed: auto, eager, torchscript, inductor"
+            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}"
         )
     return name
 
 
 def check_backend(name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>") -> str:
     """What parameter `dnn.<dnn>.backend` means with `.precision` on this device; ConfigError where it cannot run."""
-    name = backend_name(name, device, dnn)
+    name = backend_name(name, device, dnn, precision)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
@@ -107,6 +118,8 @@ def choose_backend(
         backend = Eager()
     elif name == "torchscript":
         backend = TorchScript(tolerance, dnn)
+    elif name == "onnxruntime":
+        backend = OnnxRuntime(tolerance, dnn)
     elif name == "inductor":
         backend = Inductor(dnn, progress, tolerance)
     else:
@@ -127,7 +140,7 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
 
     But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it.
     """
-    serves = backend_name(settings.backend, device, name)
-    times = serves if serves != "inductor" else backend_name("auto", device)
+    serves = backend_name(settings.backend, device, name, settings.precision)
+    times = serves if serves != "inductor" else backend_name("auto", device, name, settings.precision)
     make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
     return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 #: Extra by the import name of each optional library.
 EXTRA_OF: Mapping[str, str] = {
     "matplotlib": "plots",
-    "onnx": "onnx",
     "onnx2torch": "onnx",
     "pycocotools": "offline",
     "scipy": "offline",

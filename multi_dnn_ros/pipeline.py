@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -96,6 +96,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 settings.sms,
                 partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device),
             )
+            if config.blocking_ms and device.type == "cpu" and workers < len(config.dnns):
+                task = replace(task, in_one={})  # a whole network is longer than a job may be
             tasks.append(task)
             if task.remaining_ns is not None:
                 progress(plan.words(name, task.remaining_ns))

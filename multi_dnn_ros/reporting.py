@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Packages whose versions decide what was measured.
-PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "cyclonedds", "rosbags")
+PACKAGES = ("torch", "torchvision", "onnxruntime", "numpy", "opencv-python-headless", "cyclonedds", "rosbags")
 
 
 def provenance() -> dict[str, Any]:

@@ -98,10 +98,11 @@ class DnnConfig(_Section):
     std: list[float] = Field(
         default_factory=list, description="Per channel, divides after the mean; empty: the model's."
     )
-    backend: Literal["auto", "eager", "torchscript", "cuda_graph", "inductor"] = Field(
+    backend: Literal["auto", "eager", "torchscript", "onnxruntime", "cuda_graph", "inductor"] = Field(
         "auto",
-        description="How its jobs run; auto: torchscript on a CPU, cuda_graph on a GPU. inductor: compiled before, "
-        "which takes minutes once (kept in ~/.cache/multi_dnn_ros/inductor), and captured as cuda_graph on a GPU.",
+        description="How its jobs run; auto: onnxruntime on a CPU (torchscript with precision bf16, and for a DNN that "
+        "cannot be exported), cuda_graph on a GPU. inductor: compiled before, which takes minutes once (kept in "
+        "~/.cache/multi_dnn_ros/inductor), and captured as cuda_graph on a GPU.",
     )
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
         "auto",

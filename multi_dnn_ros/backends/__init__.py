@@ -18,12 +18,13 @@ class Shared:
     """What the stages of one DNN for several numbers of images have in common; they must never run at the same time.
 
     converted: copies of weights, by type and by id of the float32 tensor, which must live on. pool, stream: where CUDA
-    graphs have their memory, and on which they are captured.
+    graphs have their memory, and on which they are captured. weights: of ONNX Runtime's sessions, by their contents.
     """
 
     converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
     pool: Any = None
     stream: Any = None
+    weights: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
 
 class Backend(Protocol):

@@ -162,15 +162,13 @@ class _CapturedChain:
 
 
 def in_one_launch(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
-    """Of the stages made ready for each number of images, all as one launch, where all of them were captured.
+    """Of the stages made ready for each number of images, all as one launch (a session on a CPU), where there is one.
 
-    It reads where the first stage does and leaves the results where the last one does; it saves what lies between two
-    launches where the jobs of a frame need not be told apart. It must not run at the same time as the stages.
+    A captured one reads where the first stage does and leaves the results where the last one does; it saves what lies
+    between two launches where the jobs of a frame need not be told apart. It must not run at the same time as the
+    stages.
     """
-    firsts = {size: stages[0] for size, stages in chains.items()}
-    return {
-        size: first.chain for size, first in firsts.items() if isinstance(first, Captured) and first.chain is not None
-    }
+    return {size: chain for size, stages in chains.items() if (chain := getattr(stages[0], "chain", None)) is not None}
 
 
 def together(images: Sequence[Tensors], first: Stage) -> Tensors:

@@ -70,7 +70,7 @@ def allowed_precisions(device_type: str, backend: str, capability: tuple[int, in
     be captured computes as the process is set).
     """
     if device_type != "cuda":
-        return ("auto", "fp32", "bf16")
+        return ("auto", "fp32") if backend == "onnxruntime" else ("auto", "fp32", "bf16")
     ampere = capability is not None and capability >= AMPERE
     captured = backend in ("cuda_graph", "inductor")
     names = {"auto": True, "fp32": captured, "tf32": captured and ampere, "fp16": True, "bf16": ampere}

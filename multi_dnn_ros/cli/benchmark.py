@@ -31,6 +31,7 @@ _EXAMPLES = """\
 examples:
   multi-dnn benchmark cpu --output results/benchmark_cpu.json
   multi-dnn benchmark cpu --params-file my_robot.yaml --frames 50
+  multi-dnn benchmark cpu --alone builtin:object --alone torchvision:resnet50
   multi-dnn benchmark overhead
   multi-dnn benchmark load --minutes 10 --output results/load_cpu.json --plot results/load_cpu.png
   multi-dnn benchmark load --params-file my_robot.yaml --camera front=1280x720@30:rgb8 --camera rear=640x480@10:jpeg
@@ -87,6 +88,13 @@ def _add_cpu(parser: argparse.ArgumentParser) -> None:
     _add_dnns(parser)
     _add_seed(parser)
     _add_frames(parser)
+    parser.add_argument(
+        "--alone", action="append", default=[], metavar="MODEL",
+        help="also this network alone on one core, as parameter dnn.<dnn>.model, against ONNX Runtime run directly on "
+        "the whole network; several times",
+    )  # fmt: skip
+    parser.add_argument("--jobs", type=positive, default=4, help="that --alone cuts into (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=200, help="of --alone (default: %(default)s)")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
@@ -176,6 +184,7 @@ def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency
     from multi_dnn_ros.reporting import table
 
+    alone, text = _alone(args) if args.alone else ({}, "")
     figures = measure_concurrency(_config(args), args.frames, args.repeats, args.seed)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
     rows = [
@@ -183,7 +192,33 @@ def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         for name, times in figures["ms_per_frame"].items()
     ]
     header = ["condition", "ms a frame (median)", "min", "max", "engine / this"]
-    return figures, table(header, rows)
+    return {**figures, **alone}, text + table(header, rows)
+
+
+def _alone(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from multi_dnn_ros.benchmark.networks_alone import DIRECT, JOBS, TORCHSCRIPT, WHOLE, measure_alone
+    from multi_dnn_ros.models.dnn import ModelError
+    from multi_dnn_ros.reporting import table
+
+    if args.jobs < 2:
+        raise UsageError(f"--jobs is {args.jobs}; with --alone at least 2: one job is the whole network")
+    try:
+        networks = measure_alone(args.alone, args.jobs, args.rounds, args.seed)
+    except (ModelError, ValueError) as error:
+        raise CommandError(f"--alone: {error}") from None
+    rows = [
+        [
+            each["model"],
+            f"{each['cpu_ms'][DIRECT]['p50']:.2f} ({each['cpu_ms'][DIRECT]['min']:.2f})",
+            *(
+                f"{each['over_direct'][name]['medians']:.3f} ({each['over_direct'][name]['minima']:.3f})"
+                for name in (WHOLE, JOBS, TORCHSCRIPT)
+            ),
+        ]
+        for each in networks
+    ]
+    header = ["alone, one thread", f"{DIRECT}, CPU ms: median (min)", f"{WHOLE} / that", JOBS, TORCHSCRIPT]
+    return {"alone": networks}, table(header, rows) + "\n\n"
 
 
 def _overhead(args: argparse.Namespace) -> tuple[dict[str, Any], str]:

@@ -141,7 +141,7 @@ def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
 
     check_backend(args)
     device = choose_device(args.device)
-    name = backend_name(args.backend, device)
+    name = backend_name(args.backend, device, precision=args.precision)
     check_partition(device, args.sms)
 
     def make_backend() -> Backend:

@@ -41,13 +41,11 @@ def open_target(args: argparse.Namespace) -> Iterator[Target]:
 
     check_backend(args)
     device = choose_device(args.device)
-    name = backend_name(args.backend, device)
+    name = backend_name(args.backend, device, precision=args.precision)
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads or (cpu_count() if device.type == "cpu" else before))
     try:
-        yield Target(
-            device, name, lambda: choose_backend(args.backend, device), args.precision, args.batch, args.repeats
-        )
+        yield Target(device, name, lambda: choose_backend(name, device), args.precision, args.batch, args.repeats)
     finally:
         torch.set_num_threads(before)
 

@@ -12,6 +12,7 @@ from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.engine.job import Job
 from multi_dnn_ros.engine.observer import Observer, Unobserved
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
@@ -74,8 +75,8 @@ class Engine:
         self._clock = clock
         self._observer = observer or Unobserved()
         self._started = False
-        policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
-        self._queue = JobQueue(policy, clock)
+        self._policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
+        self._queue = JobQueue(self._policy, clock)
         device = device or torch.device("cpu")
         limits = Limits(
             max_failures=max_failures,
@@ -92,7 +93,9 @@ class Engine:
         self._of_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
         }
-        orders = device.type == "cuda" and len(tasks) > 1 and any(policy.offset_ns(task) is not None for task in tasks)
+        orders = (
+            device.type == "cuda" and len(tasks) > 1 and any(self._policy.offset_ns(task) is not None for task in tasks)
+        )
         waiting = max_launched if orders and max_launched is not None else 0
         self._is_bounded = waiting > 0
         self._order()
@@ -199,7 +202,22 @@ class Engine:
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
 
     def _runner(self, *, waits: bool = False) -> Runner:
-        return Runner(self._queue, self._device, self.stream_of, self._observer, waits=waits)
+        return Runner(self._queue, self._device, self.stream_of, self._observer, whole=self._may_run_whole, waits=waits)
+
+    def _may_run_whole(self, successor: Job) -> bool:
+        """Whether a frame on a CPU may run as one network in place of its jobs, the second of which is `successor`.
+
+        It cannot be interrupted then, so only where nobody waits for it who would not wait for its jobs: no job waits
+        that comes before them; and no DNN's frame may come meanwhile that has to go before them, unless each DNN, which
+        has one inference under way at most, finds a worker for itself.
+        """
+        if not self._queue.is_next(successor):
+            return False
+        tasks = [dnn.task for dnn in self._dnns.values()]
+        own = successor.inference.task
+        return len(self._workers) >= len(tasks) or not any(
+            self._policy.may_overtake(task, own) for task in tasks if task.name != own.name
+        )
 
     def _order(self) -> None:
         """Priorities or deadlines may have changed."""

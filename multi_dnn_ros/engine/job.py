@@ -98,7 +98,7 @@ def loss_by(error: BaseException, job: int) -> Loss:
 class Job:
     """A run of consecutive hidden layers of one inference: what workers take from the shared queue.
 
-    index: of the job; once it ran on a GPU, of the last that was launched with it.
+    index: of the job; once it ran, of the last that ran with it.
     """
 
     inference: Inference
@@ -122,6 +122,9 @@ class Job:
     ) -> None:
         """Run; leaves the carried tensors in the inference.
 
+        goes_on: whether the inference's next job, which it is given, may run at once. On a CPU all jobs are one call
+        then, where the task has them as one.
+
         On CUDA this only launches, on `stream`, which is the calling thread's current one: what came before is waited
         for on the GPU, and an event is left for what comes after. To take turns with equals between two launches would
         cost and gain nothing there: the inference's next jobs are launched with this one for as long as it goes_on, all
@@ -136,7 +139,12 @@ class Job:
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - begin
             begin = now()
-        inference.carried = inference.stages[self.index](inference.carried)
+        whole = inference.task.in_one.get(inference.batch) if self.index == 0 else None
+        if whole is not None and not self.is_last and goes_on(self.successor()):
+            inference.carried = whole(inference.carried)
+            self.index = len(inference.stages) - 1
+        else:
+            inference.carried = inference.stages[self.index](inference.carried)
         inference.compute_ns += now() - begin
 
     def _launch(

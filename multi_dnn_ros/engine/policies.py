@@ -24,6 +24,9 @@ class Policy(Protocol):
 
         None: such a job never goes before one that waits already.
         """
+
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        """Whether a frame of `other` that comes while one of `task` is under way may have to go before its next job."""
         ...
 
 
@@ -35,6 +38,9 @@ class Fifo:
 
     def offset_ns(self, task: DnnTask) -> int | None:
         return None
+
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        return False
 
 
 class Priority:
@@ -54,6 +60,9 @@ class Priority:
 
     def offset_ns(self, task: DnnTask) -> int | None:
         return -task.priority * self.aging_ns
+
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        return other.priority > task.priority
 
 
 class EarliestDeadlineFirst:
@@ -76,6 +85,13 @@ class EarliestDeadlineFirst:
         return due_ns - (remaining_ns[job.index] if remaining_ns is not None else 0)
 
     def offset_ns(self, task: DnnTask) -> int | None:
+        return self._slack_ns(task)
+
+    def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
+        """A frame that comes later must start earlier only if it has less time from its arrival on."""
+        return self._slack_ns(other) < (self.default_ns if task.deadline_ns is None else task.deadline_ns)
+
+    def _slack_ns(self, task: DnnTask) -> int:
         deadline_ns = self.default_ns if task.deadline_ns is None else task.deadline_ns
         return deadline_ns - (task.remaining_ns[0] if task.remaining_ns is not None else 0)
 

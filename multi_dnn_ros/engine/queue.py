@@ -128,6 +128,19 @@ class JobQueue:
             return True
         return first >= self._policy.key(job)
 
+    def is_next(self, job: Job) -> bool:
+        """Whether `job`, the next of a frame that is under way, comes before every job that waits, equals too.
+
+        As `may_continue`, it looks without the lock.
+        """
+        if self._held or self._closed:
+            return False
+        try:
+            first = self._heap[0][0]
+        except IndexError:
+            return True
+        return first > self._policy.key(job)
+
     def exchange(self, job: Job) -> Job | None:
         """After a job whose frame goes on: queue `job`, its successor, and take the job whose turn it is.
 

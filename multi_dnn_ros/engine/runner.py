@@ -22,7 +22,8 @@ class Runner:
 
     A job that raises loses its frames and nothing else. observer: told of each job. stream_of: the same for all
     threads; not asked on a CPU. waits: on a GPU, whether it waits for the kernels of a job that may be overtaken (see
-    JobQueue); its thread sleeps then. at_once_ns: CPU time of the jobs that no worker ran.
+    JobQueue); its thread sleeps then. whole: whether a frame on a CPU runs as one network, asked with its second
+    job. at_once_ns: CPU time of the jobs that no worker ran.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Runner:
         stream_of: StreamOf,
         observer: Observer | None = None,
         *,
+        whole: Callable[[Job], bool] = lambda job: False,
         waits: bool = False,
     ) -> None:
         self._queue = queue
@@ -39,6 +41,7 @@ class Runner:
         # Blocking: one that does not sleep takes a core for as long as the kernels run.
         self._finished = torch.cuda.Event(blocking=True) if waits else None
         self._device = device
+        self._whole = whole
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
         self.at_once_ns = 0
 
@@ -76,7 +79,7 @@ class Runner:
             try:
                 dnn = name, inference.task.sms, inference.priority
                 stream = None if self._streams is None else self._streams.enter(dnn)
-                job.run(self._device, stream, self._queue.may_continue)
+                job.run(self._device, stream, self._whole if stream is None else self._queue.may_continue)
                 if finished is not None:
                     finished.record(stream)
             except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames

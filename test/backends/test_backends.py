@@ -20,7 +20,7 @@ from multi_dnn_ros.schema import DnnConfig
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["eager", "torchscript"])
+@pytest.fixture(params=["eager", "torchscript", "onnxruntime"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]()
 
@@ -32,8 +32,8 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         return inputs
 
 
-def test_a_cpu_runs_scripts_and_a_gpu_does_not() -> None:
-    assert type(choose_backend("auto", CPU)) is BACKENDS["torchscript"]
+def test_a_cpu_runs_sessions_and_a_gpu_does_not() -> None:
+    assert type(choose_backend("auto", CPU)) is BACKENDS["onnxruntime"]
     assert type(choose_backend("auto", torch.device("cuda:0"))) is FastestConvolutions
     assert type(choose_backend("eager", CPU)) is BACKENDS["eager"]
     with pytest.raises(ConfigError, match=r"dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"):

@@ -32,6 +32,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
     ("device", "backend", "capability", "expected"),
     [
         ("cpu", "torchscript", None, "auto fp32 bf16"),
+        ("cpu", "onnxruntime", None, "auto fp32"),
         ("cuda", "cuda_graph", (9, 0), "auto fp32 tf32 fp16 bf16"),
         ("cuda", "inductor", (8, 7), "auto fp32 tf32 fp16 bf16"),
         ("cuda", "cuda_graph", (7, 2), "auto fp32 fp16"),

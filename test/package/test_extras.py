@@ -202,7 +202,6 @@ LEARN = ["profile", "learn", "times.csv", "--output", "learnt"]
         (["demo"], "pycocotools", "demo needs pycocotools", "offline"),
         (["benchmark", "load", "--plot", "load.png"], "matplotlib", "--plot needs matplotlib", "plots"),
         (["benchmark", "paper", "--output", "paper.json"], "matplotlib", "--output needs matplotlib", "plots"),
-        (["profile", "layers", "people.onnx"], "onnx", "people.onnx: an ONNX file needs onnx", "onnx"),
         (["profile", "layers", "people.onnx"], "onnx2torch", "an ONNX file needs onnx2torch", "onnx"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -253,14 +252,14 @@ def test_the_modules_that_are_run_name_it_too(
 def test_the_node_names_it_for_a_dnn_in_an_onnx_file(hide: Callable[[str], None], tmp_path: Path) -> None:
     file = tmp_path / "people.onnx"
     file.touch()
-    hide("onnx")
+    hide("onnx2torch")
     config = to_config(
         {"dnns": ["people"], "device": "cpu", "dnn.people.role": "pedestrian", "dnn.people.model": str(file)}
     )
     with pytest.raises(ConfigError) as caught:
         build(config)
     assert str(caught.value) == (
-        f'{file}: an ONNX file needs onnx, which is not installed: pip install "multi_dnn_ros[onnx]"'
+        f'{file}: an ONNX file needs onnx2torch, which is not installed: pip install "multi_dnn_ros[onnx]"'
     )
 
 

@@ -23,6 +23,8 @@ ROSDEP = {
     "setuptools": "python3-setuptools",
     "tqdm": "python3-tqdm",
     "cyclonedds": None,
+    "onnx": None,
+    "onnxruntime": None,
     "pydantic": None,  # there is a key, for a version that is too old on Ubuntu 22.04 and 24.04
     "rosbags": None,
     "safetensors": None,

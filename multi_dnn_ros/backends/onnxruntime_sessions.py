@@ -1,0 +1,126 @@
+"""The jobs of a DNN as sessions of ONNX Runtime, which share their weights."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.onnx_export import export_chain
+from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
+
+#: Weights of at least so many bytes lie outside of the sessions, which may share them.
+_LEAST_SHARED_BYTES = 1024
+_WARM_UP_CALLS = 2
+
+
+def make_sessions(
+    stages: Sequence[nn.Module], inputs: Tensors, tolerance: float, shared: Shared | None = None
+) -> tuple[Stage, ...]:
+    """Stages (eval mode, on the CPU) as a session each; of several, the first one's `chain` is all of them as one.
+
+    tolerance: largest error of the results relative to their scale. shared: holds the weights that are equal, among the
+    sessions for one number of images and for others. Raises ExportError, ValueError for results that differ, and what
+    ONNX Runtime raises.
+    """
+    shared = shared or Shared()
+    exported = export_chain(stages, inputs)
+    ready = [SessionStage(part, shared) for part in optimize_parts(exported)]
+    chains: list[Sequence[SessionStage]] = [ready]
+    if len(ready) > 1:
+        whole = SessionStage(optimize_whole(exported), shared)
+        ready[0].chain = whole
+        chains.append([whole])
+    image = probe(inputs)
+    with torch.inference_mode():
+        expected = image
+        for stage in stages:
+            expected = stage(expected)
+        for chain in chains:
+            for _ in range(_WARM_UP_CALLS):
+                results = image
+                for part in chain:
+                    results = part(results)
+                check_agreement(results, expected, tolerance)
+    return tuple(ready)
+
+
+class SessionStage:
+    """A job as a session. chain: of a first job, the whole DNN as one session.
+
+    weights: what the session reads where it lies; those of `shared` where they are equal. What the stage returns lies
+    in memory of its own, that of an input or that of a constant.
+    """
+
+    def __init__(self, part: Part, shared: Shared) -> None:
+        self.chain: SessionStage | None = None
+        self.weights: list[Any] = []
+        self._takes, self._gives = part.takes, part.gives
+        self._constants = {name: _copied(tensor) for name, tensor in part.constants.items()}
+        self._session: Any = None
+        self._reads: frozenset[str] = frozenset()
+        self._makes: list[str] = []
+        if part.model is not None:
+            self._reads = frozenset(value.name for value in part.model.graph.input)
+            self._makes = [value.name for value in part.model.graph.output]
+            self.weights, self._session = _session(part.model, shared)
+
+    def __call__(self, carried: Tensors) -> Tensors:
+        values = {**self._constants, **dict(zip(self._takes, carried, strict=True))}
+        if self._session is not None:
+            fed = {name: tensor.contiguous().numpy() for name, tensor in values.items() if name in self._reads}
+            made = self._session.run(self._makes, fed)
+            values.update((name, torch.from_numpy(array)) for name, array in zip(self._makes, made, strict=True))
+        return tuple(values[name] for name in self._gives)
+
+
+def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
+    """(weights that must live as long as the session, the session) of an optimized model, which loses its weights."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # it is optimized already
+    # Threads that wait actively between two operations would take the core from another worker's.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    weights = {}
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= _LEAST_SHARED_BYTES:
+            weights[tensor.name] = _shared_weight(tensor, shared)
+            _leave_outside(tensor)
+    if weights:
+        options.add_external_initializers(list(weights), list(weights.values()))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(weights.values()), session
+
+
+def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
+    key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
+    if key not in shared.weights:
+        # In memory of PyTorch, which begins at a multiple of 64 bytes: vector registers are loaded faster from there.
+        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_copied(tensor).numpy())
+    return shared.weights[key]
+
+
+def _copied(tensor: onnx.TensorProto) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the array is read-only, as the copy is not
+        return torch.from_numpy(onnx.numpy_helper.to_array(tensor)).clone()
+
+
+def _leave_outside(tensor: onnx.TensorProto) -> None:
+    """Say that the values lie elsewhere, of which ONNX Runtime gets to know by the tensor's name."""
+    length = len(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "weights"), ("offset", "0"), ("length", str(length))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value

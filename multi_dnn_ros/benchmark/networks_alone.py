@@ -1,0 +1,120 @@
+"""Each network alone on one core: as the node serves it, against ONNX Runtime run directly on the whole network."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnxruntime
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.onnx_export import memory_file
+from multi_dnn_ros.choices import choose_backend
+from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.reporting import distribution
+
+DIRECT = "ONNX Runtime directly"
+WHOLE = "as one network"
+JOBS = "job by job"
+TORCHSCRIPT = "torchscript, job by job"
+#: What networks without a size of their own take, as classifiers are trained.
+_SIZE = (224, 224)
+_OPSET = 17
+
+
+def measure_alone(models: Sequence[str], jobs: int, rounds: int, seed: int) -> list[dict[str, Any]]:
+    """Milliseconds of processor time of one image, batch 1, float32, one thread, for each of `models`.
+
+    Preprocessing is left out. All conditions compute in the calling thread, whose processor time is the elapsed time
+    on an idle machine, and which other processes change less. models: as parameter `dnn.<dnn>.model`; torchvision's
+    have random weights. jobs: that each is cut into. In each round every condition runs once, in random order.
+    ValueError where a condition computes something else.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [_measure(model, jobs, rounds, random.Random(seed)) for model in models]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(model: str, jobs: int, rounds: int, order: random.Random) -> dict[str, Any]:
+    torch.manual_seed(0)
+    source = load_network(model, weights="random" if model.startswith("torchvision:") else "default")
+    width, height = source.size or _SIZE
+    inputs = probe((torch.zeros(1, 3, height, width),))
+    network = source.network
+    conditions = _conditions(network, inputs, jobs)
+    times: dict[str, list[float]] = {name: [] for name in conditions}
+    load = os.getloadavg()[0]
+    with torch.inference_mode():
+        expected = conditions[DIRECT](inputs)
+        for run in conditions.values():
+            check_agreement(run(inputs), expected, 1e-4)
+        for _ in tqdm(range(rounds), desc=model, unit="round", disable=None):
+            for name in order.sample(list(conditions), len(conditions)):
+                begin = time.thread_time()
+                conditions[name](inputs)
+                times[name].append((time.thread_time() - begin) * 1e3)
+    return {
+        "model": model,
+        "input": [height, width],
+        "jobs": jobs,
+        "load_average": [load, os.getloadavg()[0]],
+        "cpu_ms": {name: distribution(samples) for name, samples in times.items()},
+        "over_direct": {
+            name: {
+                "medians": statistics.median(samples) / statistics.median(times[DIRECT]),
+                "minima": min(samples) / min(times[DIRECT]),
+            }
+            for name, samples in times.items()
+            if name != DIRECT
+        },
+    }
+
+
+def _conditions(network: nn.Module, inputs: Tensors, jobs: int) -> dict[str, Callable[[Tensors], Tensors]]:
+    direct = _directly(network, inputs)
+    served = _prepared("onnxruntime", network, inputs, jobs)
+    scripts = _prepared("torchscript", network, inputs, jobs)
+    whole = getattr(served[0], "chain", None)
+    if whole is None:
+        raise ValueError(f"{type(network).__name__} does not run as sessions, or has one job only")
+    return {DIRECT: direct, WHOLE: whole, JOBS: _through(served), TORCHSCRIPT: _through(scripts)}
+
+
+def _prepared(backend: str, network: nn.Module, inputs: Tensors, jobs: int) -> Sequence[Stage]:
+    cpu = torch.device("cpu")
+    return choose_backend(backend, cpu).prepare(cut(network, inputs, jobs, fold_batch_norm=True), inputs, cpu)
+
+
+def _through(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
+    def run(carried: Tensors) -> Tensors:
+        for stage in stages:
+            carried = stage(carried)
+        return carried
+
+    return run
+
+
+def _directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Tensors]:
+    """What one would write first: the network itself exported by PyTorch, arrays in and out."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    with memory_file("network.onnx") as path:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(network, inputs, path, dynamo=False, opset_version=_OPSET)
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    return lambda carried: tuple(torch.from_numpy(array) for array in session.run(None, {name: carried[0].numpy()}))

@@ -1,0 +1,141 @@
+"""On a CPU a frame runs as one network where nobody is held up by it, else job by job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_fakes import WAIT, FakeClock, Gate, frame, task, until
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
+from multi_dnn_ros.engine import DnnTask, Engine
+from multi_dnn_ros.engine.policies import make_policy
+from multi_dnn_ros.flat_parameters import to_config
+from multi_dnn_ros.pipeline import build
+
+MS = 1_000_000
+
+
+def with_whole(name: str, ran: list[str], hold: Callable[[], None] = lambda: None, **kwargs: object) -> DnnTask:
+    """A DNN of two jobs that is there as one network, too; notes which of them run."""
+
+    def whole(carried: Tensors) -> Tensors:
+        ran.append(f"{name} whole")
+        hold()
+        return (carried[0] + 2,)
+
+    def job(index: int) -> None:
+        ran.append(f"{name} {index}")
+        hold()
+
+    made = task(name, 2, cameras=(name,), on_job=job, **kwargs)
+    return replace(made, in_one={1: whole})
+
+
+def offer(engine: Engine, *cameras: str) -> None:
+    for camera in cameras:
+        engine.offer(frame(camera, 1))
+
+
+def test_a_dnn_that_is_alone_runs_as_one_network(start, recorder) -> None:
+    ran: list[str] = []
+    engine = start(with_whole("a", ran), workers=1, policy="edf")
+    offer(engine, "a")
+    assert engine.wait_idle(WAIT)
+    assert ran == ["a whole"]
+    assert recorder.results[0].output[0] == 3.0
+
+
+def test_a_job_that_waits_keeps_the_next_frame_from_running_whole(start, recorder) -> None:
+    """Three DNNs, one worker: while the first is held, two wait; the one that goes next sees the other."""
+    gate, ran = Gate(), []
+    engine = start(*(with_whole(name, ran, gate) for name in "abc"), workers=1)
+    offer(engine, "a")
+    gate.wait_for_job()
+    offer(engine, "b", "c")
+    until(lambda: len(engine._queue) == 2)
+    gate.open()
+    assert engine.wait_idle(WAIT)
+    first, second = (name[0] for name in ran[1:3])
+    assert {first, second} == {"b", "c"}
+    # The one leaves the worker to the other behind its first job, and so does the other, as the one waits again.
+    assert ran == ["a whole", f"{first} 0", f"{second} 0", f"{first} 1", f"{second} 1"]
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, ["low 0", "low 1"]), (2, ["low whole"])])
+def test_a_less_important_dnn_leaves_a_worker_to_a_more_important_one(start, recorder, workers, expected) -> None:
+    ran: list[str] = []
+    engine = start(with_whole("low", ran), with_whole("high", ran, priority=1), workers=workers, policy="priority")
+    offer(engine, "low")
+    assert engine.wait_idle(WAIT)
+    assert ran == expected
+    ran.clear()
+    offer(engine, "high")
+    assert engine.wait_idle(WAIT)
+    assert ran == ["high whole"]
+
+
+def test_a_priority_that_changes_counts_from_then_on(start, recorder) -> None:
+    ran: list[str] = []
+    engine = start(with_whole("a", ran), with_whole("b", ran), workers=1, policy="priority")
+    for priority in (0, 1):
+        engine.update("b", priority=priority)
+        offer(engine, "a")
+        assert engine.wait_idle(WAIT)
+    assert ran == ["a whole", "a 0", "a 1"]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "overtakes"),
+    [
+        ((20, None), (30, None), False),
+        ((20, None), (20, None), False),
+        ((30, None), (20, None), True),
+        ((None, None), (999, None), True),
+        ((None, None), (None, None), False),
+        ((20, None), (30, 15), True),  # it has 15 ms of slack when it comes
+    ],
+)
+def test_under_edf_the_one_with_less_time_may_overtake(own, other, overtakes) -> None:
+    def dnn(deadline_ms: int | None, remaining_ms: int | None) -> DnnTask:
+        remaining = None if remaining_ms is None else (remaining_ms * MS, 1)
+        return task(deadline_ns=deadline_ms and deadline_ms * MS, remaining_ns=remaining)
+
+    assert make_policy("edf", 1).may_overtake(dnn(*other), dnn(*own)) is overtakes
+
+
+def test_a_job_that_fails_in_a_whole_network_loses_its_frame(start, recorder) -> None:
+    def broken(carried: Tensors) -> Tensors:
+        raise RuntimeError("no")
+
+    engine = start(replace(task(), in_one={1: broken}), workers=1)
+    engine.offer(frame())
+    assert engine.wait_idle(WAIT)
+    assert [drop.message for drop in recorder.drops] == ["job 0: RuntimeError: no"]
+
+
+def test_timings_of_a_whole_network_are_those_of_its_one_call(start, recorder) -> None:
+    clock = FakeClock()
+    engine = start(with_whole("a", []), workers=1, clock=clock)
+    offer(engine, "a")
+    assert engine.wait_idle(WAIT)
+    assert recorder.results[0].timing.compute_ns > 0
+
+
+@pytest.mark.parametrize(("blocking_ms", "workers", "whole"), [(0.0, 1, True), (5.0, 1, False), (5.0, 2, True)])
+def test_our_dnns_have_a_whole_network_unless_jobs_may_not_be_that_long(blocking_ms, workers, whole) -> None:
+    flat = {"device": "cpu", "dnns": ["lane", "object"], "workers": workers, "blocking_ms": blocking_ms}
+    pipeline = build(to_config({**flat, "dnn.lane.jobs": 2, "dnn.object.jobs": 2}))
+    for each in pipeline.tasks:
+        assert list(each.in_one) == ([1] if whole and len(each.stages) > 1 else [])
+        image = each.preprocess(torch.zeros(48, 64, 3, dtype=torch.uint8))
+        if each.in_one:
+            assert isinstance(each.stages[0], SessionStage)
+            carried = image
+            with torch.inference_mode():
+                for stage in each.stages:
+                    carried = stage(carried)
+                torch.testing.assert_close(each.in_one[1](image), carried, rtol=1e-4, atol=1e-4)
