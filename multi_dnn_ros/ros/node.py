@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import psutil
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
-from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
-from multi_dnn_ros.ros.machine import hardware_id, versions
+from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
+from multi_dnn_ros.ros.machine import hardware_id
 from multi_dnn_ros.ros.middleware import Middleware, found
+from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.schema import NodeConfig
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Level, Progress
+from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
+from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Progress
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Unless it is remapped.
 NODE_NAME = "multi_dnn"
 #: How long a transition that was cancelled may take to end; then the host is closed under it.
 _CANCEL_S = 1.0
+#: How long closing the host, and what is drawn, may take beyond the time to stop.
+_CLOSE_S = 3.0
 
-_LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
 #: Makes the host for a value of the parameter `isolation`. build: see MultiDnnNode.
 MakeHost = Callable[[str, "Build | None"], Host]
 
@@ -72,8 +76,10 @@ class MultiDnnNode(LifecycleNode):
         self._make_host = host
         self._host: Host | None = None  # from the begin of configuring
         self._progress: Progress | None = None  # while configuring
+        self._progressing = threading.Lock()  # held to change it
         self._config: NodeConfig | None = None
-        self._description: Description | None = None  # while configured
+        self._description: Description | None = None
+        self._capacity = CapacityForImages(None)  # while configured
         self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters that changed while configuring
         self._outputs: ResultPublishers | None = None
         self._serving: Serving | None = None
@@ -111,15 +117,22 @@ class MultiDnnNode(LifecycleNode):
 
     def close(self) -> None:
         """Stop and free everything, in whatever state the node is; for the end of the process."""
-        if not self._transitions.end(_CANCEL_S):
+        if not self._transitions.end(_CANCEL_S) and not self._end_slow_transition():
+            self._transitions.abandon()
+            self.get_logger().error("the transition that is under way does not end")
             self._release()
-            if self._transitions.hangs:
-                self.get_logger().error(f"a transition did not end within {_CANCEL_S:g} s after it was cancelled")
             return
         try:
             self.trigger_shutdown()
         except Exception:  # shut down already
             self._release()
+
+    def _end_slow_transition(self) -> bool:
+        """What did not end at once when it was cancelled: configuring is given up, and stopping may take its time."""
+        if self._state() == "configuring" and self._host is not None:
+            self._host.close()
+            return self._transitions.end(_CANCEL_S / 2)
+        return self._transitions.end(self._node_parameters.value("stop_timeout_s") + _CLOSE_S)
 
     # -- transitions
 
@@ -139,7 +152,8 @@ class MultiDnnNode(LifecycleNode):
             self._release()
             return FAILURE
         finally:
-            self._progress = None
+            with self._progressing:
+                self._progress = None
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -188,8 +202,12 @@ class MultiDnnNode(LifecycleNode):
 
     def _progressed(self, progress: Progress) -> None:
         """Called in any thread."""
-        former, self._progress = self._progress, progress
-        if former is None or progress.text != former.text:
+        with self._progressing:
+            former = self._progress
+            if former is None:  # told late: configuring has ended
+                return
+            self._progress = progress
+        if progress.text != former.text:
             self.get_logger().info(progress.text)
 
     def _configured(self, config: NodeConfig, description: Description) -> None:
@@ -208,7 +226,8 @@ class MultiDnnNode(LifecycleNode):
         self._description = description
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
-        self._tell_capacity(description)
+        self._capacity = CapacityForImages(description.fit)
+        self._tell_capacity(self._capacity.current)
         self.get_logger().info(
             f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
             f"workers {description.workers} on {description.device}; policy {config.policy}; {self._memory()}"
@@ -222,7 +241,7 @@ class MultiDnnNode(LifecycleNode):
         super().on_activate(state)  # before the first result: inactive publishers drop what they are given
         try:
             self._serving = Serving(
-                self, self._config, self._host, self._description, self._outputs, self._receive_check
+                self, self._config, self._host, self._description, self._outputs, self._receive_check, self._on_size
             )
             self._report.restart()
             for name in self._description.dnns:
@@ -317,10 +336,11 @@ class MultiDnnNode(LifecycleNode):
 
     def _publish_diagnostics(self) -> None:
         try:
+            host, description = self._host, self._description
             statuses = [
-                self._status(),
-                *self._capacity_status(),
-                *self._host_statuses(),
+                node_status(self._report, self._view()),
+                *capacity_statuses(self._report, self._capacity.current if description is not None else None),
+                *host_statuses(self._report, host.conditions() if host is not None else ()),
                 *(self._serving.statuses(self._report) if self._serving is not None else ()),
             ]
             self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
@@ -329,8 +349,11 @@ class MultiDnnNode(LifecycleNode):
             if more is not None:
                 self.get_logger().error(f"diagnostics: {traceback.format_exc()}{more}")
 
-    def _tell_capacity(self, description: Description) -> None:
-        found = description.capacity
+    def _on_size(self, camera: str, size: tuple[int, int]) -> None:
+        """An image of this (width, height) was served."""
+        self._tell_capacity(self._capacity.see(camera, size))
+
+    def _tell_capacity(self, found: Capacity | None) -> None:
         if found is None:
             return
         text = "; ".join((f"capacity: {found.text}", *found.advice))
@@ -338,19 +361,6 @@ class MultiDnnNode(LifecycleNode):
             self.get_logger().info(text)
         else:
             self.get_logger().warning(text)
-
-    def _capacity_status(self) -> list[DiagnosticStatus]:
-        """Nothing without rates of the cameras."""
-        found = self._description.capacity if self._description is not None else None
-        if found is None:
-            return []
-        return [self._report.status("capacity", OK if found.fits else WARN, found.text, found.values)]
-
-    def _host_statuses(self) -> list[DiagnosticStatus]:
-        """Of the engine's parts, in every state that has an engine."""
-        if self._host is None:
-            return []
-        return [self._report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in self._host.conditions()]
 
     def _state(self) -> str:
         if self._serving is not None:
@@ -361,31 +371,17 @@ class MultiDnnNode(LifecycleNode):
             return "configuring"
         return "finalized" if self._finalized else "unconfigured"
 
-    def _status(self) -> DiagnosticStatus:
-        state, config, description, progress = self._state(), self._config, self._description, self._progress
-        level, text = (OK if description is not None else WARN), state
-        values: dict[str, object] = {"state": state, **versions()}
-        if state == "configuring" and progress is not None:
-            text = f"configuring: {progress_text(progress)}"
-        hung = self.hung
-        ended = self._serving.ended() if self._serving is not None else []
-        if self._failure or hung or ended:
-            level = ERROR
-            text = self._failure or (
-                f"threads hang: {', '.join(hung)}" if hung else f"threads ended by an error: {', '.join(ended)}"
-            )
-        if config is not None and description is not None:
-            values.update(
-                {
-                    **description.versions,
-                    "device": description.device,
-                    "workers": description.workers,
-                    "policy": config.policy,
-                    "DNNs": ", ".join(config.dnns),
-                    "cameras": ", ".join(config.cameras),
-                }
-            )
-        return self._report.status("node", level, text, {**values, **self._memory_values()})
+    def _view(self) -> NodeView:
+        return NodeView(
+            state=self._state(),
+            progress=self._progress if self._description is None else None,
+            config=self._config,
+            description=self._description,
+            failure=self._failure,
+            hung=self.hung,
+            ended=self._serving.ended() if self._serving is not None else (),
+            memory=self._memory_values(),
+        )
 
     def _memory_values(self) -> dict[str, int]:
         own = {"resident memory (bytes)": psutil.Process().memory_info().rss}
@@ -393,15 +389,3 @@ class MultiDnnNode(LifecycleNode):
 
     def _memory(self) -> str:
         return ", ".join(f"{name} {value:,}" for name, value in self._memory_values().items())
-
-
-def progress_text(progress: Progress) -> str:
-    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`; `3 of 3 DNNs ready, ...`."""
-    parts = [progress.text]
-    if progress.ready < progress.total:
-        parts.insert(0, f"DNN {progress.ready + 1} of {progress.total}")
-    elif progress.total:
-        parts.insert(0, f"{progress.ready} of {progress.total} DNNs ready")
-    if progress.left_s is not None:
-        parts.append(f"about {progress.left_s:.0f} s left")
-    return ", ".join(parts)

@@ -62,7 +62,8 @@ class LogThrottle:
 class Serving:
     """Serves frames from the moment it is made until :meth:`stop`.
 
-    host: configured, as `description` says. outputs: activated already. check: of the node's receive buffers.
+    host: configured, as `description` says. outputs: activated already. check: of the node's receive buffers. on_size:
+    told of each result's camera and the (width, height) of its image.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class Serving:
         description: Description,
         outputs: ResultPublishers,
         check: ReceiveCheck,
+        on_size: Callable[[str, tuple[int, int]], object],
     ) -> None:
         self._node = node
         self._log = node.get_logger()
         self._clock = node.get_clock()
         self._host = host
         self._outputs = outputs
+        self._on_size = on_size
         self._throttle = LogThrottle()
         self._serves = self._subscribed = True
         self._hanging: list[threading.Thread] = []  # the host's, after stopping
@@ -184,6 +187,8 @@ class Serving:
 
     def _on_result(self, result: Result) -> None:
         self._outputs.publish(result)
+        height, width = result.frame.image().shape[:2]
+        self._on_size(result.frame.camera, (width, height))
         age_ns = self._clock.now().nanoseconds - result.frame.stamp_ns
         self._ages.add((result.dnn, result.frame.camera), time.monotonic_ns(), age_ns)
         self._overlay.add(result)

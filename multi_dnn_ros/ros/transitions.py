@@ -92,7 +92,7 @@ class Transitions:
 
     @property
     def hangs(self) -> bool:
-        """Whether a transition that :meth:`end` gave up still runs."""
+        """Whether a transition that was given up still runs."""
         return self._abandoned and self._thread is not None and self._thread.is_alive()
 
     def begin(self, *steps: Step) -> bool:
@@ -116,10 +116,7 @@ class Transitions:
             self._cancel_timer = self._node.create_timer(_TURN_S, self._cancel, self._group, clock)
 
     def end(self, timeout_s: float) -> bool:
-        """Cancel what is under way and wait for it, whether or not the executor spins; for the end of the node.
-
-        False: it takes longer. Nothing of it is run in the executor's thread any more.
-        """
+        """Cancel what is under way and wait for it, whether or not the executor spins; False when it takes longer."""
         self.cancel()
         end = time.monotonic() + timeout_s
         while self._thread is not None and (left_s := end - time.monotonic()) > 0:
@@ -129,8 +126,11 @@ class Transitions:
                 self.cancel()
                 continue
             call()
+        return self._thread is None
+
+    def abandon(self) -> None:
+        """Give up what is under way: nothing of it is run in the executor's thread any more."""
         self._abandoned = self._thread is not None
-        return not self._abandoned
 
     def in_executor(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call in the executor's thread, which creates and destroys what it waits on; what it returns or raises.

@@ -1,41 +1,51 @@
-"""Whether what is configured fits the device, told when configuring and on /diagnostics."""
+"""Whether what is configured fits the device, as it is told in the log and on /diagnostics."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-if TYPE_CHECKING:
-    from multi_dnn_ros.profiling.fit import Verdict
-    from multi_dnn_ros.profiling.image_sizes import Fit
-    from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.profiling.fit import Verdict
+from multi_dnn_ros.profiling.image_sizes import Fit, Size, SizesSeen
 
 #: Reasons why times are not predicted, each a layer or a load, that /diagnostics has.
 _MOST_DOUBTS = 5
 
 
-def measured_fit(config: NodeConfig, pipeline: Any) -> Fit | None:
-    """Measure each DNN alone and among the others, a second or two; None unless every camera has a rate.
+@dataclass(frozen=True)
+class Capacity:
+    """Whether the DNNs fit the device at the cameras' rates. values: for diagnostics, by name with unit."""
 
-    With a predictor times are predicted, as far as it knows the layers. What comes of it is judged for any sizes of
-    images (see SizesSeen), also in another process.
-    """
-    rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
-    if not all(rates.values()):
-        return None
-    from multi_dnn_ros.fit_check import fit_of
-
-    return fit_of(config, pipeline, {}, rates, pipeline.predictor)
+    fits: bool
+    text: str
+    advice: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
-def capacity(config: NodeConfig, pipeline: Any) -> Verdict | None:
-    """The verdict before any image has come in; None unless every camera has a rate."""
-    fit = measured_fit(config, pipeline)
-    return None if fit is None else fit.verdict()
+class CapacityForImages:
+    """The verdict for the sizes of images that have come in; thread-safe. fit: what was measured; None: nothing."""
+
+    def __init__(self, fit: Fit | None) -> None:
+        self._lock = threading.Lock()
+        self._seen = None if fit is None else SizesSeen(fit)
+        self.current = None if fit is None else shown(fit.verdict())
+
+    def see(self, camera: str, size: Size) -> Capacity | None:
+        """To be told the (width, height) of each image; the new verdict, if there is one."""
+        if self._seen is None:
+            return None
+        with self._lock:
+            verdict = self._seen.see(camera, size)
+            if verdict is None:
+                return None
+            self.current = shown(verdict)
+            return self.current
 
 
-def capacity_values(verdict: Verdict) -> dict[str, object]:
-    """As /diagnostics has them."""
-    values: dict[str, object] = {"workers needed (%)": f"{100 * verdict.utilization:.1f}"}
+def shown(verdict: Verdict) -> Capacity:
+    """A verdict as it is told."""
+    values: dict[str, str] = {"workers needed (%)": f"{100 * verdict.utilization:.1f}"}
     values.update({f"{dnn} needs (% of a worker)": f"{100 * need:.1f}" for dnn, need in verdict.needs.items()})
     values.update({f"{dnn} at most (Hz)": f"{hz:.2f}" for dnn, hz in verdict.most_hz.items()})
     values.update(
@@ -44,4 +54,4 @@ def capacity_values(verdict: Verdict) -> dict[str, object]:
     values.update({f"advice {number}": text for number, text in enumerate(verdict.advice, start=1)})
     doubts = enumerate(verdict.doubts[:_MOST_DOUBTS], start=1)
     values.update({f"not predicted {number}": text for number, text in doubts})
-    return values
+    return Capacity(verdict.fits, verdict.text, tuple(verdict.advice), values)

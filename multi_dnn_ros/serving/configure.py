@@ -11,13 +11,13 @@ import torch
 from multi_dnn_ros.memory import settle_memory
 from multi_dnn_ros.reporting import cpu_model
 from multi_dnn_ros.schema import NodeConfig
-from multi_dnn_ros.serving.capacity import capacity, capacity_values
-from multi_dnn_ros.serving.host import Build, Capacity, Description, DnnDescription, Progress
+from multi_dnn_ros.serving.host import Build, Description, DnnDescription, Progress
 from multi_dnn_ros.serving.progress import ProgressReport, durations_file, keep_durations, read_durations
 from multi_dnn_ros.serving.warm_up import warm_up
 
 if TYPE_CHECKING:
     from multi_dnn_ros.pipeline import Pipeline
+    from multi_dnn_ros.profiling.image_sizes import Fit
 
 
 def configure(
@@ -55,20 +55,24 @@ def library_versions() -> dict[str, str]:
     return {"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"}
 
 
-def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None]) -> Capacity | None:
-    """Whether the device can do what is asked of it; what it is too much for is served as far as possible."""
+def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None]) -> Fit | None:
+    """Measure each DNN alone and among the others, a second or two; None unless every camera has a rate.
+
+    With a predictor times are predicted, as far as it knows the layers.
+    """
+    rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
+    if not all(rates.values()):
+        return None
+    from multi_dnn_ros.fit_check import fit_of
+
     try:
-        verdict = capacity(config, pipeline)
+        return fit_of(config, pipeline, {}, rates, pipeline.predictor)
     except ValueError as error:
         tell(f"capacity is not known: {error}")
         return None
-    if verdict is None:
-        return None
-    values = {name: str(value) for name, value in capacity_values(verdict).items()}
-    return Capacity(verdict.fits, verdict.text, tuple(verdict.advice), values)
 
 
-def _described(pipeline: Pipeline, capacity: Capacity | None) -> Description:
+def _described(pipeline: Pipeline, fit: Fit | None) -> Description:
     device = pipeline.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     return Description(
@@ -83,6 +87,6 @@ def _described(pipeline: Pipeline, capacity: Capacity | None) -> Description:
             )
             for task in pipeline.tasks
         },
-        capacity,
+        fit,
         library_versions(),
     )

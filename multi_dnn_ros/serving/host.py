@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
+from multi_dnn_ros.profiling.image_sizes import Fit
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.accounts import Accounts
 
@@ -44,16 +45,6 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """Whether the DNNs fit the device at the cameras' rates. values: for diagnostics, by name with unit."""
-
-    fits: bool
-    text: str
-    advice: tuple[str, ...] = ()
-    values: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class DnnDescription:
     """cameras: whose frames it takes. labels: class names by index. own_threshold: for score_threshold 0."""
 
@@ -66,15 +57,15 @@ class DnnDescription:
 class Description:
     """What configuring made, as far as others need to know.
 
-    device: as torch names it (`cpu`, `cuda:0`). device_name: the processor's own. dnns: by name. versions: of torch and
-    CUDA, by name.
+    device: as torch names it (`cpu`, `cuda:0`). device_name: the processor's own. dnns: by name. fit: whether the DNNs
+    fit the device, measured; None: not asked for. versions: of torch and CUDA, by name.
     """
 
     device: str
     device_name: str
     workers: int
     dnns: Mapping[str, DnnDescription]
-    capacity: Capacity | None = None
+    fit: Fit | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
 

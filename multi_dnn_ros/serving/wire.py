@@ -20,7 +20,7 @@ import numpy.typing as npt
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.schema import NodeConfig
-from multi_dnn_ros.serving.host import Build, Capacity, Description, Progress
+from multi_dnn_ros.serving.host import Build, Description, Progress
 
 #: Arrays of a result from this size on go through shared memory.
 LARGE_BYTES = 16_384
@@ -121,13 +121,6 @@ class Progressed:
 @dataclass(frozen=True)
 class Configured:
     description: Description
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The capacity was judged anew, for the sizes of the images that came in."""
-
-    capacity: Capacity
 
 
 @dataclass(frozen=True)

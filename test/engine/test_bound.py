@@ -69,7 +69,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 def offer(engine: Engine, *cameras: str) -> None:
     for camera in cameras:
-        engine.offer(OnDevice(camera, 0, lambda: np.zeros((2, 2, 3), np.uint8)))
+        engine.offer(OnDevice(camera, 0, np.zeros((2, 2, 3), np.uint8)))
 
 
 LOW = [f"low{number}" for number in range(5)]

@@ -51,7 +51,7 @@ class OnDevice(Frame):
 
 
 def on_device(value: int = 0, camera: str = "front") -> OnDevice:
-    return OnDevice(camera, value, lambda: np.zeros((2, 3, 3), np.uint8))
+    return OnDevice(camera, value, np.zeros((2, 3, 3), np.uint8))
 
 
 def run(device: torch.device, tasks: list, values: list[int], make: Callable[..., Frame]) -> tuple[Observed, Recorder]:

@@ -100,7 +100,7 @@ class RosSystem:
         self.running.append(running)
         return running
 
-    def ros2(self, *arguments: str, timeout_s: float = 60.0, middleware: str | None = None) -> tuple[int, str]:
+    def ros2(self, *arguments: str, timeout_s: float = 120.0, middleware: str | None = None) -> tuple[int, str]:
         """Exit code and output of a `ros2` command. middleware: as RMW_IMPLEMENTATION; None: the test's own."""
         environment = {**os.environ, **({"RMW_IMPLEMENTATION": middleware} if middleware else {})}
         done = subprocess.run(

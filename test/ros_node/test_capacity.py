@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from node_bench import Bench, build
+from node_bench import Bench, build, image
 
 from multi_dnn_ros.pipeline import Pipeline
 from multi_dnn_ros.profiling.fit import Verdict
 from multi_dnn_ros.schema import NodeConfig
-from multi_dnn_ros.serving.capacity import capacity_values
+from multi_dnn_ros.serving.capacity import shown
 
 OK, WARN = 0, 1
 
@@ -65,9 +65,22 @@ def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench)
         assert bench.change("cleanup")
 
 
+def test_the_size_of_images_is_assumed_until_one_comes(bench: Bench) -> None:
+    bench.node({"camera.front.rate_hz": 0.5}, build=slow)
+    assert bench.change("configure")
+    assumed = "(images of camera front taken to be 640 x 480)"
+    bench.until(lambda: assumed in bench.status("capacity").message, "the verdict")
+    small = float(bench.status("capacity").by_key["decoding front (% of a core)"])
+    assert bench.change("activate")
+    bench.camera().publish(image(size=(1920, 1080)))
+    bench.until(lambda: assumed not in bench.status("capacity").message, "a verdict for the image")
+    assert bench.status("capacity").message.startswith("fits: ")
+    assert float(bench.status("capacity").by_key["decoding front (% of a core)"]) >= small
+
+
 def test_what_was_not_predicted_is_told() -> None:
     verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", doubts=tuple(f"doubt {number}" for number in range(9)))
-    values = capacity_values(verdict)
+    values = shown(verdict).values
     assert [values[f"not predicted {number}"] for number in (1, 5)] == ["doubt 0", "doubt 4"]
     assert "not predicted 6" not in values
 

@@ -12,7 +12,8 @@ from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetAvailableTransitions
 from node_bench import Bench
 
-from multi_dnn_ros.ros.node import MultiDnnNode, progress_text
+from multi_dnn_ros.ros.node import MultiDnnNode
+from multi_dnn_ros.ros.node_status import progress_text
 from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
@@ -230,6 +231,20 @@ def test_the_node_answers_while_the_last_frames_are_finished(bench: Bench, case:
     assert case.answer(deactivated)
     assert case.answer(finalized)
     assert bench.state() == "finalized"
+
+
+def test_the_end_of_the_node_waits_for_the_last_frames(bench: Bench, case: Case) -> None:
+    configured = case.configuring()
+    case.host.go.set()
+    assert case.answer(configured)
+    assert case.answer(case.ask(ACTIVATE))
+    case.ask(Transition.TRANSITION_DEACTIVATE)
+    bench.until(case.host.stopping.is_set, "the host to stop")
+    threading.Timer(1.3, case.host.finished.set).start()
+    case.node.close()
+    assert case.host.finished.is_set()
+    assert case.host.closed
+    assert case.node.hung == []
 
 
 def test_what_may_be_asked_for_is_told(bench: Bench, case: Case) -> None:

@@ -53,7 +53,7 @@ class Unseen(Frame):
 
 
 def frame(camera: str) -> Frame:
-    return Unseen(camera, 0, lambda: IMAGE)
+    return Unseen(camera, 0, IMAGE)
 
 
 @contextmanager

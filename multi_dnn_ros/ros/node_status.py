@@ -1,0 +1,87 @@
+"""Diagnostics of the node itself: its state, what the DNNs need, and the parts of the engine's host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from diagnostic_msgs.msg import DiagnosticStatus
+
+from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
+from multi_dnn_ros.ros.machine import versions
+from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.serving.capacity import Capacity
+from multi_dnn_ros.serving.host import Condition, Description, Level, Progress
+
+_LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What the status of the node says.
+
+    progress: while configuring. config, description: while configured. failure: why the last transition failed.
+    hung, ended: threads that did not end, and that ended by an error. memory: bytes, by name.
+    """
+
+    state: str
+    progress: Progress | None
+    config: NodeConfig | None
+    description: Description | None
+    failure: str
+    hung: Sequence[str]
+    ended: Sequence[str]
+    memory: Mapping[str, int]
+
+
+def node_status(report: DiagnosticsReport, view: NodeView) -> DiagnosticStatus:
+    """OK while configured, else WARN; ERROR after a failure and with threads that hang or ended."""
+    config, description = view.config, view.description
+    values: dict[str, object] = {"state": view.state, **versions()}
+    if config is not None and description is not None:
+        values |= {
+            **description.versions,
+            "device": description.device,
+            "workers": description.workers,
+            "policy": config.policy,
+            "DNNs": ", ".join(config.dnns),
+            "cameras": ", ".join(config.cameras),
+        }
+    level, text = _judge(view)
+    return report.status("node", level, text, {**values, **view.memory})
+
+
+def capacity_statuses(report: DiagnosticsReport, capacity: Capacity | None) -> list[DiagnosticStatus]:
+    """Whether the DNNs fit the device; nothing without rates of the cameras."""
+    if capacity is None:
+        return []
+    return [report.status("capacity", OK if capacity.fits else WARN, capacity.text, capacity.values)]
+
+
+def host_statuses(report: DiagnosticsReport, conditions: Sequence[Condition]) -> list[DiagnosticStatus]:
+    """One for each part of the host."""
+    return [report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in conditions]
+
+
+def progress_text(progress: Progress) -> str:
+    """`DNN 2 of 3, compiling job 3 of 4, about 40 s left`; `3 of 3 DNNs ready, ...`."""
+    parts = [progress.text]
+    if progress.ready < progress.total:
+        parts.insert(0, f"DNN {progress.ready + 1} of {progress.total}")
+    elif progress.total:
+        parts.insert(0, f"{progress.ready} of {progress.total} DNNs ready")
+    if progress.left_s is not None:
+        parts.append(f"about {progress.left_s:.0f} s left")
+    return ", ".join(parts)
+
+
+def _judge(view: NodeView) -> tuple[bytes, str]:
+    if view.failure:
+        return ERROR, view.failure
+    if view.hung:
+        return ERROR, f"threads hang: {', '.join(view.hung)}"
+    if view.ended:
+        return ERROR, f"threads ended by an error: {', '.join(view.ended)}"
+    if view.progress is not None:
+        return WARN, f"configuring: {progress_text(view.progress)}"
+    return (OK if view.description is not None else WARN), view.state
