@@ -27,6 +27,8 @@ _SAMPLE_S = 0.2
 _PICTURES = 8
 #: Until all is as in the beginning once the faults have ended.
 _RECOVERY_S = 300.0
+#: Until processes that were replaced have ended.
+_ENDING_S = 20.0
 #: What this process may have grown by: allocators keep what they once had.
 _GROWTH_BYTES, _GROWTH_FILES, _GROWTH_THREADS = 48 << 20, 4, 2
 
@@ -129,7 +131,7 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
                 + "; ".join(f"{it.name}: {it.text}, standby {it.values.get('standby')}" for it in host.conditions())
             )
         recovery_s = time.monotonic() - begin
-        last = _held()
+        last = _held_at_last(first)
     finally:
         hanging = traffic.stop()
     findings += traffic.discrepancies()
@@ -229,6 +231,14 @@ def _held() -> Held:
         len(engine_pids()),
         _shared(),
     )
+
+
+def _held_at_last(first: Held) -> Held:
+    """Once the processes that are not needed any more have ended, or after a while."""
+    until = time.monotonic() + _ENDING_S
+    while _growth(first, last := _held()) and time.monotonic() < until:
+        time.sleep(_SAMPLE_S)
+    return last
 
 
 def _shared() -> int:
