@@ -216,6 +216,9 @@ class Fleet:
         elif isinstance(message, wire.Stopped):
             self._hanging.extend(message.hanging)
             self._do(supervisor.stopped(key, message.hanging))
+        elif isinstance(message, wire.Dying):
+            # Not only when it has ended: after an illegal address the driver takes half a second for that (H100).
+            self._condemn(key, process, Verdict(message.cause, tuple(process.board.under_way())))
         elif isinstance(message, ThreadsEnded):
             self._condemn(key, process, Verdict(f"threads ended by an error: {', '.join(message.names)}"))
         elif isinstance(message, End):

@@ -81,6 +81,18 @@ def build_crashing(config: NodeConfig, progress: Callable[[str], None]) -> Pipel
     os.abort()
 
 
+def build_ending_slowly(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """The process takes 5 s to end itself, as with a driver that tidies up after a fault."""
+    end = os._exit
+
+    def end_slowly(code: int) -> None:
+        time.sleep(5.0)
+        end(code)
+
+    os._exit = end_slowly
+    return build(config, progress)
+
+
 def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """Logs, prints, and tells the priority of the thread that configures."""
     progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")

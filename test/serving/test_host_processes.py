@@ -11,7 +11,7 @@ from typing import Any
 
 import fake_pipelines
 import pytest
-from fake_pipelines import BUSY, SEGFAULT, settings
+from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
 from host_rig import HostRig, descriptors
 
 from multi_dnn_ros.benchmark.faults import engine_pids
@@ -172,6 +172,21 @@ def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..
     condition = rig.condition()
     assert condition is not None
     assert "no sign of life" in str(condition.values["last loss"])
+
+
+def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., HostRig]) -> None:
+    rig = make(
+        "lane", "object", standby="hot", build=fake_pipelines.build_ending_slowly, heartbeat_timeout_s=30.0
+    ).start()
+    rig.wait_standby("hot, ready")
+    pid = rig.pid()
+    rig.once["front"] = GPU_FAULT
+    rig.until(lambda: rig.pid() not in (0, pid), "the standby")
+    rig.wait_results()
+    condition = rig.condition()
+    assert condition is not None
+    assert "illegal memory access" in str(condition.values["last loss"])
+    assert float(str(condition.values["gap (ms)"])) < 3000.0
 
 
 def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
