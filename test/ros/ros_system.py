@@ -21,6 +21,8 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile
 
 WAIT_S = 90.0
+#: How long the tools may take to see a node that is there.
+DISCOVERY_S = 20.0
 #: What makes a ROS 2 environment; without it our command runs on the standalone runtime.
 _OF_ROS = ("AMENT_PREFIX_PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "COLCON_PREFIX_PATH", "CMAKE_PREFIX_PATH",
            "ROS_DISTRO", "ROS_VERSION", "ROS_PYTHON_VERSION", "RMW_IMPLEMENTATION")  # fmt: skip
@@ -103,10 +105,14 @@ class RosSystem:
     def ros2(self, *arguments: str, timeout_s: float = 120.0, middleware: str | None = None) -> tuple[int, str]:
         """Exit code and output of a `ros2` command. middleware: as RMW_IMPLEMENTATION; None: the test's own."""
         environment = {**os.environ, **({"RMW_IMPLEMENTATION": middleware} if middleware else {})}
-        done = subprocess.run(
-            ["ros2", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
-        )
-        return done.returncode, done.stdout + done.stderr
+        deadline = time.monotonic() + DISCOVERY_S
+        while True:
+            done = subprocess.run(
+                ["ros2", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+            )
+            # The tools ask a daemon, which the first of them has started: it may not have seen the node yet.
+            if "Node not found" not in done.stdout + done.stderr or time.monotonic() > deadline:
+                return done.returncode, done.stdout + done.stderr
 
     def listen(self, topic: str, kind: type, qos: QoSProfile | None = None) -> list[Any]:
         heard: list[Any] = []
