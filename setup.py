@@ -16,7 +16,7 @@ setup(
         (f"share/{package_name}/config", glob("config/*.yaml") + glob("config/*.xml")),
     ],
     python_requires=">=3.10",
-    # What serving needs; multi_dnn_ros/extras.py says which library of an extra is imported where.
+    # What serving needs; multi_dnn_ros/common/extras.py says which library of an extra is imported where.
     install_requires=[
         "cyclonedds>=11,<12; platform_machine == 'x86_64' and python_version < '3.14'",
         "numpy>=1.21",

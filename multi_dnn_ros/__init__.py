@@ -1,15 +1,15 @@
 """Several accurate DNNs at once on one small GPU, as one ROS 2 node.
 
-The rooms and the direction of their imports::
+Packages from the bottom to the top; each imports only those above it in this list (test/package/test_layout.py)::
 
-    ros -> engine -> backends        the online half
-    training -> models               what runs, and how it was trained
-    cli, benchmark -> everything     the command ``multi-dnn``
-    standalone                       ROS 2's Python surface where no ROS 2 is installed
-
-:mod:`multi_dnn_ros.schema` holds every parameter; :mod:`multi_dnn_ros.choices` says what device, backend and precision
-mean on this machine; :mod:`multi_dnn_ros.settings_check` finds what is wrong with them before a DNN is loaded;
-:mod:`multi_dnn_ros.pipeline` turns parameters into the tasks that the engine runs.
+    common, settings, standalone     errors and files; every parameter; rclpy's surface where no ROS 2 is installed
+    vision, graph, models            images and results; traced networks; where DNNs come from
+    backends, engine                 how a stage runs on a device; the online scheduler
+    planning, pipeline, serving      layer times; from settings to tasks; engine processes and their supervision
+    compression, training, profiling the offline half
+    ros                              the node
+    bags, camera, replay             recordings and sources
+    demo, benchmark, cli             what a person runs
 """
 
 __version__ = "0.1.0"

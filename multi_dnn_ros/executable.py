@@ -16,8 +16,8 @@ def main(args: list[str] | None = None) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
-    from multi_dnn_ros.params_sections import ParamsFileError
     from multi_dnn_ros.ros.process import run
+    from multi_dnn_ros.settings.params_sections import ParamsFileError
 
     try:
         return run(args)

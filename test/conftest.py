@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from multi_dnn_ros.processes import claimed_domain
+from multi_dnn_ros.common.processes import claimed_domain
 
 # What an example takes says more about the computer than about the code.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -34,9 +34,9 @@ OPTIONAL = ("matplotlib", "onnx", "onnx2torch", "pycocotools", "scipy", "sklearn
 _CLI = "import sys; from multi_dnn_ros.cli.main import main; sys.exit(main({}))"
 _NODE = """
 import multi_dnn_ros.ros.process
-from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.pipeline import build
-from multi_dnn_ros.resources import config_file
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.common.resources import config_file
 config = read_params_file(config_file("multi_dnn.yaml"))
 build(config.model_validate({**config.model_dump(), "device": "cpu"}))
 """
@@ -70,7 +70,7 @@ def main() -> int:
         print(json.dumps(serving_sizes(ROOT / "setup.py")))
         return 0
     sys.path.insert(0, str(ROOT))
-    from multi_dnn_ros.reporting import provenance, write_json
+    from multi_dnn_ros.common.reporting import provenance, write_json
 
     revision = _git("rev-parse", "--short", args.before).decode().strip()
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.stream_priority import capture_stream
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 log = logging.getLogger(__name__)
 

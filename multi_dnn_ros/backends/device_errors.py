@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 _NO_MEMORY = re.compile(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED")
 _FAILURE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_STATUS")

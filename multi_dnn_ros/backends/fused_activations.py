@@ -30,7 +30,7 @@ from multi_dnn_ros.backends.convolution_nodes import (
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, apart
 from multi_dnn_ros.backends.gpu_time import gpu_ms
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.small_products import sum_small_products
-from multi_dnn_ros.reasons import reason_of
-from multi_dnn_ros.resources import cache_folder
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 #: HardSwish (14), LayerNormalization (17); no newer operator makes a network here faster on ONNX Runtime.
 _OPSET = 17

@@ -15,7 +15,7 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ import torch
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 log = logging.getLogger(__name__)
 

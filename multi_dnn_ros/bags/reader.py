@@ -21,7 +21,7 @@ from multi_dnn_ros.bags.storage_file import (
     StorageFile,
     has_index,
 )
-from multi_dnn_ros.natural_order import natural_order
+from multi_dnn_ros.common.natural_order import natural_order
 
 #: Damaged parts that are named; more of them are not of use to anybody.
 MAX_DAMAGE = 100

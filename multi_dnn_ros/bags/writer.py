@@ -15,7 +15,7 @@ from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
 from multi_dnn_ros.bags.definitions import definition
 from multi_dnn_ros.bags.storage_file import BagError
-from multi_dnn_ros.whole_file import KeptWhenClosed
+from multi_dnn_ros.common.atomic_files import KeptWhenClosed
 
 Storage = Literal["mcap", "sqlite3"]
 _PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}

@@ -17,11 +17,11 @@ import psutil
 
 from multi_dnn_ros.benchmark.faults import KINDS, ExitingBuild, Faults, engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
-from multi_dnn_ros.reporting import distribution, table
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.serving import builds
 from multi_dnn_ros.serving.host import Build, Progress
 from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.settings.schema import NodeConfig
 
 _SAMPLE_S = 0.2
 _PICTURES = 8

@@ -20,12 +20,12 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import cpu_count, distribution
 from multi_dnn_ros.engine import Engine, Frame
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.pipeline import build
-from multi_dnn_ros.reporting import cpu_count, distribution
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 Images = list[npt.NDArray[np.uint8]]

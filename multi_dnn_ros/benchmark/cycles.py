@@ -20,12 +20,12 @@ from sensor_msgs.msg import Image
 from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.rig import flat
-from multi_dnn_ros.cli.errors import CommandError
-from multi_dnn_ros.memory import give_back_memory
-from multi_dnn_ros.processes import claimed_domain
-from multi_dnn_ros.reporting import table
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.memory import give_back_memory
+from multi_dnn_ros.common.processes import claimed_domain
+from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.ros.node import MultiDnnNode
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Cycles after which everything that is made once has been made; allocators of many cores take so many.
 WARM_UP = 25

@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.host import Build
+from multi_dnn_ros.settings.schema import NodeConfig
 
 KINDS = ("SIGKILL", "SIGSEGV", "SIGSTOP", "exit in configure", "allocation failure")
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from multi_dnn_ros.reporting import nvidia_smi_id
+from multi_dnn_ros.common.reporting import nvidia_smi_id
 
 _QUERY = "utilization.gpu,memory.used"
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from multi_dnn_ros.benchmark.load import start_cameras
 from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
-from multi_dnn_ros.reporting import distribution, table
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.common.reporting import distribution, table
+from multi_dnn_ros.settings.schema import NodeConfig
 
 BASELINE, OURS = "none", "process"
 #: That of the CPU demo.

@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
 from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Receipts, Rig, Stream
-from multi_dnn_ros.cli.errors import CommandError
-from multi_dnn_ros.reporting import distribution, table
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import distribution, table
+from multi_dnn_ros.settings.schema import NodeConfig
 
 FLOODED = "front"
 #: Different size, rate, encoding and transport.

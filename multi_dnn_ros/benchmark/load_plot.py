@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from multi_dnn_ros.benchmark.load import LoadRun
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.reporting import write_figure
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.reporting import write_figure
 
 _BINS = 60
 

@@ -18,10 +18,10 @@ from tqdm import tqdm
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.onnx_export import memory_file
-from multi_dnn_ros.choices import choose_backend
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.reporting import distribution
+from multi_dnn_ros.pipeline.choices import choose_backend
 
 DIRECT = "ONNX Runtime directly"
 WHOLE = "as one network"

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.engine import DnnTask, Engine, Frame
-from multi_dnn_ros.reporting import distribution
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 

@@ -32,11 +32,11 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.cli.errors import CommandError, UsageError
-from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.ros.middleware import configure
-from multi_dnn_ros.schema import CameraConfig, NodeConfig
+from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 NODE = "/multi_dnn"

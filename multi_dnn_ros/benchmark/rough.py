@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, write_recording
-from multi_dnn_ros.cli.errors import CommandError
-from multi_dnn_ros.reporting import distribution, table
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import distribution, table
+from multi_dnn_ros.settings.schema import NodeConfig
 
 BROKEN = "front"
 #: Rates that two cores can serve, so that whatever changes is the broken camera's doing.

@@ -13,8 +13,8 @@ from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import Encoded, compress, encode
-from multi_dnn_ros.models.results import Detections
 from multi_dnn_ros.ros.result_messages import detections_message, label_info_message
+from multi_dnn_ros.vision.results import Detections
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.scenes import Scene

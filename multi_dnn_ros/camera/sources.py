@@ -13,9 +13,9 @@ import numpy.typing as npt
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES
 from multi_dnn_ros.camera.source import Recorded, Shot, Source, SourceError
-from multi_dnn_ros.frame_error import FrameError
-from multi_dnn_ros.natural_order import natural_order
-from multi_dnn_ros.ros.image_files import check_image_file
+from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.natural_order import natural_order
+from multi_dnn_ros.vision.image_files import check_image_file
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 _MAX_PIXELS = 1 << 27

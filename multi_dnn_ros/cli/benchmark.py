@@ -15,13 +15,13 @@ from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive
 from multi_dnn_ros.cli.benchmark_chaos import add_chaos
 from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_important, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
-from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
-from multi_dnn_ros.extras import require
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     from multi_dnn_ros.benchmark.rig import CameraPlan
-    from multi_dnn_ros.schema import NodeConfig
+    from multi_dnn_ros.settings.schema import NodeConfig
 
 _DESCRIPTION = """\
 Measure this machine. Every scenario runs its baselines in the same process run, in random order where it can, and
@@ -156,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print a table, write JSON. 1 when a scenario with a verdict failed it."""
     if getattr(args, "plot", None) is not None:
         require("--plot", "matplotlib")
-    from multi_dnn_ros.reporting import provenance, write_json
+    from multi_dnn_ros.common.reporting import provenance, write_json
 
     for option in ("output", "plot"):
         if getattr(args, option, None) is not None:
@@ -170,9 +170,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
-    from multi_dnn_ros.params_file import read_params_file
-    from multi_dnn_ros.resources import config_file
-    from multi_dnn_ros.schema import NodeConfig
+    from multi_dnn_ros.common.resources import config_file
+    from multi_dnn_ros.settings.params_file import read_params_file
+    from multi_dnn_ros.settings.schema import NodeConfig
 
     config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
     if getattr(args, "device", None) is None:
@@ -182,7 +182,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
 
 def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.concurrency import ENGINE, measure_concurrency
-    from multi_dnn_ros.reporting import table
+    from multi_dnn_ros.common.reporting import table
 
     alone, text = _alone(args) if args.alone else ({}, "")
     figures = measure_concurrency(_config(args), args.frames, args.repeats, args.seed)
@@ -197,8 +197,8 @@ def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _alone(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.networks_alone import DIRECT, JOBS, TORCHSCRIPT, WHOLE, measure_alone
-    from multi_dnn_ros.models.dnn import ModelError
-    from multi_dnn_ros.reporting import table
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.models.errors import ModelError
 
     if args.jobs < 2:
         raise UsageError(f"--jobs is {args.jobs}; with --alone at least 2: one job is the whole network")
@@ -223,7 +223,7 @@ def _alone(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 def _overhead(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.overhead import measure_overhead
-    from multi_dnn_ros.reporting import table
+    from multi_dnn_ros.common.reporting import table
 
     cases = [measure_overhead(jobs, args.frames * 10, args.repeats, dnns=3, workers=2) for jobs in (1, 4, 8, 32)]
     rows = [

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.common.errors import UsageError
 
 _DESCRIPTION = """\
 Cameras with generated images in front of the engine processes, without ROS. Every few seconds one of the processes is
@@ -49,10 +49,10 @@ def add_chaos(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run_chaos(args: argparse.Namespace) -> int:
     """Run it, print a table, write JSON. 1 when it failed."""
     from multi_dnn_ros.benchmark.chaos import ChaosPlan, chaos_table, measure_chaos
-    from multi_dnn_ros.params_file import read_params_file
-    from multi_dnn_ros.reporting import provenance, write_json
-    from multi_dnn_ros.resources import config_file
-    from multi_dnn_ros.schema import NodeConfig
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.common.resources import config_file
+    from multi_dnn_ros.settings.params_file import read_params_file
+    from multi_dnn_ros.settings.schema import NodeConfig
 
     shortest, longest = args.every
     if shortest > longest:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, positive_float
-from multi_dnn_ros.extras import require
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     import torch
@@ -167,8 +167,8 @@ def _check_output(output: Path | None) -> None:
 
     Raises MissingExtra where the picture beside them could not be drawn.
     """
-    from multi_dnn_ros.cli.errors import UsageError
     from multi_dnn_ros.cli.network_arguments import check_writable
+    from multi_dnn_ros.common.errors import UsageError
 
     if output is None:
         return
@@ -184,7 +184,7 @@ def run_paper(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.measure import Plan, estimate_s, measure
     from multi_dnn_ros.benchmark.paper.sets import choose_sets
-    from multi_dnn_ros.reporting import provenance, write_json
+    from multi_dnn_ros.common.reporting import provenance, write_json
 
     device = _device(args)
     plan = Plan(
@@ -230,8 +230,8 @@ def run_deadlines(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.deadlines import DeadlinePlan, deadlines_table, measure_deadlines
     from multi_dnn_ros.benchmark.paper.plot import plot_deadlines
-    from multi_dnn_ros.reporting import provenance, write_json
-    from multi_dnn_ros.turns import short_turns
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.common.switch_interval import short_turns
 
     device = _device(args)
     (condition,) = choose_conditions([args.condition], device)
@@ -263,7 +263,7 @@ def run_important(args: argparse.Namespace) -> int:
     _check_output(args.output)
     from multi_dnn_ros.benchmark.paper.conditions import choose_conditions
     from multi_dnn_ros.benchmark.paper.important import ImportantPlan, important_table, measure_important
-    from multi_dnn_ros.reporting import provenance, write_json
+    from multi_dnn_ros.common.reporting import provenance, write_json
 
     device = _device(args)
     (condition,) = choose_conditions([args.condition], device)
@@ -292,7 +292,7 @@ def run_important(args: argparse.Namespace) -> int:
 
 def _one_set(name: str) -> DnnSet:
     from multi_dnn_ros.benchmark.paper.sets import choose_sets
-    from multi_dnn_ros.cli.errors import UsageError
+    from multi_dnn_ros.common.errors import UsageError
 
     sets = choose_sets([name])
     if len(sets) > 1:
@@ -302,7 +302,7 @@ def _one_set(name: str) -> DnnSet:
 
 def _networks(option: str, names: Sequence[str] | None, dnns: DnnSet) -> tuple[Network, ...]:
     """Of a set by name; all of its networks, each once, where none is named."""
-    from multi_dnn_ros.cli.errors import UsageError
+    from multi_dnn_ros.common.errors import UsageError
 
     known = {network.builder: network for network in dnns.kinds}
     for name in names or ():
@@ -313,7 +313,7 @@ def _networks(option: str, names: Sequence[str] | None, dnns: DnnSet) -> tuple[N
 
 def _device(args: argparse.Namespace) -> torch.device:
     from multi_dnn_ros.benchmark.paper.partition import check_partition
-    from multi_dnn_ros.choices import choose_device
+    from multi_dnn_ros.pipeline.choices import choose_device
 
     device = choose_device(args.device)
     check_partition(device, args.sms)
@@ -323,7 +323,7 @@ def _device(args: argparse.Namespace) -> torch.device:
 def _earlier(args: argparse.Namespace, now: dict[str, Any]) -> dict[str, Any]:
     """The results that are to be completed; nothing where there are none yet."""
     from multi_dnn_ros.benchmark.paper.report import differences, read_results
-    from multi_dnn_ros.cli.errors import CommandError, UsageError
+    from multi_dnn_ros.common.errors import CommandError, UsageError
 
     if not args.resume:
         return {}
@@ -347,7 +347,7 @@ def _progress() -> Callable[[str], None]:
 def _show(content: dict[str, Any], output: Path | None) -> None:
     from multi_dnn_ros.benchmark.paper.plot import plot_results
     from multi_dnn_ros.benchmark.paper.report import markdown
-    from multi_dnn_ros.reporting import write_json, write_text
+    from multi_dnn_ros.common.reporting import write_json, write_text
 
     text = markdown(content)
     print(text)

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
-from multi_dnn_ros.cli.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.camera.messages import CameraFormat
@@ -107,9 +107,9 @@ def run(args: argparse.Namespace) -> int:
     import rclpy
     from rclpy.executors import ExternalShutdownException
 
-    from multi_dnn_ros.allocator import keep_image_memory
     from multi_dnn_ros.camera.playback import Player
     from multi_dnn_ros.camera.publisher import CameraPublisher
+    from multi_dnn_ros.common.allocator import keep_image_memory
     from multi_dnn_ros.ros.middleware import configure
 
     keep_image_memory()

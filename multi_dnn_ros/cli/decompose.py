@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, positive_share, size
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import (
     add_target,
     check_output,
@@ -18,7 +17,8 @@ from multi_dnn_ros.cli.network_arguments import (
     origin,
     read_target,
 )
-from multi_dnn_ros.extras import require
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.compression.decompose import Outcome, Progress
     from multi_dnn_ros.compression.layers import Layer
     from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
-    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.planning.timing import Target
 
 _DESCRIPTION = """\
 Make a DNN cheaper: each convolution larger than 1x1 becomes 1x1 -> core -> 1x1 (Tucker-2 on the channel modes), written
@@ -106,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.compression.layers import survey
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.compression.report import JSON_NAME
+    from multi_dnn_ros.graph.balance import balance, random_image
     from multi_dnn_ros.models.artifact import Description, save_artifact, weights_digest
-    from multi_dnn_ros.models.balance import balance, random_image
-    from multi_dnn_ros.models.dnn import ModelError
+    from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.models.sources import load_network, weights_file
 
     source = load_network(args.model, weights=args.weights, num_classes=args.num_classes)
@@ -178,7 +178,7 @@ def _policy(
 ) -> RankPolicy:
     from multi_dnn_ros.compression.measured import Measured
     from multi_dnn_ros.compression.ranks import Rounding
-    from multi_dnn_ros.compression.timing import TimingCache, default_cache
+    from multi_dnn_ros.planning.timing import TimingCache, default_cache
 
     rounding = Rounding(args.alignment, args.floor)
     if target is None or args.ranks != "measured":
@@ -210,7 +210,7 @@ def _latency(
 ) -> list[dict[str, Any]]:
     """Original and result in the same run: what the policy measured of its choice, or measured now."""
     from multi_dnn_ros.compression.measured import Measured, WholeTime
-    from multi_dnn_ros.compression.timing import compare
+    from multi_dnn_ros.planning.timing import compare
 
     if target is None:
         return []
@@ -226,7 +226,7 @@ def _latency(
 
 
 def _provenance(args: argparse.Namespace, target: Target | None) -> dict[str, Any]:
-    from multi_dnn_ros.reporting import provenance
+    from multi_dnn_ros.common.reporting import provenance
 
     chosen = {
         "policy": args.ranks,
@@ -251,8 +251,8 @@ def _report(
     file_bytes: tuple[int, int],
     provenance: dict[str, Any],
 ) -> int:
+    from multi_dnn_ros.common.reporting import table
     from multi_dnn_ros.compression.report import summary, totals, write_report
-    from multi_dnn_ros.reporting import table
 
     latency = provenance["latency_ms"]
     origin = {key: value for key, value in provenance.items() if key != "latency_ms"}

@@ -56,9 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 1 if a DNN published nothing."""
+    from multi_dnn_ros.common.resources import config_file
     from multi_dnn_ros.demo.comparison import SETS, run_both
     from multi_dnn_ros.demo.run import Demo
-    from multi_dnn_ros.resources import config_file
 
     demo = Demo(
         output=args.output,

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import positive
-from multi_dnn_ros.cli.errors import CommandError, UsageError
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_data,
@@ -20,13 +19,14 @@ from multi_dnn_ros.cli.network_arguments import (
     read_target,
     read_trainee,
 )
-from multi_dnn_ros.extras import require
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data, Rows
     from multi_dnn_ros.training.operating_points import OperatingPoint
     from multi_dnn_ros.training.trainee import Trainee
@@ -96,8 +96,8 @@ def run(args: argparse.Namespace) -> int:
     """Score, print the table, write the report."""
     if args.report is not None:
         require("--report", "matplotlib")
-    from multi_dnn_ros.choices import choose_device
-    from multi_dnn_ros.reporting import provenance, table
+    from multi_dnn_ros.common.reporting import provenance, table
+    from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training.comparison import JSON_NAME, rows_of, threshold_tables, write_report
 
     check_built(args, args.models)
@@ -184,10 +184,10 @@ def _cost(network: Trainee) -> dict[str, Any]:
 
 
 def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.Module, name: str) -> dict[str, float]:
-    from multi_dnn_ros.models.results import OutputError
     from multi_dnn_ros.training.exercise import score_rows
     from multi_dnn_ros.training.metrics import NoTruth
     from multi_dnn_ros.training.retrain import check_labels
+    from multi_dnn_ros.vision.results import OutputError
 
     check_labels(network, data)
     rows = _rows(args, data)
@@ -233,7 +233,7 @@ def _add_latency(
     args: argparse.Namespace, target: Target, networks: list[Trainee], entries: list[list[dict[str, Any]]]
 ) -> None:
     """Time each network once; all its rows show that, for it is timed as it is served."""
-    from multi_dnn_ros.compression.timing import compare
+    from multi_dnn_ros.planning.timing import compare
 
     if len({network.size for network in networks}) > 1:
         raise UsageError("--latency compares networks of one input size; these have several")

@@ -2,8 +2,8 @@
 
 A verb is a module with ``add_parser(subparsers)``, which declares its arguments and sets ``run`` as a default, and
 ``run(args) -> int``, which does the work and returns the exit code. Modules import what is heavy inside ``run``, so
-that ``--help`` answers at once. A verb that cannot work without optional libraries (:mod:`multi_dnn_ros.extras`) sets
-their import names as the default ``libraries``.
+that ``--help`` answers at once. A verb that cannot work without optional libraries
+(:mod:`multi_dnn_ros.common.extras`) sets their import names as the default ``libraries``.
 
 Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
 """
@@ -18,8 +18,8 @@ import traceback
 from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.cli.errors import CommandError, UsageError
-from multi_dnn_ros.extras import MissingExtra, require
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.extras import MissingExtra, require
 
 VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "profile", "demo", "benchmark")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import natural, positive, size
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.backends import Backend
-    from multi_dnn_ros.compression.timing import Target
     from multi_dnn_ros.models.dnn import Source
+    from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainee import Trainee
 
@@ -127,7 +127,7 @@ def add_target(parser: argparse._ActionsContainer) -> None:
 
 def check_backend(args: argparse.Namespace) -> None:
     """UsageError unless --backend names one."""
-    from multi_dnn_ros.choices import BACKENDS
+    from multi_dnn_ros.pipeline.choices import BACKENDS
 
     if args.backend != "auto" and args.backend not in BACKENDS:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
@@ -136,8 +136,8 @@ def check_backend(args: argparse.Namespace) -> None:
 def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
     """Where networks are timed: --device, --sms, --backend and --precision."""
     from multi_dnn_ros.benchmark.paper.partition import check_partition
-    from multi_dnn_ros.choices import backend_name, choose_backend, choose_device
-    from multi_dnn_ros.compression.timing import Target
+    from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device
+    from multi_dnn_ros.planning.timing import Target
 
     check_backend(args)
     device = choose_device(args.device)

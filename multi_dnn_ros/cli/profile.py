@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import profile_fit, profile_learning
 from multi_dnn_ros.cli.arguments import natural, positive, size
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
-from multi_dnn_ros.extras import require
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.models.cut import NodeCost
-    from multi_dnn_ros.profiling.measure import Traced
-    from multi_dnn_ros.profiling.profile import Profile
+    from multi_dnn_ros.graph.cut import NodeCost
+    from multi_dnn_ros.planning.measure import Traced
+    from multi_dnn_ros.planning.profile import Profile
+    from multi_dnn_ros.planning.timing import Target
 
 _DESCRIPTION = """\
 Where a DNN's time goes on this machine, layer by layer.
@@ -93,11 +93,11 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
 def _layers(args: argparse.Namespace) -> int:
     if args.output is not None:
         require("--output", "matplotlib")
-    from multi_dnn_ros.profiling.device import busy_warning, default_path, limits_of, measure_limits
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.planning.device import busy_warning, default_path, limits_of, measure_limits
     from multi_dnn_ros.profiling.network import load, profile_network
     from multi_dnn_ros.profiling.realtime import held
     from multi_dnn_ros.profiling.report import closing_lines, job_table, kind_table, layer_table, write_profile
-    from multi_dnn_ros.reporting import provenance, write_json
 
     for option, file in (("--output", args.output and args.output / "profile.json"), ("--summary", args.summary)):
         if file is not None:
@@ -145,9 +145,9 @@ def _layers(args: argparse.Namespace) -> int:
 
 def _predicted(args: argparse.Namespace, target: Target) -> Callable[[Traced], NodeCost] | None:
     """What a cut by prediction goes by; what the predictor was not taught is measured."""
-    from multi_dnn_ros.profiling.measure import measure
+    from multi_dnn_ros.planning.measure import measure
+    from multi_dnn_ros.planning.predictor import predicted_costs, read_predictor
     from multi_dnn_ros.profiling.network import measured_costs
-    from multi_dnn_ros.profiling.predictor import predicted_costs, read_predictor
 
     if (args.cut == "predicted") != (args.predictor is not None):
         raise UsageError("--cut predicted and --predictor go together")

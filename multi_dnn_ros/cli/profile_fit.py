@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.profiling.fit import Demand, Verdict
-    from multi_dnn_ros.schema import NodeConfig
+    from multi_dnn_ros.planning.fit import Demand, Verdict
+    from multi_dnn_ros.settings.schema import NodeConfig
 
 _DESCRIPTION = """\
 Whether the DNNs of a parameter file can serve its cameras at the given rates on this machine; if not, which DNN breaks
@@ -59,14 +59,14 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _run(args: argparse.Namespace) -> int:
-    from multi_dnn_ros.fit_check import demands_of, engines_of, services_of
-    from multi_dnn_ros.pipeline import build
-    from multi_dnn_ros.profiling.fit import Decoding, check_fit
-    from multi_dnn_ros.profiling.image_costs import decode_ms
-    from multi_dnn_ros.profiling.image_sizes import megapixels
-    from multi_dnn_ros.profiling.predictor import read_predictor
-    from multi_dnn_ros.profiling.service import LOST, lost_frames, mixes
-    from multi_dnn_ros.reporting import cpu_count, provenance, write_json
+    from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
+    from multi_dnn_ros.pipeline.build import build
+    from multi_dnn_ros.pipeline.fit_check import demands_of, engines_of, services_of
+    from multi_dnn_ros.planning.fit import Decoding, check_fit
+    from multi_dnn_ros.planning.image_costs import decode_ms
+    from multi_dnn_ros.planning.image_sizes import megapixels
+    from multi_dnn_ros.planning.predictor import read_predictor
+    from multi_dnn_ros.planning.service import LOST, lost_frames, mixes
     from multi_dnn_ros.training.scenes import SceneGenerator
 
     if args.output is not None:
@@ -121,9 +121,9 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
-    from multi_dnn_ros.params_file import read_params_file
-    from multi_dnn_ros.resources import config_file
-    from multi_dnn_ros.schema import NodeConfig
+    from multi_dnn_ros.common.resources import config_file
+    from multi_dnn_ros.settings.params_file import read_params_file
+    from multi_dnn_ros.settings.schema import NodeConfig
 
     config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
     return config if args.device is None else NodeConfig.model_validate({**config.model_dump(), "device": args.device})

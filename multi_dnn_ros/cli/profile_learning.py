@@ -11,8 +11,8 @@ from multi_dnn_ros.cli.network_arguments import check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.planning.predictor import Predictor
     from multi_dnn_ros.profiling.analysis import Importance
-    from multi_dnn_ros.profiling.predictor import Predictor
 
 _CONTENTION = """\
 Time every layer of the models while background threads (a CPU) or streams (a GPU) repeat one stated thing: products of
@@ -58,10 +58,10 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _contention(args: argparse.Namespace) -> int:
+    from multi_dnn_ros.planning.device import busy_warning, default_path, limits_of
+    from multi_dnn_ros.planning.samples import write_samples
     from multi_dnn_ros.profiling.contention import check_slices, loads_of, measure_contention
-    from multi_dnn_ros.profiling.device import busy_warning, default_path, limits_of
     from multi_dnn_ros.profiling.network import load
-    from multi_dnn_ros.profiling.samples import write_samples
 
     check_writable("--output", args.output)
     with open_target(args) as target:
@@ -91,11 +91,11 @@ def _contention(args: argparse.Namespace) -> int:
 def _learn(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
+    from multi_dnn_ros.common.reporting import provenance, write_json
+    from multi_dnn_ros.planning.predictor import write_predictor
+    from multi_dnn_ros.planning.samples import read_samples
     from multi_dnn_ros.profiling.analysis import importances, plot_importances, words
     from multi_dnn_ros.profiling.learn import learn
-    from multi_dnn_ros.profiling.predictor import write_predictor
-    from multi_dnn_ros.profiling.samples import read_samples
-    from multi_dnn_ros.reporting import provenance, write_json
 
     check_writable("--output", args.output / "predictor.json")
     samples = [sample for table in args.tables for sample in read_samples(table)]
@@ -139,7 +139,7 @@ def _figures(predictor: Predictor, found: list[Importance], sentences: list[str]
 
 
 def _scores_table(predictor: Predictor) -> str:
-    from multi_dnn_ros.reporting import table
+    from multi_dnn_ros.common.reporting import table
 
     methods = list(dict.fromkeys(name for scores in predictor.scores for name in scores.layer))
     rows = [

@@ -12,8 +12,8 @@ from multi_dnn_ros.cli.arguments import natural, positive
 from multi_dnn_ros.cli.network_arguments import check_backend
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.profiling.measure import Progress
+    from multi_dnn_ros.planning.measure import Progress
+    from multi_dnn_ros.planning.timing import Target
 
 
 def add_target(parser: argparse.ArgumentParser, *, repeats: int = 25, threads: int = 0) -> None:
@@ -35,9 +35,9 @@ def open_target(args: argparse.Namespace) -> Iterator[Target]:
     """The device and backend of the arguments, with PyTorch's threads set for as long as it is used."""
     import torch
 
-    from multi_dnn_ros.choices import backend_name, choose_backend, choose_device
-    from multi_dnn_ros.compression.timing import Target
-    from multi_dnn_ros.reporting import cpu_count
+    from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device
+    from multi_dnn_ros.planning.timing import Target
 
     check_backend(args)
     device = choose_device(args.device)

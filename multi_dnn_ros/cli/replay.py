@@ -9,16 +9,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.allocator import keep_image_memory
 from multi_dnn_ros.cli.arguments import positive_float
-from multi_dnn_ros.cli.errors import CommandError, UsageError
+from multi_dnn_ros.common.allocator import keep_image_memory
+from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader, BagWriter
-    from multi_dnn_ros.overlay_files import OverlayFiles
     from multi_dnn_ros.replay.frame_order import FrameOutcome
     from multi_dnn_ros.replay.summary import Summary
-    from multi_dnn_ros.schema import NodeConfig
+    from multi_dnn_ros.settings.schema import NodeConfig
+    from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
 _DESCRIPTION = """\
 Run every frame of a rosbag2 recording through the DNNs and write the results into a new recording.
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
     if args.overlay is not None and args.overlay.exists():
         raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten")
 
-    from multi_dnn_ros.params_file import read_params_file
-    from multi_dnn_ros.resources import config_file
+    from multi_dnn_ros.common.resources import config_file
+    from multi_dnn_ros.settings.params_file import read_params_file
 
     config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), args.node)
     if args.device is not None:
@@ -149,7 +149,7 @@ def _replay(
     from tqdm import tqdm
 
     from multi_dnn_ros.engine.task import Result
-    from multi_dnn_ros.pipeline import build
+    from multi_dnn_ros.pipeline.build import build
     from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
     from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
@@ -187,7 +187,7 @@ def _replay(
 
 def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
     """One video or folder a camera; with several cameras, the camera's name is part of the file's."""
-    from multi_dnn_ros.overlay_files import OverlayFiles
+    from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
     if len(cameras) == 1:
         return {cameras[0]: OverlayFiles(path)}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.bags import BagReader

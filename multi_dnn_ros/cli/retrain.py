@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float, share
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
     add_data,
@@ -20,6 +19,7 @@ from multi_dnn_ros.cli.network_arguments import (
     read_data,
     read_trainee,
 )
+from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.retrain import Result
@@ -93,7 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact, print the scores."""
-    from multi_dnn_ros.choices import choose_device
+    from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import retrain, settings
@@ -133,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace, pupil: Trainee, labels: tuple[str, ...], training: dict[str, Any]) -> None:
+    from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.artifact import Description, save_artifact
-    from multi_dnn_ros.reporting import provenance
 
     before = pupil.source.description
     own: dict[str, Any] = {**provenance(), "training": training}
@@ -160,7 +160,7 @@ def _has_modes(pupil: Trainee) -> bool:
 
 
 def _print(result: Result, output: Path) -> None:
-    from multi_dnn_ros.reporting import table
+    from multi_dnn_ros.common.reporting import table
 
     rows = [(name, f"{result.before[name]:.4f}", f"{value:.4f}", f"{value - result.before[name]:+.4f}")
             for name, value in result.after.items()]  # fmt: skip

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 def ros_arguments(params_file: Path | None, ros_args: list[str]) -> list[str]:
     """The node's command line: our parameter file first, so that everything after it overrides it."""
-    from multi_dnn_ros.resources import config_file
+    from multi_dnn_ros.common.resources import config_file
 
     if params_file is None:
         if "--params-file" in ros_args:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from multi_dnn_ros.common.extras import MissingExtra, require
+from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, output_difference
 from multi_dnn_ros.compression.layers import Layer, survey
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Choice, Progress, Ratio, Rounding
-from multi_dnn_ros.extras import MissingExtra, require
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.reporting import provenance, table, write_json
 
 #: (builder, input side, uniform ratio, MAC cut of the paper's Fig. 3).
 PAPER = (

@@ -15,7 +15,7 @@ from multi_dnn_ros.compression.layers import Layer, survey
 from multi_dnn_ros.compression.ranks import RankPolicy
 from multi_dnn_ros.compression.tucker import ITERATIONS, decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, replace_layer
-from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.errors import ModelError
 
 #: Called with (layers done, layers in all, what is being done).
 Progress = Callable[[int, int, str], None]

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from multi_dnn_ros.extras import optional
+from multi_dnn_ros.common.extras import optional
 
 _GRID = 200
 

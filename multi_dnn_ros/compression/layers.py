@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, check_ranks, is_plain
-from multi_dnn_ros.models.dnn import ModelError
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.models.errors import ModelError
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 #: A fully connected layer with fewer weights than this is not worth a second kernel.

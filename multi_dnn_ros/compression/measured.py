@@ -11,8 +11,8 @@ from torch import nn
 
 from multi_dnn_ros.compression.layers import Layer
 from multi_dnn_ros.compression.ranks import Choice, Progress, RankPolicy, Rounding, plan_of
-from multi_dnn_ros.compression.timing import Target, TimingCache, compare
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan, empty_chain
+from multi_dnn_ros.planning.timing import Target, TimingCache, compare
 
 LayerPlan = TuckerPlan | SvdPlan
 #: What the clock is asked, as timing.compare. A parameter, so that tests have one of their own.

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.reporting import write_figure, write_json, write_text
 from multi_dnn_ros.compression.decompose import Outcome
 from multi_dnn_ros.compression.macs import Cost
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.reporting import write_figure, write_json, write_text
 
 JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
 _BEFORE, _AFTER, _KEPT = "#8a97a8", "#d1603d", "#5b6470"

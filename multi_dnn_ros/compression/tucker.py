@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from multi_dnn_ros.extras import optional
+from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.decomposed import SvdLinear, SvdPlan, TuckerConv2d, TuckerPlan, check_ranks, empty_chain
 
 Matrix = NDArray[np.float64]

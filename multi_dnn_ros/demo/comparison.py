@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
+from multi_dnn_ros.common.reporting import against, provenance, table, write_json
+from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.demo.report import Outcome
 from multi_dnn_ros.demo.run import Demo, check_output
 from multi_dnn_ros.models.sources import load_network, weights_file
-from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.reporting import against, provenance, table, write_json
-from multi_dnn_ros.resources import config_file
+from multi_dnn_ros.settings.params_file import read_params_file
 
 #: The sets of DNNs that the package brings -> the parameters that run them.
 SETS = {"original": "multi_dnn.yaml", "decomposed": "multi_dnn_small.yaml"}

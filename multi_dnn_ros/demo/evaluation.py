@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.demo.moments import Moment
-from multi_dnn_ros.models.results import Detections, Lanes
-from multi_dnn_ros.reporting import distribution
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.vision.results import Detections, Lanes
 
 #: Intersection over union from which a found box is the true one.
 _SAME_BOX = 0.5

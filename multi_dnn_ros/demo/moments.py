@@ -12,9 +12,9 @@ from rclpy.serialization import deserialize_message
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.definitions import message_class
-from multi_dnn_ros.models.results import Decoded, Detections, Lane, Lanes
-from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.ros.result_messages import class_names
+from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes
 
 _MAX_PIXELS = 1 << 24
 

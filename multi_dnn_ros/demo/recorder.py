@@ -16,8 +16,8 @@ from sensor_msgs.msg import Image
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.ros.image_decoding import decode_image
 from multi_dnn_ros.ros.qos import LATCHED
+from multi_dnn_ros.vision.image_decoding import decode_image
 
 #: Reliable, and deep enough that nothing is lost while a big message is being written.
 _QOS = QoSProfile(depth=50)

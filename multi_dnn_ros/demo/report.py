@@ -14,11 +14,11 @@ from rclpy.serialization import deserialize_message
 from tqdm import tqdm
 
 from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.demo.evaluation import DnnFigures, accounts, last_statuses, quality
 from multi_dnn_ros.demo.moments import Answer, CameraTopics, Moment, Stream, moments
-from multi_dnn_ros.overlay import Layer, draw
-from multi_dnn_ros.overlay_files import OverlayFiles, save_picture
-from multi_dnn_ros.reporting import provenance, table, write_json
+from multi_dnn_ros.vision.drawing import Layer, draw
+from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
 
 #: A DNN that dropped a frame is drawn with what it last found, for so long.
 _HELD_NS = 1_000_000_000

@@ -20,17 +20,17 @@ from rclpy.signals import SignalHandlerOptions
 from tqdm import tqdm
 
 from multi_dnn_ros.bags import BagWriter
-from multi_dnn_ros.cli.errors import CommandError, UsageError
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.common.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.demo.evaluation import last_statuses
 from multi_dnn_ros.demo.moments import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Course, Outcome, report
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
-from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.processes import Child, Interrupts, claimed_domain, on_loopback
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.ros.middleware import configure
-from multi_dnn_ros.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.training.scenes import LABELS
 
 NODE = "/multi_dnn"

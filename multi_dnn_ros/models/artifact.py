@@ -18,10 +18,10 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
+from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.models.decomposed import LayerPlan, _Strict
-from multi_dnn_ros.models.dnn import ModelError
-from multi_dnn_ros.reasons import reason_of
-from multi_dnn_ros.whole_file import written_beside
+from multi_dnn_ros.models.errors import ModelError
 
 FORMAT: Literal["multi_dnn_ros network 1"] = "multi_dnn_ros network 1"
 _EXTRA = "multi_dnn_ros.json"

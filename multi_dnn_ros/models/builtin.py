@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 
 _PREFIX = "builtin:"
 #: Score threshold of each, chosen on real roads (docs/models.md; results/builtin_real_roads.json).

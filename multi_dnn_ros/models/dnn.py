@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.models.decoders.anchor import DetectorCore
-from multi_dnn_ros.models.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
-from multi_dnn_ros.models.preprocess import Preprocess
-from multi_dnn_ros.schema import Role
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.settings.schema import Role
+from multi_dnn_ros.vision.decoders.anchor import DetectorCore
+from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 if TYPE_CHECKING:
     from multi_dnn_ros.models.artifact import Description
-
-
-class ModelError(ValueError):
-    """A DNN cannot be loaded or used; the message names the file or parameter, its value and what is allowed."""
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,18 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
-from multi_dnn_ros.models.decoders.base import Decoder
-from multi_dnn_ros.models.decoders.grid import GridDecoder
-from multi_dnn_ros.models.decoders.lane import LaneDecoder
-from multi_dnn_ros.models.decoders.yolo import YoloDecoder
-from multi_dnn_ros.models.dnn import Dnn, ModelError, Source
-from multi_dnn_ros.models.preprocess import Preprocess
-from multi_dnn_ros.models.results import OutputError
+from multi_dnn_ros.models.dnn import Dnn, Source
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.models.weights import existing_file
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
+from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.grid import GridDecoder
+from multi_dnn_ros.vision.decoders.lane import LaneDecoder
+from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.results import OutputError
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.extras import optional
+from multi_dnn_ros.common.extras import optional
 
 
 def check_operators(model: Any) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.extras import MissingExtra, optional
+from multi_dnn_ros.common.extras import MissingExtra, optional
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, read_description
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
 from multi_dnn_ros.models.decomposed import apply_plan
-from multi_dnn_ros.models.dnn import ModelError, Source
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_shapes
 from multi_dnn_ros.models.onnx_file import check_external_data, check_operators
 from multi_dnn_ros.models.onnx_shapes import fix_shapes
@@ -30,8 +32,7 @@ from multi_dnn_ros.models.weights import (
     no_pickles,
     read_state_dict,
 )
-from multi_dnn_ros.reasons import reason_of
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 
 #: Of an input image, in pixels; as the parameters input_width and input_height.
 _MAX_SIDE = 8192

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torchvision import models
 
-from multi_dnn_ros.models.decoders.anchor import ONE_STAGE
-from multi_dnn_ros.models.dnn import ModelError, Source
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.weights import check_weights, existing_file, load_weights, no_pickles, read_state_dict
-from multi_dnn_ros.reasons import reason_of
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.decoders.anchor import ONE_STAGE
 
 #: Input of torchvision's RetinaNet and FCOS where none is given: their 800 x 1333 rule applied to a 4:3 image.
 _DETECTOR_SIZE = (1088, 800)

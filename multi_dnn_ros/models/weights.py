@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from multi_dnn_ros.models.dnn import ModelError
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.models.errors import ModelError
 
 #: Mismatches that an error message lists.
 _SHOWN = 3

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.profiling.features import TREE_FEATURES, tree_features
-from multi_dnn_ros.profiling.samples import LOAD_KINDS, Load, Sample, known_layers
-from multi_dnn_ros.reporting import write_figure
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.reporting import write_figure
+from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.planning.features import TREE_FEATURES, tree_features
+from multi_dnn_ros.planning.samples import LOAD_KINDS, Load, Sample, known_layers
 
 #: Fewer samples of a kind say nothing.
 _LEAST = 20

@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 import torch
 
 from multi_dnn_ros.backends import green_contexts
-from multi_dnn_ros.compression.timing import Target
-from multi_dnn_ros.models.cut import split
-from multi_dnn_ros.profiling.clock import clock_for
-from multi_dnn_ros.profiling.device import Limits, measure_limits
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.planning.clock import clock_for
+from multi_dnn_ros.planning.device import Limits, measure_limits
+from multi_dnn_ros.planning.marks import layers_run
+from multi_dnn_ros.planning.measure import Traced, trace_for
+from multi_dnn_ros.planning.profile import Distribution, LayerShape, ProfileError, describe
+from multi_dnn_ros.planning.samples import Load, LoadKind, Sample, Setting
+from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.loads import BackgroundLoad, MakeStream, ReadyNetwork
-from multi_dnn_ros.profiling.marks import layers_run
-from multi_dnn_ros.profiling.measure import Traced, trace_for
 from multi_dnn_ros.profiling.network import Network
-from multi_dnn_ros.profiling.profile import Distribution, LayerShape, ProfileError, describe
-from multi_dnn_ros.profiling.samples import Load, LoadKind, Sample, Setting
-from multi_dnn_ros.reporting import cpu_count
 
 LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.profiling.features import Matrix, Question, linear_features, tree_features
-from multi_dnn_ros.profiling.predictor import (
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.planning.features import Matrix, Question, linear_features, tree_features
+from multi_dnn_ros.planning.predictor import (
     Linear,
     Predictor,
     Scores,
@@ -26,8 +26,8 @@ from multi_dnn_ros.profiling.predictor import (
     base_ms,
     seen_in,
 )
-from multi_dnn_ros.profiling.profile import ProfileError
-from multi_dnn_ros.profiling.samples import Sample, Setting, known_layers
+from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.planning.samples import Sample, Setting, known_layers
 
 Fit = Callable[[Sequence[Sample]], Callable[[Sequence[Sample]], Matrix]]
 Regressor = Callable[[Sequence[Sample], int], Linear | Trees]

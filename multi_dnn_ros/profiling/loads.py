@@ -10,9 +10,9 @@ from types import TracebackType
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.compression.timing import Target
-from multi_dnn_ros.profiling.profile import ProfileError
-from multi_dnn_ros.profiling.samples import LOAD_KINDS, Load
+from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.planning.samples import LOAD_KINDS, Load
+from multi_dnn_ros.planning.timing import Target
 
 #: compute: side of the matrices multiplied (their three fit into a core's cache), and products in one call.
 _SIDE, _PRODUCTS = {"cpu": 256, "cuda": 2048}, {"cpu": 16, "cuda": 4}

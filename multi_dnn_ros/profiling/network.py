@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import fx, nn
 
-from multi_dnn_ros.compression.timing import Target
-from multi_dnn_ros.models.cut import NodeCost
-from multi_dnn_ros.profiling.device import Limits
-from multi_dnn_ros.profiling.measure import Progress, Times, Traced, measure, trace_for
-from multi_dnn_ros.profiling.profile import Profile, describe, node_costs, profile
+from multi_dnn_ros.graph.cut import NodeCost
+from multi_dnn_ros.planning.device import Limits
+from multi_dnn_ros.planning.measure import Progress, Times, Traced, measure, trace_for
+from multi_dnn_ros.planning.profile import Profile, describe, node_costs, profile
+from multi_dnn_ros.planning.timing import Target
 
 #: What a cut into jobs evens out: an estimate from counts, the number of layers, or measured times.
 CutBy = Literal["estimate", "count", "measured"]
@@ -35,7 +35,7 @@ def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int
     weights: "" is random for torchvision (no time depends on them), what the model brings for others. size: (width,
     height), for models without their own. Raises ModelError, which names the argument.
     """
-    from multi_dnn_ros.models.balance import balance, random_image
+    from multi_dnn_ros.graph.balance import balance, random_image
     from multi_dnn_ros.models.sources import load_network
 
     weights = weights or ("random" if model.startswith("torchvision:") else "default")

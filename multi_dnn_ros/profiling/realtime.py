@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from multi_dnn_ros.profiling.profile import ProfileError
+from multi_dnn_ros.planning.profile import ProfileError
 
 _PRIORITY = 10
 

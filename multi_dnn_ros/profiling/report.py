@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.models.operations import KINDS
-from multi_dnn_ros.profiling.profile import JobProfile, LayerProfile, Profile
-from multi_dnn_ros.reporting import table, write_figure, write_text
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.reporting import table, write_figure, write_text
+from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.planning.profile import JobProfile, LayerProfile, Profile
 
 JSON_NAME, CSV_NAME, ROOFLINE_PLOT, LAYER_PLOT = "profile.json", "layers.csv", "roofline.png", "layers.png"
 _COLUMNS = (

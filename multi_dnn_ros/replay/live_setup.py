@@ -11,7 +11,7 @@ from rclpy.node import Node
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.replay.recorded_cameras import default_topic, recorded_topics
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
-from multi_dnn_ros.schema import CameraConfig, Role
+from multi_dnn_ros.settings.schema import CameraConfig, Role
 
 #: Depth of the node's camera subscription: one frame is under way at a time, the rest is reserve.
 _DEPTH = 10

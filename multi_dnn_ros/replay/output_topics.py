@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multi_dnn_ros.schema import Role
+from multi_dnn_ros.settings.schema import Role
 
 #: Topics below `~/<camera>/<dnn>/` and their types, by role.
 OUTPUT_TOPICS: dict[Role, dict[str, str]] = {

@@ -10,10 +10,7 @@ import numpy.typing as npt
 from std_msgs.msg import Header
 
 from multi_dnn_ros.engine.task import Result
-from multi_dnn_ros.models.results import Detections, Lanes
-from multi_dnn_ros.overlay import Layer, draw
 from multi_dnn_ros.replay.frame_order import FrameOutcome
-from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.ros.result_messages import (
     LabelInfo,
     detections_message,
@@ -21,6 +18,9 @@ from multi_dnn_ros.ros.result_messages import (
     lane_mask_message,
     lane_points_message,
 )
+from multi_dnn_ros.vision.drawing import Layer, draw
+from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.results import Detections, Lanes
 
 
 def result_messages(result: Result, header: Header) -> Iterator[tuple[str, Any]]:

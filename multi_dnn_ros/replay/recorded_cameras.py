@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from multi_dnn_ros.bags import BagError, BagReader
-from multi_dnn_ros.schema import CameraConfig
+from multi_dnn_ros.settings.schema import CameraConfig
 
 IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 

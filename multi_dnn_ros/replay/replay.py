@@ -15,10 +15,10 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import canonical
+from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
-from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.replay.frame_order import FrameOrder, FrameOutcome
 from multi_dnn_ros.replay.stamps import nearest_time
 from multi_dnn_ros.replay.summary import Summary

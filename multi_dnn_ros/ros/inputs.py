@@ -14,12 +14,12 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros import image_sources
 from multi_dnn_ros.ros.camera_subscription import CameraSubscription
 from multi_dnn_ros.ros.diagnostics import CameraRecord
-from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
 from multi_dnn_ros.ros.image_sources import Publisher, Source
 from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
-from multi_dnn_ros.schema import CameraConfig
 from multi_dnn_ros.serving.camera_decoder import Decode
+from multi_dnn_ros.settings.schema import CameraConfig
+from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
 
 #: How long a topic may be without a publisher that fits before a warning says so.
 PATIENCE_NS = 5_000_000_000

@@ -16,7 +16,7 @@ from pathlib import Path
 import rclpy
 from rclpy.utilities import get_rmw_implementation_identifier
 
-from multi_dnn_ros.resources import config_file
+from multi_dnn_ros.common.resources import config_file
 
 CYCLONE, FAST = "rmw_cyclonedds_cpp", "rmw_fastrtps_cpp"
 _FAST_VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")

@@ -21,9 +21,9 @@ from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.serving import LogThrottle, Serving
 from multi_dnn_ros.ros.transitions import Transitions
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Progress
+from multi_dnn_ros.settings.schema import NodeConfig
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Unless it is remapped.
@@ -57,8 +57,8 @@ class MultiDnnNode(LifecycleNode):
     Transitions that are asked for by service, and those of the parameter `autostart`, run in a thread of their own
     (:mod:`multi_dnn_ros.ros.transitions`), so that the node answers meanwhile.
 
-    build: makes the pipeline where the engine is (see :func:`multi_dnn_ros.pipeline.build`, the default). host: makes
-    the host of the engine. middleware: what ROS 2 runs on, and with whose settings. Further arguments are
+    build: makes the pipeline where the engine is (default: :func:`multi_dnn_ros.pipeline.build.build`). host: makes the
+    host of the engine. middleware: what ROS 2 runs on, and with whose settings. Further arguments are
     LifecycleNode's.
     """
 

@@ -9,9 +9,9 @@ from diagnostic_msgs.msg import DiagnosticStatus
 
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import versions
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.capacity import Capacity
 from multi_dnn_ros.serving.host import Condition, Description, Level, Progress
+from multi_dnn_ros.settings.schema import NodeConfig
 
 _LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
 

@@ -11,7 +11,6 @@ from std_msgs.msg import Header
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.engine.task import Result
-from multi_dnn_ros.models.results import Lanes
 from multi_dnn_ros.ros.qos import LATCHED, PICTURES, RESULTS
 from multi_dnn_ros.ros.result_messages import (
     LabelInfo,
@@ -20,6 +19,7 @@ from multi_dnn_ros.ros.result_messages import (
     lane_mask_message,
     lane_points_message,
 )
+from multi_dnn_ros.vision.results import Lanes
 
 
 class ResultPublishers:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
-from multi_dnn_ros.overlay import Layer, draw
 from multi_dnn_ros.ros.result_messages import image_message
+from multi_dnn_ros.vision.drawing import Layer, draw
 
 #: Frames of one camera that some DNN has not answered yet; the oldest is given up for the next.
 _OPEN_FRAMES = 8

@@ -10,7 +10,8 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from multi_dnn_ros.flat_parameters import (
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.settings.flat_parameters import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
     ParameterError,
@@ -23,8 +24,7 @@ from multi_dnn_ros.flat_parameters import (
     shown,
     unknown_parameters,
 )
-from multi_dnn_ros.reasons import reason_of
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.settings.schema import NodeConfig
 
 _LISTS = ("cameras", "dnns")
 _READ_ONLY = "Read-only while the node is configured."

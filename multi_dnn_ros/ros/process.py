@@ -17,11 +17,11 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.allocator import keep_image_memory
-from multi_dnn_ros.params_sections import files_in, read_sections, require_parameters_in_any
+from multi_dnn_ros.common.allocator import keep_image_memory
+from multi_dnn_ros.common.switch_interval import short_turns
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
-from multi_dnn_ros.turns import short_turns
+from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
 #: How late a signal may be noticed while nothing else happens.
 _POLL_S = 0.1

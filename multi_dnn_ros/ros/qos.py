@@ -13,7 +13,7 @@ from rclpy.qos import (
     qos_profile_system_default,
 )
 
-from multi_dnn_ros.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
+from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 #: Results: reliable, which readers of either kind can take.
 RESULTS = QoSProfile(depth=10)

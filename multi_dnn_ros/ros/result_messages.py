@@ -12,7 +12,7 @@ from sensor_msgs.msg import Image, PointCloud2, PointField
 from std_msgs.msg import Header
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
-from multi_dnn_ros.models.results import Detections, Lanes
+from multi_dnn_ros.vision.results import Detections, Lanes
 
 try:
     from vision_msgs.msg import LabelInfo as LabelInfo

@@ -12,19 +12,19 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
+from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
-from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
 from multi_dnn_ros.ros.inputs import CameraInput
 from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
 from multi_dnn_ros.ros.socket_drops import SocketDrops
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.host import Description, Host
+from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Drops with a cause worth a line in the log; the others are only counted. A bad image, which all DNNs of its camera
 #: lose, has one line of its own.

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.settings.schema import NodeConfig
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
-    """The Pipeline of :func:`multi_dnn_ros.pipeline.build`."""
-    from multi_dnn_ros import pipeline  # takes seconds; only who configures waits for it
+    """The Pipeline of :func:`multi_dnn_ros.pipeline.build.build`."""
+    from multi_dnn_ros.pipeline.build import build as build_pipeline
 
-    return pipeline.build(config, progress)
+    return build_pipeline(config, progress)
 
 
 def check(config: NodeConfig) -> Sequence[str]:
-    """The problems that :func:`multi_dnn_ros.settings_check.check_settings` finds, a line each."""
-    from multi_dnn_ros.settings_check import check_settings
+    """The problems that :func:`multi_dnn_ros.pipeline.settings_check.check_settings` finds, a line each."""
+    from multi_dnn_ros.pipeline.settings_check import check_settings
 
     return check_settings(config).problems

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import guarded
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.demand import Demand
 from multi_dnn_ros.serving.host import Buffer, Host

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from multi_dnn_ros.profiling.fit import Verdict
-from multi_dnn_ros.profiling.image_sizes import Fit, Size, SizesSeen
+from multi_dnn_ros.planning.fit import Verdict
+from multi_dnn_ros.planning.image_sizes import Fit, Size, SizesSeen
 
 #: Reasons why times are not predicted, each a layer or a load, that /diagnostics has.
 _MOST_DOUBTS = 5

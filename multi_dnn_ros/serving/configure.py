@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multi_dnn_ros.memory import settle_memory
-from multi_dnn_ros.reporting import cpu_model
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.common.memory import settle_memory
+from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.serving.host import Build, Description, DnnDescription, Progress
 from multi_dnn_ros.serving.progress import ProgressReport, durations_file, keep_durations, read_durations
 from multi_dnn_ros.serving.warm_up import warm_up
+from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.pipeline import Pipeline
-    from multi_dnn_ros.profiling.image_sizes import Fit
+    from multi_dnn_ros.pipeline.build import Pipeline
+    from multi_dnn_ros.planning.image_sizes import Fit
 
 
 def configure(
@@ -63,7 +63,7 @@ def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None])
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
         return None
-    from multi_dnn_ros.fit_check import fit_of
+    from multi_dnn_ros.pipeline.fit_check import fit_of
 
     try:
         return fit_of(config, pipeline, {}, rates, pipeline.predictor)

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Progress
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
+from multi_dnn_ros.settings.schema import NodeConfig
 
 _POLL_S = 0.05
 

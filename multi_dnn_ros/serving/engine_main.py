@@ -22,9 +22,9 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.switch_interval import short_turns
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.reasons import reason_of
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board
 from multi_dnn_ros.serving.host import Progress
@@ -32,12 +32,12 @@ from multi_dnn_ros.serving.parent import EXIT_ORPHANED
 from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED, EXIT_ERROR, Setup
 from multi_dnn_ros.serving.slots import SlotMemory
 from multi_dnn_ros.serving.to_node import Answers, BoardObserver, ChannelLog, die
-from multi_dnn_ros.turns import short_turns
+from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from multi_dnn_ros.pipeline import Pipeline
+    from multi_dnn_ros.pipeline.build import Pipeline
     from multi_dnn_ros.serving.served_engine import ServedEngine
 
 _BEAT_S = 0.1
@@ -86,7 +86,9 @@ class EngineMain:
         # Before the imports: who starts us may end, or end us, meanwhile.
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         logging.getLogger("multi_dnn_ros").addHandler(ChannelLog(self._channel))
-        from multi_dnn_ros import pipeline, settings_check  # noqa: F401  (the imports that take seconds)
+        # The imports that take seconds.
+        import multi_dnn_ros.pipeline.build
+        import multi_dnn_ros.pipeline.settings_check  # noqa: F401
         from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
 
         threading.Thread(target=self._report, name="report", daemon=True).start()
@@ -182,7 +184,7 @@ class EngineMain:
     # -- in the main thread
 
     def _check(self, check: wire.Check) -> None:
-        from multi_dnn_ros.settings_check import check_settings
+        from multi_dnn_ros.pipeline.settings_check import check_settings
 
         self._channel.send(wire.Checked(tuple(check_settings(check.config).problems)))
 

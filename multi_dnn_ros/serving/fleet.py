@@ -16,7 +16,6 @@ from typing import Any
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.engine_conditions import ProcessFigures, condition
@@ -41,6 +40,7 @@ from multi_dnn_ros.serving.served_process import FirstAnswer, MakeProcess, Serve
 from multi_dnn_ros.serving.slots import SlotPool
 from multi_dnn_ros.serving.supervision import Supervisor
 from multi_dnn_ros.serving.watch import Verdict, Watch
+from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.profiling.image_sizes import Fit
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.planning.image_sizes import Fit
 from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Makes the pipeline in the process of the engine: :func:`multi_dnn_ros.pipeline.build`, or another that pickle can
-#: name. (config, progress) -> Pipeline.
+#: Makes the pipeline in the process of the engine: :func:`multi_dnn_ros.pipeline.build.build`, or another that pickle
+#: can name. (config, progress) -> Pipeline.
 Build = Callable[[NodeConfig, Callable[[str], None]], Any]
 
 

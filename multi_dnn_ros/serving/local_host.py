@@ -12,11 +12,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.observer import Unobserved
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.reasons import reason_of
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import builds
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
@@ -30,9 +29,10 @@ from multi_dnn_ros.serving.host import (
     Progress,
 )
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool, open_pools, slots_needed
+from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.pipeline import Pipeline
+    from multi_dnn_ros.pipeline.build import Pipeline
     from multi_dnn_ros.serving.served_engine import ServedEngine
 
 Made = TypeVar("Made")
@@ -177,7 +177,7 @@ class LocalHost:
         pipeline, self._pipeline, self._config = self._pipeline, None, None
         if pipeline is None:
             return
-        from multi_dnn_ros.memory import give_back_memory
+        from multi_dnn_ros.common.memory import give_back_memory
 
         device = pipeline.device
         del pipeline
@@ -199,7 +199,7 @@ def _configured(
     """The pipeline, or what stopped it: returned without what its traceback refers to, models and memory among it."""
     import torch
 
-    from multi_dnn_ros.memory import give_back_memory
+    from multi_dnn_ros.common.memory import give_back_memory
     from multi_dnn_ros.serving.configure import configure, refusal
 
     try:

@@ -11,7 +11,6 @@ from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import builds
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.conversation import Conversation
@@ -21,6 +20,7 @@ from multi_dnn_ros.serving.groups import Limits
 from multi_dnn_ros.serving.host import Buffer, Build, Cancelled, Condition, ConfigureError, Description, Progress
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, open_pools, slots_needed
+from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from multi_dnn_ros.progress_lines import DnnReady
-from multi_dnn_ros.resources import cache_folder
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.progress_lines import DnnReady
+from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.serving.host import Progress
-from multi_dnn_ros.whole_file import written_beside
+from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
 

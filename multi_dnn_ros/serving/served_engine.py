@@ -14,11 +14,11 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.observer import Observer, Unobserved
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
-from multi_dnn_ros.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.serving.pinned import PinnedImages
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.pipeline import Pipeline
+    from multi_dnn_ros.pipeline.build import Pipeline
 
 #: Runtime parameters that the decoder of a DNN reads for each frame.
 _DECODER = ("score_threshold", "iou_threshold", "max_detections")

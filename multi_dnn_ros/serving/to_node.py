@@ -8,9 +8,9 @@ import threading
 import time
 from typing import Any, NoReturn
 
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.reasons import reason_of
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board
 from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED

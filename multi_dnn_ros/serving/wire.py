@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.host import Build, Description, Progress
+from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Arrays of a result from this size on go through shared memory.
 LARGE_BYTES = 16_384

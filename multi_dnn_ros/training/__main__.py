@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from multi_dnn_ros.extras import MissingExtra, require
+from multi_dnn_ros.common.extras import MissingExtra, require
 from multi_dnn_ros.models.weights import existing_file, load_weights, read_state_dict
 from multi_dnn_ros.training import distributed, recipes
 from multi_dnn_ros.training.datasets import DatasetError, render, road_frames

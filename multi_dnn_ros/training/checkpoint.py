@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 FORMAT = "multi_dnn_ros training 1"
 

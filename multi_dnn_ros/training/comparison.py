@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.reporting import against, table, write_figure, write_json, write_text
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.reporting import against, table, write_figure, write_json, write_text
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.exercise import MAIN
 

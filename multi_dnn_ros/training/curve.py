@@ -20,6 +20,7 @@ from torch import nn
 from torchvision.models.regnet import ResBottleneckBlock
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from multi_dnn_ros.common.reporting import provenance, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.layers import Layer, survey
 from multi_dnn_ros.compression.macs import cost
@@ -27,7 +28,6 @@ from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, R
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.reporting import provenance, write_json
 from multi_dnn_ros.training.curve_plot import WITHIN, plot
 from multi_dnn_ros.training.data import Data, Wanted, open_data
 from multi_dnn_ros.training.datasets import DatasetError
@@ -285,7 +285,7 @@ def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _wanted(settings: Settings) -> Wanted:
-    from multi_dnn_ros.models.preprocess import Preprocess
+    from multi_dnn_ros.vision.preprocess import Preprocess
 
     return Wanted("classes", Preprocess(*settings.size))
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.reporting import write_figure
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.reporting import write_figure
 from multi_dnn_ros.training.exercise import MAIN
 
 #: A point counts as accurate when it is at most this far under its own original.

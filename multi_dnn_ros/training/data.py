@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multi_dnn_ros.models.preprocess import Preprocess
-from multi_dnn_ros.resources import cache_folder
+from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.training import cifar10
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.datasets import (
@@ -30,6 +29,7 @@ from multi_dnn_ros.training.datasets import (
 )
 from multi_dnn_ros.training.image_files import ClassFolder, CocoBoxes, LaneMasks
 from multi_dnn_ros.training.scenes import LABELS
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 Task = Literal["classes", "boxes", "lanes"]
 #: train: what is learned from. choice: what the best epoch is chosen by. test: seen by neither, scored once.

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from multi_dnn_ros.models.preprocess import Preprocess
-from multi_dnn_ros.reporting import cpu_count
+from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
-from multi_dnn_ros.whole_file import written_beside
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from multi_dnn_ros.reporting import write_json
+from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import RoadFrame, road_frames
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
@@ -26,7 +26,7 @@ from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
 if TYPE_CHECKING:  # the training machine has no pydantic, which these need
     from multi_dnn_ros.models.dnn import Dnn
-    from multi_dnn_ros.schema import Role
+    from multi_dnn_ros.settings.schema import Role
 
 
 def add_parser(verbs: Any) -> None:
@@ -42,7 +42,7 @@ def add_parser(verbs: Any) -> None:
 def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:
     """The package's three DNNs by role, loaded as the node loads them. suffix: `_small` for the decomposed ones."""
     from multi_dnn_ros.models.load import load_dnn
-    from multi_dnn_ros.schema import DnnConfig
+    from multi_dnn_ros.settings.schema import DnnConfig
 
     roles: tuple[Role, ...] = ("lane", "object", "pedestrian")
     return {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}{suffix}")) for role in roles}

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
-from multi_dnn_ros.models.decoders.base import Decoder
-from multi_dnn_ros.models.results import Detections, Lanes
 from multi_dnn_ros.training.batches import (
     ArrayBatches,
     Batch,
@@ -29,6 +27,8 @@ from multi_dnn_ros.training.data import ArrayRows, Rows, Task
 from multi_dnn_ros.training.datasets import IGNORED
 from multi_dnn_ros.training.loop import Batches, Loss, Score
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.results import Detections, Lanes
 
 #: The score that decides, larger is better.
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}

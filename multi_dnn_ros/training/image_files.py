@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.datasets import (
     IGNORED,
@@ -22,6 +21,7 @@ from multi_dnn_ros.training.datasets import (
     read_gray,
     read_rgb,
 )
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 #: An annotation file is read whole; COCO's largest has half of this.

@@ -18,12 +18,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
-from multi_dnn_ros.models.results import OutputError
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.training.replay import replayed
+from multi_dnn_ros.vision.results import OutputError
 
 __all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "train"]
 

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.extras import optional
+from multi_dnn_ros.common.extras import optional
 
 #: Width to which masks are brought before they are compared, pixels.
 LANE_WIDTH = 320

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.models.decoders.base import Decoder
-from multi_dnn_ros.models.results import Detections, Lanes
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Rows
 from multi_dnn_ros.training.datasets import IGNORED
 from multi_dnn_ros.training.exercise import LANE_SHARE, answers
 from multi_dnn_ros.training.metrics import Found, LaneScore, Truth
+from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.results import Detections, Lanes
 
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 #: A detection and a true box are one object from this overlap on, as in mAP@0.5.

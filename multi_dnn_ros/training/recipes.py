@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from multi_dnn_ros.common.atomic_files import written_beside
 from multi_dnn_ros.models.artifact import write_safetensors
-from multi_dnn_ros.models.decoders.base import Decoder
-from multi_dnn_ros.models.decoders.lane import LaneDecoder
-from multi_dnn_ros.models.decoders.yolo import YoloDecoder
 from multi_dnn_ros.models.networks import DetectorNet, build
-from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import SEEDS, Data, Rows, Task, Wanted, drive_rows, in_memory, open_data, road_rows
 from multi_dnn_ros.training.datasets import RenderSpec, RoadFrame, SceneArrays
 from multi_dnn_ros.training.exercise import MAIN, Exercise, make_batches, score_rows
 from multi_dnn_ros.training.loop import Loss, Schedule
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
-from multi_dnn_ros.whole_file import written_beside
+from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.lane import LaneDecoder
+from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 DETECTOR_SIZE = (384, 288)
 LANE_SIZE = (320, 192)

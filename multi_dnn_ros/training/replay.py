@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multi_dnn_ros.memory import no_collection
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.memory import no_collection
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.training.precision import autocast
 
 log = logging.getLogger(__name__)

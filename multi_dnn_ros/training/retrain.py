@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError

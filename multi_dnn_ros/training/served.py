@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from multi_dnn_ros.compression.timing import Target, prepared
-from multi_dnn_ros.heard import HeardWarnings
+from multi_dnn_ros.common.captured_warnings import HeardWarnings
+from multi_dnn_ros.planning.timing import Target, prepared
 from multi_dnn_ros.training.trainee import OneByOne
 
 

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.models.decoders.anchor import AnchorDecoder
-from multi_dnn_ros.models.decoders.base import Decoder
-from multi_dnn_ros.models.decoders.lane import LaneDecoder
-from multi_dnn_ros.models.decoders.yolo import YoloDecoder
-from multi_dnn_ros.models.dnn import Dnn, ModelError, Source
+from multi_dnn_ros.models.dnn import Dnn, Source
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import dnn_of
 from multi_dnn_ros.models.networks import cells
-from multi_dnn_ros.models.preprocess import Preprocess
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.loop import Loss
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss, TorchvisionLoss
+from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
+from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.lane import LaneDecoder
+from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 #: What a network without a decoder of the node is: a classifier.
 CLASSIFICATION = "classification"

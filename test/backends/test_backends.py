@@ -12,10 +12,10 @@ import torchvision
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import FastestConvolutions
-from multi_dnn_ros.choices import BACKENDS, ConfigError, choose_backend
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.pipeline.choices import BACKENDS, ConfigError, choose_backend
+from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU = torch.device("cpu")
 

@@ -18,11 +18,11 @@ from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batc
 from multi_dnn_ros.backends.cuda_graph import Captured, together
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.choices import ConfigError, choose_backend
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU = torch.device("cpu")
 EXAMPLE = (torch.zeros(1, 3, 16, 24),)

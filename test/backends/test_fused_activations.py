@@ -23,8 +23,8 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.choices import choose_backend
-from multi_dnn_ros.models.cut import Stage, cut, whole
+from multi_dnn_ros.graph.cut import Stage, cut, whole
+from multi_dnn_ros.pipeline.choices import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 aten = torch.ops.aten

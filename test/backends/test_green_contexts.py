@@ -11,9 +11,9 @@ import torch
 
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.backends.green_contexts import planned_apart
-from multi_dnn_ros.choices import ConfigError
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

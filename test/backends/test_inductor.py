@@ -24,8 +24,8 @@ from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.inductor import Inductor, cache_directory
 from multi_dnn_ros.backends.precision import InPrecision
-from multi_dnn_ros.choices import ConfigError, backend_name, choose_backend
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 needs_compiler = pytest.mark.skipif(bool(missing_compiler(CPU)), reason="needs a C++ compiler")

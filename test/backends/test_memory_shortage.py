@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from multi_dnn_ros import pipeline
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.choices import ConfigError
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.build import build as pipeline
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 
 class Full(Eager):

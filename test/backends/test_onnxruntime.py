@@ -22,11 +22,11 @@ from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.precision import InPrecision
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.choices import ConfigError, backend_name, choose_backend
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend
+from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 IMAGE = (torch.zeros(1, 3, 32, 48),)

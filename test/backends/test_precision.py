@@ -13,10 +13,10 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions, cast_stage, float32_products
-from multi_dnn_ros.choices import ConfigError, choose_backend
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
+from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU = torch.device("cpu")
 

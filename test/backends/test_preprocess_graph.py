@@ -9,7 +9,7 @@ import torch
 
 from multi_dnn_ros.backends.capture import CapturedFunction
 from multi_dnn_ros.backends.preprocess_graph import MOST_SIZES, PreprocessGraph
-from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 
 class Captures:

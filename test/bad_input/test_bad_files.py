@@ -21,8 +21,8 @@ from sensor_msgs.msg import Image
 
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.overlay_files import OverlayFileError, OverlayFiles
-from multi_dnn_ros.processes import Child, on_loopback
+from multi_dnn_ros.common.processes import Child, on_loopback
+from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles
 
 HEAD = "/**:\n  ros__parameters:\n"
 NOISE = np.random.default_rng(0).integers(0, 256, (240, 320, 3), dtype=np.uint8)

@@ -22,8 +22,8 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header, String
 from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.common.processes import Child, claimed_domain, on_loopback
 from multi_dnn_ros.demo.evaluation import last_statuses
-from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
 
 WAIT_S = 60.0
 WIDTH, HEIGHT = 64, 48

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.params_sections import (
+from multi_dnn_ros.common.processes import Child, on_loopback
+from multi_dnn_ros.settings.params_sections import (
     ParamsFileError,
     applies_to,
     files_in,
     full_name,
     require_parameters_in_any,
 )
-from multi_dnn_ros.processes import Child, on_loopback
 
 FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
 EXECUTABLE = "import sys; from multi_dnn_ros.executable import main; sys.exit(main())"

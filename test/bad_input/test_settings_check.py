@@ -16,17 +16,17 @@ from onnx import TensorProto, helper, numpy_helper, save
 from safetensors.torch import save_file
 from torch import nn
 
-from multi_dnn_ros.choices import ConfigError
-from multi_dnn_ros.flat_parameters import to_config
 from multi_dnn_ros.models import sources
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
-from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_network, load_source, outline_source
-from multi_dnn_ros.pipeline import build
-from multi_dnn_ros.schema import DnnConfig
-from multi_dnn_ros.settings_check import check_settings
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.schema import DnnConfig
 
 SSD = "ssdlite320_mobilenet_v3_large"
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -246,7 +246,7 @@ def test_a_mistake_is_found_without_loading(tmp_path: Path, mistake: str, monkey
     monkeypatch.setattr(torch.export, "load", load)
     monkeypatch.setattr("multi_dnn_ros.models.weights.load_file", load)
     monkeypatch.setattr("onnx2torch.convert", load)
-    monkeypatch.setattr("multi_dnn_ros.pipeline.load_dnn", load)
+    monkeypatch.setattr("multi_dnn_ros.pipeline.build.load_dnn", load)
     (problem,) = problems({}, **values)
     assert words.format(at=tmp_path) in problem
     flat = {"device": "cpu", "dnns": ["x"], "dnn.x.role": "object"}
@@ -280,7 +280,9 @@ def test_what_loading_alone_shows_is_told_of_all_dnns_before_one_is_made_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here: networks that fail on an image, though their files are whole."""
-    monkeypatch.setattr("multi_dnn_ros.pipeline.make_task", lambda *arguments: pytest.fail("a DNN was made ready"))
+    monkeypatch.setattr(
+        "multi_dnn_ros.pipeline.build.make_task", lambda *arguments: pytest.fail("a DNN was made ready")
+    )
     for number in (1, 2):
         reshape = helper.make_node("Reshape", ["image", "shape"], ["out"])
         graph = helper.make_graph(

@@ -9,7 +9,7 @@ import pytest
 
 from multi_dnn_ros.benchmark.overhead import measure_overhead
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.reporting import distribution, table
+from multi_dnn_ros.common.reporting import distribution, table
 
 
 def test_overhead_reports_both_sides_of_the_same_run():

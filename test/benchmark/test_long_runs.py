@@ -16,9 +16,9 @@ from multi_dnn_ros.benchmark.gpu_watch import parsed
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
 from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Rig
 from multi_dnn_ros.benchmark.rough import rough_problems
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.params_file import read_params_file
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.settings.params_file import read_params_file
 
 ONE_DNN = """\
 /**:

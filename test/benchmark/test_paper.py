@@ -25,8 +25,8 @@ from multi_dnn_ros.benchmark.paper.partition import Partition, check_partition
 from multi_dnn_ros.benchmark.paper.sets import FIGURES, SETS, DnnSet, Network, choose_sets
 from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
 from multi_dnn_ros.benchmark.paper.tally import Tally, Ticker, Window
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import build_parser, main
+from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.compression.macs import cost
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

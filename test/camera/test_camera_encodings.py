@@ -12,7 +12,7 @@ from std_msgs.msg import Header
 from multi_dnn_ros.camera.encodings import ENCODERS, compress, encode, resize
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.camera import ENCODINGS
-from multi_dnn_ros.ros.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
 
 _LIMIT = 1 << 20
 

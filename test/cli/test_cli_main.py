@@ -162,7 +162,7 @@ def test_pipe_that_closes_is_no_traceback() -> None:
 
 
 def test_configuration_file_is_found() -> None:
-    from multi_dnn_ros.resources import config_file
+    from multi_dnn_ros.common.resources import config_file
 
     assert config_file("multi_dnn.yaml").is_file()
     with pytest.raises(FileNotFoundError, match=r"nothing\.yaml"):

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from multi_dnn_ros.cli.errors import CommandError
-from multi_dnn_ros.processes import claimed_domain
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.processes import claimed_domain
 
 
 def test_no_domain_is_given_to_two_until_the_first_ends() -> None:
@@ -18,7 +18,9 @@ def test_no_domain_is_given_to_two_until_the_first_ends() -> None:
         mine = [stack.enter_context(claimed_domain()) for _ in range(20)]
         assert len(set(mine)) == 20
         program = (
-            "from contextlib import ExitStack; from multi_dnn_ros.processes import claimed_domain; s = ExitStack()\n"
+            "from contextlib import ExitStack\n"
+            "from multi_dnn_ros.common.processes import claimed_domain\n"
+            "s = ExitStack()\n"
             "print(*[s.enter_context(claimed_domain()) for _ in range(20)])"
         )
         theirs = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -11,7 +11,7 @@ import torch
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.sources import load_artifact
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from multi_dnn_ros.compression.decompose import decompose, plan_of
 from multi_dnn_ros.compression.layers import survey
 from multi_dnn_ros.compression.measured import Measured, candidate_plans
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
-from multi_dnn_ros.compression.timing import Target, TimingCache, compare
 from multi_dnn_ros.models.decomposed import TuckerConv2d, TuckerPlan
+from multi_dnn_ros.planning.timing import Target, TimingCache, compare
 
 SHAPE = (1, 16, 16, 16)
 

@@ -14,7 +14,7 @@ from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Budget, Choice, Energy, Evbmf, RankPolicy, Ratio, Rounding
 from multi_dnn_ros.compression.tucker import decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan
-from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.errors import ModelError
 
 pairs = st.tuples
 

@@ -14,17 +14,15 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.bags import BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_message
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.demo.comparison import SETS, Figures, comparison_table, run_both
 from multi_dnn_ros.demo.evaluation import accounts, quality
 from multi_dnn_ros.demo.moments import CameraTopics, Moment, Stream, moments
 from multi_dnn_ros.demo.report import Course, Outcome, report
 from multi_dnn_ros.demo.run import Demo
-from multi_dnn_ros.models.results import Detections, Lane, Lanes
 from multi_dnn_ros.models.sources import weights_file
-from multi_dnn_ros.params_file import read_params_file
 from multi_dnn_ros.replay.replay import msgtype_of
-from multi_dnn_ros.resources import config_file
 from multi_dnn_ros.ros.result_messages import (
     detections_message,
     label_info_message,
@@ -32,8 +30,10 @@ from multi_dnn_ros.ros.result_messages import (
     lane_points_message,
 )
 from multi_dnn_ros.ros.result_messages import image_message as mono_message
+from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
+from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 FRAMES = 12
 HZ = 10

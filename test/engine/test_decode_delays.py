@@ -14,13 +14,13 @@ from fake_gpu import DEVICE, Event, FakeGpu
 from multi_dnn_ros.engine import Frame
 from multi_dnn_ros.engine import frame as frame_module
 from multi_dnn_ros.engine.reports import Callbacks
-from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.pipeline.build import Pipeline
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
 from multi_dnn_ros.serving.pinned import PinnedImages
 from multi_dnn_ros.serving.served_engine import ServedEngine
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 
 class GpuHost:

@@ -22,8 +22,8 @@ from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import allowed_precisions
-from multi_dnn_ros.choices import choose_backend
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.choices import choose_backend
 
 GPU = torch.device("cuda", 0)
 EXAMPLE = (torch.zeros(1, 3, 96, 128),)

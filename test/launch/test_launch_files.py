@@ -51,14 +51,14 @@ def test_a_launch_file_imports_little(path: Path) -> None:
     """`ros2 launch` runs it with the system's Python, which may have no torch, and shall do so quickly."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            ours = node.module == "multi_dnn_ros.params_sections"
+            ours = node.module == "multi_dnn_ros.settings.params_sections"
             assert ours or (node.module or "").split(".")[0] in ("launch", "launch_ros")
         assert not isinstance(node, ast.Import)
 
 
 def test_what_launch_files_import_of_ours_needs_yaml_only() -> None:
     heavy = ("torch", "cv2", "numpy", "rclpy", "pydantic")
-    program = f"import sys, multi_dnn_ros.params_sections; print([n for n in {heavy} if n in sys.modules])"
+    program = f"import sys, multi_dnn_ros.settings.params_sections; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

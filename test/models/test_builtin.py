@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS, builtin_notice
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "builtin_real_roads.json"

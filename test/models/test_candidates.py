@@ -8,8 +8,8 @@ import torch
 
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.results import Detections, OutputError
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.results import Detections, OutputError
 
 BUILDERS = ("ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn", "fcos_resnet50_fpn")
 SOURCE = (240, 400)

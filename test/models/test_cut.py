@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.models.cut import cut, split
+from multi_dnn_ros.graph.cut import cut, split
+from multi_dnn_ros.graph.trace import TraceError, trace
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.trace import TraceError, trace
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def randomized(module: nn.Module) -> nn.Module:

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.models.decoders.grid import GridDecoder
-from multi_dnn_ros.models.decoders.lane import LaneDecoder
-from multi_dnn_ros.models.decoders.yolo import YoloDecoder
-from multi_dnn_ros.models.preprocess import Preprocess
-from multi_dnn_ros.models.results import OutputError
+from multi_dnn_ros.vision.decoders.grid import GridDecoder
+from multi_dnn_ros.vision.decoders.lane import LaneDecoder
+from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.results import OutputError
 
 LABELS = ("car", "truck", "bus")
 SIZE = (480, 640)

@@ -12,9 +12,9 @@ import torch
 import torchvision
 from torch import nn
 
-from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 
 
 class Rows(nn.Module):

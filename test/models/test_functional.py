@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.export import ExportedProgram
 
-from multi_dnn_ros.models.nodes import is_write
-from multi_dnn_ros.models.trace import trace
+from multi_dnn_ros.graph.nodes import is_write
+from multi_dnn_ros.graph.trace import trace
 
 SHAPE = (2, 4, 6, 6)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from multi_dnn_ros.models.decoders.lane_lines import find_runs, fit_curves, group_runs
+from multi_dnn_ros.vision.decoders.lane_lines import find_runs, fit_curves, group_runs
 
 
 @settings(max_examples=60)

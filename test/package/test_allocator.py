@@ -12,7 +12,7 @@ _FAULTS = """
 import resource, sys
 import numpy as np
 if sys.argv[1] == "kept":
-    from multi_dnn_ros.allocator import keep_image_memory
+    from multi_dnn_ros.common.allocator import keep_image_memory
     assert keep_image_memory()
 def image():
     np.ones(1280 * 720 * 3, np.uint8)

@@ -17,12 +17,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from multi_dnn_ros.choices import ConfigError
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.extras import EXTRA_OF, MissingExtra, optional, require
 from multi_dnn_ros.compression.__main__ import main as compression
-from multi_dnn_ros.extras import EXTRA_OF, MissingExtra, optional, require
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.training.__main__ import main as training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,10 +32,10 @@ SERVE = """
 import sys
 import numpy as np
 import multi_dnn_ros.ros.process
-from multi_dnn_ros.fit_check import services_of
-from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.pipeline import build
-from multi_dnn_ros.resources import config_file
+from multi_dnn_ros.pipeline.fit_check import services_of
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.common.resources import config_file
 config = read_params_file(config_file("multi_dnn_small.yaml"))
 config = config.model_validate({**config.model_dump(), "device": "cpu"})
 services, _ = services_of(config, build(config), np.zeros((480, 640, 3), np.uint8), frames=1)

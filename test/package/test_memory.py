@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from multi_dnn_ros.memory import no_collection
+from multi_dnn_ros.common.memory import no_collection
 
 
 class Node:

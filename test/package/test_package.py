@@ -99,10 +99,6 @@ def test_the_constraints_stay_inside_the_ranges_of_setup_py():
             assert requirement.specifier.contains(str(pin.specifier).removeprefix("==")), (requirement, pin)
 
 
-#: What serving/ needs where the engine runs; it imports PyTorch, or is of use only there.
-_ENGINE_SIDE = {"pipeline", "settings_check", "fit_check", "profiling", "backends", "reporting", "turns"}
-
-
 def test_the_node_side_of_serving_does_not_import_pytorch():
     """The node's process may import every module but these, which run where the engine does."""
     engine_side = {"configure", "served_engine", "pinned", "warm_up", "memory_use"}
@@ -111,40 +107,6 @@ def test_the_node_side_of_serving_does_not_import_pytorch():
     imports = "; ".join(f"import multi_dnn_ros.serving.{name}" for name in sorted(names - engine_side))
     code = f"import sys; {imports}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).strip() == "False"
-
-
-def test_rooms_import_one_way():
-    """ros -> engine -> backends; the engine knows no ROS and no lane; only ros (and launch) import rclpy."""
-    plain = {
-        "allocator",
-        "extras",
-        "frame_error",
-        "heard",
-        "memory",
-        "progress_lines",
-        "reasons",
-        "whole_file",
-    }  # which import nothing of ours
-    allowed = {
-        "engine": {"engine", "backends", "frame_error"},
-        "backends": {"backends", *plain, "resources"},
-        "models": {"models", *plain, "schema"},
-        "standalone": {"standalone"},
-        "compression": {"compression", "models", "backends", "reporting", *plain, "resources"},
-        "training": {"training", "models", "schema", "engine", "compression", "reporting", *plain, "resources"},
-        "serving": {"serving", "engine", "schema", *plain, "resources", *_ENGINE_SIDE},
-        "profiling": {"profiling", "models", "backends", "compression", "reporting", *plain, "resources", "engine"},
-    }
-    for name in plain:
-        assert "import multi_dnn_ros" not in (ROOT / "multi_dnn_ros" / f"{name}.py").read_text()
-        assert "from multi_dnn_ros" not in (ROOT / "multi_dnn_ros" / f"{name}.py").read_text()
-    for room, rooms in allowed.items():
-        for source in (ROOT / "multi_dnn_ros" / room).rglob("*.py"):
-            text = source.read_text()
-            for imported in re.findall(r"^\s*(?:from|import) multi_dnn_ros\.(\w+)", text, re.M):
-                assert imported in rooms, f"{source.relative_to(ROOT)} imports multi_dnn_ros.{imported}"
-            if room != "standalone":
-                assert not re.search(r"^\s*(?:from|import) (rclpy|\w+_msgs)", text, re.M), source
 
 
 def test_syntax_is_3_10_clean():

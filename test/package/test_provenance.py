@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from multi_dnn_ros.reporting import provenance
+from multi_dnn_ros.common.reporting import provenance
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi_dnn_ros.reasons import reason_of
+from multi_dnn_ros.common.reasons import reason_of
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multi_dnn_ros.whole_file import written_beside
+from multi_dnn_ros.common.atomic_files import written_beside
 
 
 @pytest.mark.parametrize("to_disk", [False, True])

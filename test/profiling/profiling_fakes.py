@@ -9,9 +9,9 @@ from torch import nn
 
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.compression.timing import Target
-from multi_dnn_ros.profiling.device import Limits, device_name
-from multi_dnn_ros.profiling.samples import LayerCounts, Load, Setting
+from multi_dnn_ros.planning.device import Limits, device_name
+from multi_dnn_ros.planning.samples import LayerCounts, Load, Setting
+from multi_dnn_ros.planning.timing import Target
 
 CPU = torch.device("cpu")
 

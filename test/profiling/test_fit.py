@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.profiling.fit import LIMIT, Demand, check_fit, service_ms
-from multi_dnn_ros.profiling.profile import ProfileError
-from multi_dnn_ros.profiling.service import Service, lost_frames, measure_services, mixes
+from multi_dnn_ros.planning.fit import LIMIT, Demand, check_fit, service_ms
+from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.planning.service import Service, lost_frames, measure_services, mixes
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 
@@ -244,7 +244,7 @@ class CamerasThatWait:
 
 
 def test_a_result_behind_its_deadline_is_as_good_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multi_dnn_ros.profiling.service.time", time := CamerasThatWait())
+    monkeypatch.setattr("multi_dnn_ros.planning.service.time", time := CamerasThatWait())
     (task,) = tasks(("lane", 20.0))
     tight = dataclasses.replace(task, deadline_ns=1_000_000)
     wanted = {"lane": {"front": 8.0}}

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask, Engine
-from multi_dnn_ros.fit_check import ASSUMED_SIZE, fit_of
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.pipeline import build
-from multi_dnn_ros.profiling.fit import LIMIT, Decoding, Demand, check_fit
-from multi_dnn_ros.profiling.image_costs import decode_ms, preprocess_ms
-from multi_dnn_ros.profiling.image_sizes import CameraLoad, Fit, SizesSeen, megapixels
-from multi_dnn_ros.profiling.service import measure_services
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.fit_check import ASSUMED_SIZE, fit_of
+from multi_dnn_ros.planning.fit import LIMIT, Decoding, Demand, check_fit
+from multi_dnn_ros.planning.image_costs import decode_ms, preprocess_ms
+from multi_dnn_ros.planning.image_sizes import CameraLoad, Fit, SizesSeen, megapixels
+from multi_dnn_ros.planning.service import measure_services
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 CPU = torch.device("cpu")
 VGA, HD, FULL_HD = (640, 480), (1280, 720), (1920, 1080)
@@ -94,7 +94,7 @@ def test_a_verdict_follows_from_the_numbers_alone(size: tuple[int, int], hz: flo
 
 
 def test_judging_needs_no_pytorch() -> None:
-    code = "import sys, multi_dnn_ros.profiling.image_sizes; sys.exit('torch' in sys.modules)"
+    code = "import sys, multi_dnn_ros.planning.image_sizes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

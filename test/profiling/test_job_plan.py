@@ -12,19 +12,19 @@ import torch
 from profiling_fakes import Small, target
 from torch import nn
 
-from multi_dnn_ros.choices import ConfigError
-from multi_dnn_ros.fit_check import fit_of
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.models.cut import split
-from multi_dnn_ros.pipeline import Pipeline, build
-from multi_dnn_ros.profiling.device import device_name
-from multi_dnn_ros.profiling.features import LINEAR_FEATURES
-from multi_dnn_ros.profiling.job_plan import JobPlanner, in_precision
-from multi_dnn_ros.profiling.launch_cost import launch_cost_s
-from multi_dnn_ros.profiling.measure import Times, Traced, trace_for
-from multi_dnn_ros.profiling.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
-from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.pipeline.build import Pipeline, build
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.pipeline.fit_check import fit_of
+from multi_dnn_ros.planning.device import device_name
+from multi_dnn_ros.planning.features import LINEAR_FEATURES
+from multi_dnn_ros.planning.job_plan import JobPlanner, in_precision
+from multi_dnn_ros.planning.launch_cost import launch_cost_s
+from multi_dnn_ros.planning.measure import Times, Traced, trace_for
+from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
+from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.schema import NodeConfig
 
 SHAPE = (1, 3, 8, 8)
 LAYERS = 7  # of Small

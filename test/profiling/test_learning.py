@@ -14,8 +14,10 @@ import torch
 from profiling_fakes import CPU, SETTING, SHAPE, Small, law, target
 
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.planning.features import ideal_ms, linear_features
+from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, read_samples, write_samples
 from multi_dnn_ros.profiling.analysis import importances, plot_importances, words
-from multi_dnn_ros.profiling.features import ideal_ms, linear_features
 from multi_dnn_ros.profiling.learn import (
     CORRECTED,
     LINEAR,
@@ -27,8 +29,6 @@ from multi_dnn_ros.profiling.learn import (
     fit_trees,
     learn,
 )
-from multi_dnn_ros.profiling.profile import ProfileError
-from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, read_samples, write_samples
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -149,7 +149,7 @@ def test_our_trees_give_what_scikit_learn_gives() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GradientBoostingRegressor, "fit", keep)
         ours = fit_trees(rows)
-    from multi_dnn_ros.profiling.features import tree_features
+    from multi_dnn_ros.planning.features import tree_features
 
     theirs = ideal_ms(questions) * np.exp(found[0].predict(tree_features(questions)))
     assert np.allclose(ours.predict(questions), theirs, rtol=1e-6)

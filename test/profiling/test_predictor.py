@@ -11,10 +11,9 @@ import pytest
 import torch
 from profiling_fakes import SETTING, SHAPE, Small, law, target
 
-from multi_dnn_ros.models.cut import split
-from multi_dnn_ros.profiling.learn import learn
-from multi_dnn_ros.profiling.measure import trace_for
-from multi_dnn_ros.profiling.predictor import (
+from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.planning.measure import trace_for
+from multi_dnn_ros.planning.predictor import (
     Predictor,
     Seen,
     layers_of,
@@ -22,8 +21,9 @@ from multi_dnn_ros.profiling.predictor import (
     read_predictor,
     write_predictor,
 )
-from multi_dnn_ros.profiling.profile import ProfileError
-from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample
+from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample
+from multi_dnn_ros.profiling.learn import learn
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,14 @@ from multi_dnn_ros.backends.fused_activations import fused
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import cost
-from multi_dnn_ros.models.cut import split
-from multi_dnn_ros.profiling import device
-from multi_dnn_ros.profiling.clock import HostClock
-from multi_dnn_ros.profiling.marks import MarkedStage
-from multi_dnn_ros.profiling.measure import Times, measure, trace_for
+from multi_dnn_ros.graph.cut import split
+from multi_dnn_ros.planning import device
+from multi_dnn_ros.planning.clock import HostClock
+from multi_dnn_ros.planning.marks import MarkedStage
+from multi_dnn_ros.planning.measure import Times, measure, trace_for
+from multi_dnn_ros.planning.predictor import layers_of
+from multi_dnn_ros.planning.profile import ProfileError, read_profile
 from multi_dnn_ros.profiling.network import Network, profile_network
-from multi_dnn_ros.profiling.predictor import layers_of
-from multi_dnn_ros.profiling.profile import ProfileError, read_profile
 from multi_dnn_ros.profiling.report import layer_table, layers_csv, write_profile
 
 NETWORK = Network("small", Small(), SHAPE)
@@ -152,7 +152,7 @@ def test_marks_change_nothing_and_the_host_clock_counts_nanoseconds() -> None:
         clock.mark(place)
     assert clock.gaps_ms() == [1.0, 1.0]
 
-    from multi_dnn_ros.profiling.marks import MarkedStage
+    from multi_dnn_ros.planning.marks import MarkedStage
 
     traced = trace_for(NETWORK.module, SHAPE, target())
     (stage,) = split(traced.graph_module, 1)

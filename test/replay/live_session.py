@@ -18,8 +18,8 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
+from multi_dnn_ros.common.processes import Child, claimed_domain, on_loopback
 from multi_dnn_ros.demo.evaluation import accounts, last_statuses
-from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
 from multi_dnn_ros.ros.qos import LATCHED
 
 OUTPUTS = {

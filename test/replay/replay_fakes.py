@@ -17,9 +17,9 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
 from multi_dnn_ros.replay.outputs import decode_message, result_messages
 from multi_dnn_ros.replay.replay import Replay, msgtype_of
+from multi_dnn_ros.vision.results import Detections, Lane, Lanes, OutputError
 
 SECOND = 1_000_000_000
 TOPIC = "/front/image_raw"

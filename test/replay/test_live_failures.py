@@ -26,7 +26,7 @@ from multi_dnn_ros.replay.recorded_cameras import recorded_topics
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
 from multi_dnn_ros.replay.spinning import SpinningNode, spinning
 from multi_dnn_ros.replay.summary import Summary
-from multi_dnn_ros.schema import CameraConfig
+from multi_dnn_ros.settings.schema import CameraConfig
 
 TOPIC, TYPE = "/front/image_raw", "sensor_msgs/msg/Image"
 PLAN = LivePlan((LiveCamera("front", TOPIC, TOPIC, TYPE, ("lane",)),), {"lane": "lane"})

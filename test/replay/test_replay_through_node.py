@@ -16,7 +16,7 @@ from road_bag import CORRUPT, TOPIC, scenes, write_road
 
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.processes import Child, claimed_domain, on_loopback
+from multi_dnn_ros.common.processes import Child, claimed_domain, on_loopback
 
 FRAMES = 12
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multi_dnn_ros.processes import on_loopback
+from multi_dnn_ros.common.processes import on_loopback
 
 if TYPE_CHECKING:
     from ros_system import RosSystem

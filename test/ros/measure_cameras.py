@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from multi_dnn_ros.reporting import provenance
+from multi_dnn_ros.common.reporting import provenance
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

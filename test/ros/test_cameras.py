@@ -11,7 +11,7 @@ import measure_cameras
 import pytest
 from measure_cameras import Case
 
-from multi_dnn_ros.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
+from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 ROOT = Path(__file__).resolve().parents[2]
 MIDDLEWARES = ("rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
@@ -19,7 +19,7 @@ MIDDLEWARES = ("rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
 
 @pytest.fixture(autouse=True)
 def _own_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from multi_dnn_ros.processes import on_loopback
+    from multi_dnn_ros.common.processes import on_loopback
 
     for name, value in on_loopback(domain).items():
         monkeypatch.setenv(name, value)

@@ -23,8 +23,8 @@ from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
 from multi_dnn_ros.ros.node import MultiDnnNode, make_host
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.local_host import LocalHost
+from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0
 _TRANSITIONS = {

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.models.results import Detections, Lane, Lanes, OutputError
-from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.results import Detections, Lane, Lanes, OutputError
 
 #: Images of this value make a DNN named `fragile` raise, and one named `dizzy` return what is no number.
 POISON = 66

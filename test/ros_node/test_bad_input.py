@@ -14,8 +14,8 @@ from node_bench import POISON, Bench, image
 from sensor_msgs.msg import CompressedImage
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.pipeline import build as build_for_real
-from multi_dnn_ros.settings_check import check_settings
+from multi_dnn_ros.pipeline.build import build as build_for_real
+from multi_dnn_ros.pipeline.settings_check import check_settings
 
 OUT = "/multi_dnn/front/object/detections"
 ERROR, STALE = 2, 3

@@ -16,7 +16,7 @@ from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.ros import inputs
-from multi_dnn_ros.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
+from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 TOPIC = "/front/image_raw"
 OUT = "/multi_dnn/front/object/detections"

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from node_bench import Bench, build, image
 
-from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.profiling.fit import Verdict
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.planning.fit import Verdict
 from multi_dnn_ros.serving.capacity import shown
+from multi_dnn_ros.settings.schema import NodeConfig
 
 OK, WARN = 0, 1
 
@@ -97,7 +97,7 @@ def test_a_check_that_fails_does_not_keep_the_node_from_serving(bench: Bench, mo
     def fails(*arguments: object) -> None:
         raise ValueError("sofa")
 
-    monkeypatch.setattr("multi_dnn_ros.fit_check.fit_of", fails)
+    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.fit_of", fails)
     bench.node({"camera.front.rate_hz": 10.0})
     assert bench.change("configure")
     assert bench.change("activate")

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.frame_error import FrameError
-from multi_dnn_ros.ros.image_decoding import _ENCODINGS, decode_compressed, decode_image
+from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.vision.image_decoding import _ENCODINGS, decode_compressed, decode_image
 
 MAX_PIXELS = 1 << 20
 

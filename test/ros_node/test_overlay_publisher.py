@@ -12,9 +12,9 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
-from multi_dnn_ros.models.results import Lanes
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
+from multi_dnn_ros.vision.results import Lanes
 
 WAIT_S = 60.0
 _MS = 1_000_000

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.flat_parameters import ParameterError, fields_of, parameter_fields, to_config, to_flat
-from multi_dnn_ros.parameter_table import BEGIN, END, default_yaml, in_document, markdown
-from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.settings.flat_parameters import ParameterError, fields_of, parameter_fields, to_config, to_flat
+from multi_dnn_ros.settings.parameter_table import BEGIN, END, default_yaml, in_document, markdown
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,7 +211,7 @@ def test_a_huge_file_is_not_read(tmp_path):
 
 def test_the_shipped_yaml_is_the_schema():
     path = ROOT / "config" / "multi_dnn.yaml"
-    assert path.read_text(encoding="utf-8") == default_yaml(), "run python -m multi_dnn_ros.parameter_table"
+    assert path.read_text(encoding="utf-8") == default_yaml(), "run python -m multi_dnn_ros.settings.parameter_table"
     assert read_params_file(path) == to_config({})
 
 
@@ -225,7 +225,7 @@ def test_every_shipped_yaml_is_valid(path, caplog):
 def test_the_readme_has_the_table():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert BEGIN in text
-    assert in_document(text) == text, "run python -m multi_dnn_ros.parameter_table"
+    assert in_document(text) == text, "run python -m multi_dnn_ros.settings.parameter_table"
 
 
 def test_the_table_has_every_parameter():

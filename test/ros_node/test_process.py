@@ -14,7 +14,7 @@ import pytest
 import rclpy
 from rclpy.context import Context
 
-from multi_dnn_ros.processes import on_loopback
+from multi_dnn_ros.common.processes import on_loopback
 from multi_dnn_ros.ros import process
 
 #: What the node's process may need, and how soon it stands on the graph.

@@ -25,8 +25,8 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 
-from multi_dnn_ros.processes import on_loopback
-from multi_dnn_ros.reporting import cpu_count
+from multi_dnn_ros.common.processes import on_loopback
+from multi_dnn_ros.common.reporting import cpu_count
 
 WAIT_S = 120.0
 #: Of an answer while the node configures: the 99th percentile.

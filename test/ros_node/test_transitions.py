@@ -14,7 +14,6 @@ from node_bench import Bench
 
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.ros.node_status import progress_text
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
     Cancelled,
@@ -25,6 +24,7 @@ from multi_dnn_ros.serving.host import (
     Level,
     Progress,
 )
+from multi_dnn_ros.settings.schema import NodeConfig
 
 WARN, ERROR = 1, 2
 CONFIGURE, CLEANUP, ACTIVATE = (

@@ -22,13 +22,13 @@ import numpy as np
 from tqdm import tqdm
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.flat_parameters import ParameterError, parameter_fields, to_config
-from multi_dnn_ros.frame_error import FrameError
-from multi_dnn_ros.params_file import read_params_file
-from multi_dnn_ros.reporting import write_json
-from multi_dnn_ros.ros.image_decoding import _ENCODINGS, decode_compressed, decode_image
+from multi_dnn_ros.common.frame_error import FrameError
+from multi_dnn_ros.common.reporting import write_json
+from multi_dnn_ros.settings.flat_parameters import ParameterError, parameter_fields, to_config
+from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.standalone import cdr, messages
 from multi_dnn_ros.standalone.yaml_values import ParameterFileError, load_parameter_file
+from multi_dnn_ros.vision.image_decoding import _ENCODINGS, decode_compressed, decode_image
 
 MAX_PIXELS = 4096
 _NUMBERS = (0, 1, 2, 3, 7, 8, 16, 255, 256, 4095, 65535, 2**31 - 1, 2**31, 2**32 - 1)

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 
-from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.models.weights import load_weights, read_state_dict
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 
 BUILDER = "ssdlite320_mobilenet_v3_large"
 

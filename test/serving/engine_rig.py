@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from multi_dnn_ros.engine.reports import Failure
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.host import Build
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, open_pools
+from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0
 Message = TypeVar("Message")

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.models.results import Detections, Lane, Lanes
-from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.progress_lines import DnnReady
-from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 #: First values of images. A black one must pass: it is that of the first run.
 RAISE, SLOW, SEGFAULT, GPU_FAULT, TERMINATE, BUSY, GRIP, NO_MEMORY, MANY = range(1, 10)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import fake_pipelines
 
-from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.settings.schema import NodeConfig
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:

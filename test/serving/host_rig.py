@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
-from multi_dnn_ros.schema import NodeConfig
 from multi_dnn_ros.serving.host import Build, Condition, Progress
 from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.settings.schema import NodeConfig
 
 WAIT_S = 60.0
 

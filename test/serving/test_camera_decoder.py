@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pytest
 from fake_host import WAIT_S, Ends, FakeClock, FakeHost
 
+from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
-from multi_dnn_ros.frame_error import FrameError
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, slots_needed

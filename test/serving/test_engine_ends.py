@@ -155,7 +155,7 @@ _NODE = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from engine_rig import Rig
-from multi_dnn_ros.schema import CameraConfig, DnnConfig, NodeConfig
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.serving import builds, wire
 config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
     "object": DnnConfig(role="object", model="builtin:object"), "lane": DnnConfig(role="lane", model="builtin:lane")})

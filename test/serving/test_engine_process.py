@@ -16,8 +16,8 @@ from engine_rig import Rig, same
 from fake_pipelines import settings
 
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.models.results import Detections, Lanes
 from multi_dnn_ros.serving import wire
+from multi_dnn_ros.vision.results import Detections, Lanes
 
 Make = Callable[..., Rig]
 

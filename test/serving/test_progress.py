@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multi_dnn_ros.progress_lines import DnnReady
+from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.serving.host import Progress
 from multi_dnn_ros.serving.progress import ProgressReport, keep_durations, read_durations
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from multi_dnn_ros.engine.task import Timing
-from multi_dnn_ros.models.results import Detections, Lanes
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.setup import Pool, Setup
 from multi_dnn_ros.serving.slots import SlotLayout
+from multi_dnn_ros.vision.results import Detections, Lanes
 
 TIMING = Timing(1, 2, 3, 4, 5, 6, 7)
 SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(130_000, 300_000))

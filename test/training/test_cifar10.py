@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.training import cifar10
 from multi_dnn_ros.training.data import Part, Wanted, open_data
 from multi_dnn_ros.training.datasets import DatasetError
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 
 def picture(path: Path, size: tuple[int, int]) -> None:

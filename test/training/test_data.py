@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.training.batches import FileBatches, Inputs
 from multi_dnn_ros.training.data import Data, Rows, Task, Wanted, open_data
 from multi_dnn_ros.training.datasets import IGNORED, NO_BOX, DatasetError
 from multi_dnn_ros.training.exercise import make_batches
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 SIZE = Preprocess(48, 32)
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"

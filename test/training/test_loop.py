@@ -14,13 +14,13 @@ from torch.nn import functional as F
 from torchvision.ops import box_iou
 
 from multi_dnn_ros.models.networks import ConvBlock, DetectorNet, LaneNet
-from multi_dnn_ros.models.results import OutputError
 from multi_dnn_ros.training.batches import ArrayBatches, vary_lanes
 from multi_dnn_ros.training.datasets import fit, fit_mask
 from multi_dnn_ros.training.loop import Schedule, TrainingError, train
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
 from multi_dnn_ros.training.metrics import LaneScore
 from multi_dnn_ros.training.scenes import SceneGenerator
+from multi_dnn_ros.vision.results import OutputError
 
 Batch = dict[str, Tensor]
 

@@ -18,11 +18,10 @@ from torch import nn
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.models.artifact import weights_digest
-from multi_dnn_ros.models.dnn import ModelError
+from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.preprocess import Preprocess
 from multi_dnn_ros.models.sources import load_artifact, load_network
-from multi_dnn_ros.schema import DnnConfig
+from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
@@ -30,6 +29,7 @@ from multi_dnn_ros.training.data import Wanted, open_data
 from multi_dnn_ros.training.loop import Schedule, train
 from multi_dnn_ros.training.retrain import retrain
 from multi_dnn_ros.training.trainee import trainee
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

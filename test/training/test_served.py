@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
-from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.training.served import Served
 from multi_dnn_ros.training.trainee import OneByOne
 

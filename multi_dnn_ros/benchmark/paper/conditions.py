@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
     import torch

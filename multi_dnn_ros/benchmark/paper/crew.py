@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 
 from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
-from multi_dnn_ros.cli.errors import CommandError
-from multi_dnn_ros.heard import HeardWarnings
-from multi_dnn_ros.memory import settle_memory
-from multi_dnn_ros.turns import short_turns
+from multi_dnn_ros.common.captured_warnings import HeardWarnings
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.memory import settle_memory
+from multi_dnn_ros.common.switch_interval import short_turns
 
 #: Between the order to run and the window: every process gets the order and is up to speed.
 RUN_IN_S = 0.2

@@ -19,10 +19,10 @@ from multi_dnn_ros.benchmark.paper.loops import make_task
 from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_chains
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
-from multi_dnn_ros.choices import default_workers
-from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import against, cpu_count, distribution, table
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
-from multi_dnn_ros.reporting import against, cpu_count, distribution, table
+from multi_dnn_ros.pipeline.choices import default_workers
 
 CAMERAS = ("front", "left", "rear")
 POLICIES = ("fifo", "priority", "edf")

@@ -16,11 +16,11 @@ import torch
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
 from multi_dnn_ros.benchmark.paper.deadlines import Bench, DeadlinePlan
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
-from multi_dnn_ros.choices import default_workers
-from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import against, distribution, table
+from multi_dnn_ros.common.switch_interval import short_turns
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
-from multi_dnn_ros.reporting import against, distribution, table
-from multi_dnn_ros.turns import short_turns
+from multi_dnn_ros.pipeline.choices import default_workers
 
 #: What is aimed at: p99 of the important DNN over its p99 alone, and the background's throughput over that under fifo.
 MOST_P99_RATIO, LEAST_THROUGHPUT = 1.5, 0.95

@@ -19,8 +19,8 @@ from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.cuda_graph import in_one_launch
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.tally import Tally, Window
-from multi_dnn_ros.choices import default_workers
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
+from multi_dnn_ros.pipeline.choices import default_workers
 
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
 _NOTHING = torch.empty(0)

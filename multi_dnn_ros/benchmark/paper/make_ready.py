@@ -19,10 +19,10 @@ from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
-from multi_dnn_ros.choices import choose_backend
+from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.reporting import cpu_count
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.choices import choose_backend
 
 #: Calls before anything is measured: libraries choose algorithms, compilers compile.
 _WARM_UP_CALLS = 4

@@ -24,8 +24,8 @@ from multi_dnn_ros.benchmark.paper.floor import Costs, Rates, floor_of, measure_
 from multi_dnn_ros.benchmark.paper.make_ready import Work
 from multi_dnn_ros.benchmark.paper.sets import DnnSet
 from multi_dnn_ros.benchmark.paper.statistics import run_figures, summarize
-from multi_dnn_ros.choices import default_workers
-from multi_dnn_ros.reporting import cpu_count
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.pipeline.choices import default_workers
 
 _PREPARE_LIMIT_S = 900.0
 _WARM_UP_S = 0.3

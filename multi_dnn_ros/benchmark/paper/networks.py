@@ -9,10 +9,10 @@ from torch import nn
 
 from multi_dnn_ros.benchmark.paper.conditions import PAPER_RANKS
 from multi_dnn_ros.benchmark.paper.sets import Network
-from multi_dnn_ros.cli.errors import CommandError
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.compression.layers import survey
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
-from multi_dnn_ros.models.balance import balance, random_image
+from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.models.decomposed import Plan, apply_plan
 from multi_dnn_ros.models.sources import load_artifact, load_network
 

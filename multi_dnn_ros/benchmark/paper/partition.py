@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.backends import green_contexts
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.common.errors import UsageError
 
 
 def check_partition(device: torch.device, sms: int | None) -> None:

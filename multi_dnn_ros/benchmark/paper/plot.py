@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     pass
 
-from multi_dnn_ros.extras import optional
-from multi_dnn_ros.reporting import write_figure
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.common.reporting import write_figure
 
 #: condition -> its bar: (median, p95), ms
 Bars = Mapping[str, tuple[float, float]]

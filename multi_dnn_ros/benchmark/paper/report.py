@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
-from multi_dnn_ros.cli.errors import CommandError
-from multi_dnn_ros.reporting import table, three_digits
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.common.reporting import table, three_digits
 
 #: Parts of a result that must be the same for two of them to be shown together.
 _COMMON = ("scenario", "machine", "versions", "settings")

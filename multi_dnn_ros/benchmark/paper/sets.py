@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multi_dnn_ros.cli.errors import UsageError
+from multi_dnn_ros.common.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
 from multi_dnn_ros.benchmark.paper.crew import Report
-from multi_dnn_ros.reporting import distribution
+from multi_dnn_ros.common.reporting import distribution
 
 _PERCENTILES = ("p50", "p95", "p99")
 

@@ -16,9 +16,9 @@ from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
-from multi_dnn_ros.choices import choose_backend
-from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.models.preprocess import Preprocess
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.vision.preprocess import Preprocess
 
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 

@@ -28,7 +28,7 @@ from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, cast_stage, float32_products
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
 
 NCHW, NHWC = torch.contiguous_format, torch.channels_last
 

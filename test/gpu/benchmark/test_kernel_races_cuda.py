@@ -19,8 +19,8 @@ from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, by_cudnn
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.choices import choose_backend
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.choices import choose_backend
 
 
 @pytest.mark.parametrize(

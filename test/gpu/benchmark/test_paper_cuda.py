@@ -12,8 +12,8 @@ from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
 from multi_dnn_ros.benchmark.paper.floor import measure_rates
 from multi_dnn_ros.benchmark.paper.partition import check_partition
-from multi_dnn_ros.cli.errors import UsageError
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.errors import UsageError
 
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")
 FAST = [name for name, condition in CONDITIONS.items() if condition.execution not in ("compile", "inductor")]

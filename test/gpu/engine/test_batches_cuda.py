@@ -14,11 +14,11 @@ from torch import nn
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
 from multi_dnn_ros.backends.cuda_graph import Captured, together
-from multi_dnn_ros.choices import choose_backend
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.models.cut import cut
-from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import choose_backend
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 WAIT = 60.0
 #: Of a batch's results against those of its images alone, relative to the largest value.

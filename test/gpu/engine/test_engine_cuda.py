@@ -12,7 +12,7 @@ from multi_dnn_ros.backends import Backend
 from multi_dnn_ros.backends.cuda_graph import CudaGraph, in_one_launch
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
-from multi_dnn_ros.models.cut import cut
+from multi_dnn_ros.graph.cut import cut
 
 both = pytest.mark.parametrize("backend", [Eager(), CudaGraph()], ids=["eager", "cuda_graph"])
 SIZE = (96, 128)

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from multi_dnn_ros.choices import timing_target
 from multi_dnn_ros.engine.task import DnnTask
-from multi_dnn_ros.fit_check import fit_of
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.pipeline import build
-from multi_dnn_ros.profiling.device import device_name
-from multi_dnn_ros.profiling.features import LINEAR_FEATURES
-from multi_dnn_ros.profiling.launch_cost import launch_cost_s
-from multi_dnn_ros.profiling.measure import trace_for
-from multi_dnn_ros.profiling.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
-from multi_dnn_ros.profiling.samples import LayerCounts, Load, Sample, Setting
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import timing_target
+from multi_dnn_ros.pipeline.fit_check import fit_of
+from multi_dnn_ros.planning.device import device_name
+from multi_dnn_ros.planning.features import LINEAR_FEATURES
+from multi_dnn_ros.planning.launch_cost import launch_cost_s
+from multi_dnn_ros.planning.measure import trace_for
+from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
+from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.schema import NodeConfig
 
 GPU = torch.device("cuda", 0)
 
@@ -86,8 +86,10 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
         bytes_per_s=1e12, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, weights)),
     )  # fmt: skip
     write_predictor(tmp_path / "p.json", predictor)
-    monkeypatch.setattr("multi_dnn_ros.profiling.job_plan.measure", lambda *args, **kwargs: pytest.fail("measured"))
-    monkeypatch.setattr("multi_dnn_ros.fit_check.measure_services", lambda *args, **kwargs: pytest.fail("measured"))
+    monkeypatch.setattr("multi_dnn_ros.planning.job_plan.measure", lambda *args, **kwargs: pytest.fail("measured"))
+    monkeypatch.setattr(
+        "multi_dnn_ros.pipeline.fit_check.measure_services", lambda *args, **kwargs: pytest.fail("measured")
+    )
     config = configured(predictor=str(tmp_path / "p.json"))
     lines: list[str] = []
     pipeline = build(config, lines.append)

@@ -14,11 +14,11 @@ from gpu_stages import GPU, needs
 from multi_dnn_ros.backends import Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction
-from multi_dnn_ros.choices import ConfigError
 from multi_dnn_ros.engine import Engine, Frame
-from multi_dnn_ros.flat_parameters import to_config
-from multi_dnn_ros.models.balance import balance
-from multi_dnn_ros.pipeline import build
+from multi_dnn_ros.graph.balance import balance
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.choices import ConfigError
+from multi_dnn_ros.settings.flat_parameters import to_config
 
 WAIT = 60.0
 partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a PyTorch with green contexts")

@@ -12,16 +12,16 @@ from illegal_store import illegal_store
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.pipeline import Pipeline
-from multi_dnn_ros.pipeline import build as build_pipeline
-from multi_dnn_ros.schema import NodeConfig
+from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.pipeline.build import build as build_pipeline
+from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Environment variable: a folder. A file there named after a DNN holds the fault that its next job is to meet.
 FOLDER = "MULTI_DNN_TEST_FAULTS"
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As multi_dnn_ros.pipeline.build."""
+    """As multi_dnn_ros.pipeline.build.build."""
     pipeline = build_pipeline(config, progress)
     illegal_store.warmup(torch.float32, grid=(1,))  # compiled here: a fault takes no time of its own
     return replace(pipeline, tasks=tuple(_breakable(task) for task in pipeline.tasks))

@@ -9,12 +9,12 @@ import torch
 
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.compression.timing import Target
+from multi_dnn_ros.planning.device import measure_limits
+from multi_dnn_ros.planning.measure import measure, trace_for
+from multi_dnn_ros.planning.samples import LoadKind
+from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.profiling.contention import loads_of, measure_contention
-from multi_dnn_ros.profiling.device import measure_limits
-from multi_dnn_ros.profiling.measure import measure, trace_for
 from multi_dnn_ros.profiling.network import load
-from multi_dnn_ros.profiling.samples import LoadKind
 
 
 def gpu(backend: str, rounds: int = 20) -> Target:

@@ -27,8 +27,8 @@ from typing import Any, Final
 
 import classify
 
-from multi_dnn_ros.processes import claimed_domain
-from multi_dnn_ros.reporting import provenance, table, write_json
+from multi_dnn_ros.common.processes import claimed_domain
+from multi_dnn_ros.common.reporting import provenance, table, write_json
 
 _HERE: Final = Path(__file__).resolve().parent
 _ROOT: Final = _HERE.parents[2]

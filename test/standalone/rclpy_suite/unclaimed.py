@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from multi_dnn_ros import standalone
-from multi_dnn_ros.reporting import write_text
+from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.standalone.surface import SURFACE
 
 ROOT: Final = Path(__file__).resolve().parents[3]

@@ -1,0 +1,1 @@
+"""What every part may use. Imports nothing of ours."""

@@ -1,0 +1,134 @@
+"""What every result says of its origin, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from multi_dnn_ros import __version__
+from multi_dnn_ros.common.atomic_files import written_beside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Packages whose versions decide what was measured.
+PACKAGES = ("torch", "torchvision", "onnxruntime", "numpy", "opencv-python-headless", "cyclonedds", "rosbags")
+
+
+def provenance() -> dict[str, Any]:
+    """Machine, versions and the command of this process."""
+    return {
+        "command": f"{_program()} {shlex.join(sys.argv[1:])}".rstrip(),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": cpu_count(),
+            "system": platform.platform(),
+            "gpu": _gpu(),
+        },
+        "versions": {"multi_dnn_ros": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def _program() -> str:
+    """What a person types to start this process."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name.removesuffix(".__main__") if spec is not None else ""
+    tool = module.startswith("multi_dnn_ros.") and module != "multi_dnn_ros.cli.main"
+    return f"python -m {module}" if tool else "multi-dnn"
+
+
+def distribution(samples: Sequence[float]) -> dict[str, float]:
+    """Median, tails and count of a list of measurements, in the unit that they came in."""
+    values = np.asarray(samples, dtype=np.float64)
+    p50, p95, p99 = np.percentile(values, (50, 95, 99))
+    return {"samples": len(values), "min": float(values.min()), "p50": float(p50), "p95": float(p95), "p99": float(p99),
+            "max": float(values.max())}  # fmt: skip
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """As write_text."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside, then rename: a reader never sees half a file. Folders are made."""
+    with written_beside(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """A PNG, written as write_text does."""
+    with written_beside(path) as beside:
+        figure.savefig(beside, dpi=120, format="png")
+
+
+def against(value: float | None, first: float | None, digits: int = 3) -> str:
+    """A cell of a table: the value and how far it is from the first row's, `0.359 (-45.3%)`.
+
+    value: None is a dash. first: None in the first row itself; nothing is compared with 0.
+    """
+    if value is None:
+        return "-"
+    return f"{value:.{digits}f}" + (f" ({value / first - 1:+.1%})" if first else "")
+
+
+def three_digits(value: float) -> str:
+    """For people: 0.0123, 4.56, 789, 12346."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns line up in a terminal too."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in lines
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def cpu_count() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def nvidia_smi_id(index: int = 0) -> str:
+    """What nvidia-smi calls the GPU that PyTorch calls cuda:<index>: CUDA_VISIBLE_DEVICES numbers them anew."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return visible[index] if index < len(visible) else str(index)
+
+
+def cpu_model() -> str:
+    """Name of this machine's processor."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Model")):  # some ARM boards have the second alone
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

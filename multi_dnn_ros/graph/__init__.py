@@ -1,0 +1,1 @@
+"""Any DNN as a traced graph: trace, operation costs, cut into stages."""

@@ -1,0 +1,205 @@
+"""Cut any DNN into jobs: runs of consecutive layers that hand the tensors which are still needed to the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from multi_dnn_ros.graph.nodes import is_selection, is_write, tensor_of
+from multi_dnn_ros.graph.operations import bytes_of, counter, is_view
+from multi_dnn_ros.graph.partition import SLACK, partition
+from multi_dnn_ros.graph.trace import trace
+
+# A nominal machine to weigh arithmetic against memory traffic against the cost of any operation at all; balance depends
+# on the ratios alone. Measured layer times, given as `costs`, replace it.
+_FLOPS_PER_S = 100e9
+_BYTES_PER_S = 10e9
+_OPERATION_S = 5e-6
+#: Estimates leave room to choose cuts that carry little; times that are known are not given away.
+_KNOWN_SLACK = 0.03
+
+Tensors = tuple[torch.Tensor, ...]
+#: Seconds of one operation of the traced graph; fx.Node names are stable for one torch release and model.
+NodeCost = Callable[[fx.Node], float]
+
+
+class Stage(nn.Module):
+    """One job of a DNN: forward(carried tensors) -> tensors carried to the next stage, or the flat raw outputs.
+
+    graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: names of the traced
+    operations it runs, in order, layer by layer. cost_s: their estimated or measured seconds. Parameters are shared
+    with the DNN it was cut from, so moving a stage to a device moves the DNN's parameters too.
+    """
+
+    def __init__(self, graph: fx.GraphModule, layers: tuple[tuple[str, ...], ...], cost_s: float) -> None:
+        super().__init__()
+        self.graph = graph
+        self.layers = layers
+        self.cost_s = cost_s
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Names of the traced operations that it runs, in order."""
+        return tuple(name for layer in self.layers for name in layer)
+
+    def forward(self, carried: Tensors) -> Tensors:
+        outputs: Tensors = self.graph(*carried)
+        return outputs
+
+
+@dataclass
+class _Layer:
+    """Consecutive nodes that nothing may be cut between."""
+
+    nodes: list[fx.Node]
+    cost_s: float
+    carried: list[fx.Node]  # what would be carried over a cut before it
+    cut_cost_s: float
+
+
+def cut(
+    module: nn.Module,
+    example_inputs: Tensors,
+    jobs: int,
+    *,
+    costs: NodeCost | None = None,
+    limit_s: float = float("inf"),
+    fold_batch_norm: bool = False,
+) -> list[Stage]:
+    """Cut `module` (eval mode) into `jobs` stages of about equal cost whose chain equals the whole.
+
+    example_inputs: positional inputs of the shapes and types it will always get; the first stage takes them as its
+    carried tensors. The last stage returns the module's output tensors as a flat tuple, in the order in which tuples
+    and dicts hold them. A DNN with fewer layers than `jobs` gives as many stages as it has layers; a layer is one
+    traced operation with the views of its result. Costs are estimated from operation counts and bytes moved, or given
+    as `costs`, seconds per node. limit_s: that no stage of several layers costs more than, where `jobs` are enough.
+    Cuts go where few bytes are carried, and rather before a convolution or matrix product than between one and the
+    activation behind it.
+
+    Parameters and buffers are shared with `module`, save those of batch norms that `fold_batch_norm` folds into the
+    convolution before them. What depends on neither inputs nor parameters is computed here, once. Every stage can be
+    moved with ``.to(device)``. Raises ValueError for jobs < 1 or a module in training mode, TraceError when the module
+    cannot be traced.
+    """
+    if module.training:
+        raise ValueError(f"{type(module).__name__} is in training mode; call .eval() first")
+    return split(trace(module, example_inputs, fold_batch_norm=fold_batch_norm), jobs, costs=costs, limit_s=limit_s)
+
+
+def whole(layer: nn.Module) -> Stage:
+    """A module of one tensor, whose forward does not branch on values, as one stage; it is called as it is, not traced
+    into its operations.
+    """
+    parts = nn.Module()
+    parts.layer = layer
+    graph = fx.Graph()
+    graph.output((graph.call_module("layer", (graph.placeholder("image"),)),))
+    return Stage(fx.GraphModule(parts, graph, class_name="StageGraph"), (("layer",),), 0.0)
+
+
+def split(
+    graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = None, limit_s: float = float("inf")
+) -> list[Stage]:
+    """Cut a graph that :func:`multi_dnn_ros.graph.trace.trace` made; otherwise as :func:`cut`."""
+    if jobs < 1:
+        raise ValueError(f"jobs = {jobs}: must be at least 1")
+    layers = _layers(graph_module, costs or _estimate(graph_module))
+    if not layers:
+        return [_stage(graph_module, [], _inputs(graph_module), _results(graph_module))]
+    slack = SLACK if costs is None else _KNOWN_SLACK
+    starts = partition([layer.cost_s for layer in layers], [layer.cut_cost_s for layer in layers], jobs, slack, limit_s)
+    stages = []
+    for begin, end in zip(starts, [*starts[1:], len(layers)], strict=True):
+        carried_out = layers[end].carried if end < len(layers) else _results(graph_module)
+        carried_in = layers[begin].carried if begin else _inputs(graph_module)
+        stages.append(_stage(graph_module, layers[begin:end], carried_in, carried_out))
+    return stages
+
+
+def _inputs(graph_module: fx.GraphModule) -> list[fx.Node]:
+    return list(graph_module.graph.find_nodes(op="placeholder"))
+
+
+def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
+    (results,) = graph_module.graph.output_node().args
+    assert isinstance(results, tuple)
+    return [result for result in results if isinstance(result, fx.Node)]
+
+
+def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
+    """Group the graph's operations into layers: a cut before each of them carries tensors only, and no fresh view."""
+    operations = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    position = {node: index for index, node in enumerate(operations)}
+    output = graph_module.graph.output_node()
+    last_use = {
+        node: max((position.get(user, len(operations)) for user in node.users), default=-1)
+        for node in (*_inputs(graph_module), *operations)
+    }
+    live = [node for node in _inputs(graph_module) if last_use[node] >= 0]
+    layers: list[_Layer] = []
+    for index, node in enumerate(operations):
+        live = [carried for carried in live if last_use[carried] >= index]
+        joined = is_selection(node) or is_view(node) or is_write(node)
+        if layers and (joined or not all(tensor_of(carried) is not None for carried in live)):
+            layers[-1].nodes.append(node)
+            layers[-1].cost_s += costs(node)
+        else:
+            carry_s = sum(bytes_of(tensor_of(carried)) for carried in live) / _BYTES_PER_S
+            # Cut off from the operation before it, an element-wise operation can no longer be fused with that.
+            cut_cost_s = carry_s * (2.0 if _is_elementwise(node) else 1.0)
+            layers.append(_Layer([node], costs(node), list(live), cut_cost_s))
+        if output in node.users or last_use[node] > index:
+            live.append(node)
+    return layers
+
+
+def _stage(
+    graph_module: fx.GraphModule,
+    layers: Sequence[_Layer],
+    carried_in: Sequence[fx.Node],
+    carried_out: Sequence[fx.Node],
+) -> Stage:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            assert node.op == "get_attr", f"{node.name} is used before it is computed"
+            copies[node] = graph.node_copy(node)
+        return copies[node]
+
+    for node in carried_in:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    nodes = [node for layer in layers for node in layer.nodes]
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copy_of)
+    graph.output(tuple(copy_of(node) for node in carried_out))
+    return Stage(
+        fx.GraphModule(graph_module, graph, class_name="StageGraph"),
+        tuple(tuple(node.name for node in layer.nodes) for layer in layers),
+        sum(layer.cost_s for layer in layers),
+    )
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in node.target.tags or "batch_norm" in node.target.name()
+
+
+def _estimate(graph_module: fx.GraphModule) -> NodeCost:
+    """Seconds of a node on the nominal machine: the slower of its arithmetic and its memory traffic."""
+    describe = counter(graph_module)
+
+    def seconds(node: fx.Node) -> float:
+        if is_selection(node):
+            return 0.0
+        counts = describe(node).counts
+        moved = counts.bytes_read + counts.bytes_written
+        return max(2.0 * counts.macs / _FLOPS_PER_S, moved / _BYTES_PER_S) + _OPERATION_S
+
+    return seconds

@@ -1,0 +1,122 @@
+"""In-place operations of an exported graph as ones that make a new tensor, where the graph alone shows how.
+
+PyTorch's own way traces the whole DNN once more, which takes longer than the export itself. It is needed for what is
+not known here, and where one tensor may be seen through another.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+from torch.fx.node import Argument
+
+from multi_dnn_ros.graph.nodes import tensor_of
+
+aten = torch.ops.aten
+
+_IN_PLACE = {
+    aten.add_.Tensor: aten.add.Tensor,
+    aten.mul_.Tensor: aten.mul.Tensor,
+    aten.relu_.default: aten.relu.default,
+    aten.hardtanh_.default: aten.hardtanh.default,
+    aten.hardsigmoid_.default: aten.hardsigmoid.default,
+    aten.hardswish_.default: aten.hardswish.default,
+    aten.leaky_relu_.default: aten.leaky_relu.default,
+    aten.sigmoid_.default: aten.sigmoid.default,
+    aten.silu_.default: aten.silu.default,
+}
+#: Their results, where they have any, lie in memory that nothing else has.
+_FRESH = {
+    *_IN_PLACE.values(),
+    aten._assert_tensor_metadata.default,
+    aten.adaptive_avg_pool2d.default,
+    aten.avg_pool2d.default,
+    aten.batch_norm.default,
+    aten.cat.default,
+    aten.clamp_min.default,
+    aten.conv2d.default,
+    aten.div.Tensor,
+    aten.exp.default,
+    aten.linear.default,
+    aten.max_pool2d.default,
+    aten.mean.dim,
+    aten.softplus.default,
+    aten.sub.Tensor,
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_nearest2d.vec,
+}
+_DROPOUTS = {aten.dropout.default, aten.dropout_.default}
+#: Arguments that say whether the DNN is trained.
+_TRAINS = {aten.batch_norm.default: 5, **dict.fromkeys(_DROPOUTS, 2)}
+_OTHERS = {
+    aten.flatten.using_ints,
+    aten.permute.default,
+    aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.to.dtype,
+    aten.view.default,
+    operator.getitem,
+}
+_KNOWN = _FRESH | _IN_PLACE.keys() | _DROPOUTS | _OTHERS
+
+
+def is_known(graph: fx.Graph) -> bool:
+    """Whether `make_functional` knows all operations of a graph that torch.export made.
+
+    Batch norms and dropout at work as in training it does not: they write down statistics, or are random.
+    """
+    calls = [node for node in graph.nodes if node.op in ("call_function", "call_module")]
+    return all(node.target in _KNOWN and not _trains(node) for node in calls)
+
+
+def make_functional(graph_module: fx.GraphModule) -> bool:
+    """Let no operation write into a tensor that another one made. All of them must be known.
+
+    False where that cannot be done: the graph is of no use then.
+    """
+    _remove_what_does_nothing(graph_module.graph)
+    passed: set[fx.Node] = set()
+    for node in graph_module.graph.nodes:
+        if node.target in _IN_PLACE and not _becomes_functional(node, passed):
+            return False
+        passed.add(node)
+    graph_module.recompile()
+    return True
+
+
+def _trains(node: fx.Node) -> bool:
+    place = _TRAINS.get(node.target)  # type: ignore[call-overload]
+    return place is not None and bool(node.args[place])
+
+
+def _remove_what_does_nothing(graph: fx.Graph) -> None:
+    """Dropout that is off, and casts to the type that there is."""
+    for node in list(graph.nodes):
+        nothing = node.target in _DROPOUTS
+        if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
+            nothing = _dtype(node.args[0]) is node.args[1]
+        if nothing:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _becomes_functional(node: fx.Node, passed: set[fx.Node]) -> bool:
+    """Whether `node` writes where only itself and what comes later looks. If so, those look at a result of its own."""
+    written = node.args[0]
+    if not isinstance(written, fx.Node) or written.target not in _FRESH:
+        return False  # an input, a parameter, or memory that is seen elsewhere too
+    if any(user.target not in _FRESH for user in written.users if user in passed):
+        return False  # a view of it would show what is written
+    if any(_dtype(source) is not _dtype(written) for source in node.all_input_nodes):
+        return False  # in place the type stays, else the larger one is taken
+    node.target = _IN_PLACE[node.target]  # type: ignore[index]
+    written.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and user not in passed)
+    return True
+
+
+def _dtype(value: Argument) -> torch.dtype | None:
+    """Of what a node was traced to give; None for anything else, parameters and constants among it."""
+    tensor = tensor_of(value)
+    return None if tensor is None else tensor.dtype

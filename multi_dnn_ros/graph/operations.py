@@ -1,0 +1,195 @@
+"""What each operation of a traced graph does, counted from its shapes: its kind, arithmetic, bytes, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from multi_dnn_ros.graph.nodes import attribute, is_selection, tensor_of
+
+Shape = tuple[int, ...]
+
+#: Kinds of operations that share what decides their time; every operation is of one of them.
+KINDS = (
+    "convolution",
+    "1x1 convolution",
+    "grouped convolution",
+    "depthwise convolution",
+    "fully connected",
+    "matrix product",
+    "attention",
+    "pooling",
+    "normalization",
+    "element-wise",
+    "interpolation",
+    "movement",
+    "view",
+    "other",
+)
+_BY_NAME = {
+    "linear": "fully connected",
+    "addmm": "fully connected",
+    "mm": "matrix product",
+    "bmm": "matrix product",
+    "matmul": "matrix product",
+    "baddbmm": "matrix product",
+    "scaled_dot_product_attention": "attention",
+    "mean": "pooling",
+    "dropout": "view",
+    **dict.fromkeys(("cat", "stack", "clone", "copy", "_to_copy", "constant_pad_nd", "pad", "roll", "index_select",
+                     "gather", "index", "embedding", "contiguous", "repeat", "to", "flip"), "movement"),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "hardtanh", "hardswish", "hardsigmoid", "gelu", "silu",
+                     "elu", "leaky_relu", "relu6", "prelu"), "element-wise"),
+}  # fmt: skip
+_BY_PART = (("pool", "pooling"), ("norm", "normalization"), ("upsample", "interpolation"), ("grid_sample", "other"))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One operation, or several together.
+
+    macs: multiply-accumulates as the paper counts them (convolutions and products of matrices, half of PyTorch's
+    counted FLOPs). flops: arithmetic operations, two a MAC; of anything that moves and computes without MACs one for
+    each element it takes or gives, whichever are more (of each window element, for pooling). bytes_read: inputs and
+    parameters, each once. bytes_written: results. Views count nothing. parameters: numbers of weights read.
+    """
+
+    macs: int = 0
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    parameters: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.macs + other.macs,
+            self.flops + other.flops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+            self.parameters + other.parameters,
+        )
+
+
+@dataclass(frozen=True)
+class Operation:
+    """kind: one of KINDS. name: ATen's, without overload. inputs, outputs: shapes; parameters are no inputs.
+
+    window: kernel height times width of a convolution or pooling, else 1. groups: of a convolution, else 1.
+    """
+
+    kind: str
+    name: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    counts: Counts
+    window: int = 1
+    groups: int = 1
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Their sum."""
+    return reduce(Counts.__add__, counts, Counts())
+
+
+def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
+    """A function that describes each operation of a graph of :func:`multi_dnn_ros.graph.trace.trace`."""
+    traced = [tensor for node in graph_module.graph.nodes if (tensor := tensor_of(node)) is not None]
+    fake_mode = detect_fake_mode(traced)
+
+    def stand_in(node: fx.Node) -> Any:
+        if node.op != "get_attr":
+            return node.meta.get("val")
+        value = attribute(graph_module, node)
+        if not fake_mode or not isinstance(value, torch.Tensor):
+            return value
+        with fake_mode:  # on the CPU, where the graph was traced, wherever the weights are by now
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+    def describe(node: fx.Node) -> Operation:
+        name = _name(node)
+        results = _shapes(node.meta.get("val"))
+        sources = [source for source in node.all_input_nodes if source.op != "get_attr"]
+        inputs = tuple(shape for source in sources for shape in _shapes(source.meta.get("val")))
+        if is_selection(node) or is_view(node) or not isinstance(node.target, torch._ops.OpOverload) or not fake_mode:
+            return Operation("view", name, inputs, results, Counts())
+        args = fx.node.map_arg(node.args, stand_in)
+        kwargs = fx.node.map_arg(node.kwargs, stand_in)
+        with fake_mode, FlopCounterMode(display=False) as flops, torch.no_grad():
+            result = node.target(*args, **kwargs)
+        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        written = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        weights = [stand_in(source) for source in node.all_input_nodes if source.op == "get_attr"]
+        kind, window, groups = _kind(node, name, read)
+        counted = int(flops.get_total_flops())
+        taken = sum(tensor.numel() for tensor in read)
+        given = sum(tensor.numel() for tensor in written)
+        counts = Counts(
+            macs=counted // 2,
+            flops=counted or max(taken, given * window),
+            bytes_read=sum(bytes_of(tensor) for tensor in read),
+            bytes_written=sum(bytes_of(tensor) for tensor in written),
+            parameters=sum(weight.numel() for weight in weights if isinstance(weight, torch.Tensor)),
+        )
+        return Operation(kind, name, inputs, results, counts, window, groups)
+
+    return describe
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the operation only looks at its input's memory in another shape."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view)
+
+
+def bytes_of(tensor: torch.Tensor | None) -> int:
+    """Of all its elements; 0 for None."""
+    return 0 if tensor is None else int(tensor.numel()) * tensor.element_size()
+
+
+def _name(node: fx.Node) -> str:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target.name()).partition("::")[2].partition(".")[0]
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _shapes(value: Any) -> tuple[Shape, ...]:
+    return tuple(tuple(map(int, leaf.shape)) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _kind(node: fx.Node, name: str, read: list[torch.Tensor]) -> tuple[str, int, int]:
+    """(kind, window, groups)."""
+    if "conv" in name and len(read) > 1 and read[1].dim() > 2:
+        weight = read[1]
+        window = int(weight.shape[2:].numel())
+        per_group = int(weight.shape[1])
+        channels = int(read[0].shape[1])
+        groups = channels // per_group if "transpose" not in name and per_group else 1
+        if groups > 1:
+            return ("depthwise convolution" if per_group == 1 else "grouped convolution"), window, groups
+        return ("1x1 convolution" if window == 1 else "convolution"), window, 1
+    if name in _BY_NAME:
+        return _BY_NAME[name], 1, 1
+    for part, kind in _BY_PART:
+        if part in name:
+            window = _pool_window(node) if kind == "pooling" and "adaptive" not in name else 1
+            return kind, window, 1
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return "element-wise", 1, 1
+    return "other", 1, 1
+
+
+def _pool_window(node: fx.Node) -> int:
+    sides = node.args[1] if len(node.args) > 1 else 1
+    if isinstance(sides, int):
+        return sides * sides
+    if isinstance(sides, (list, tuple)):
+        numbers = [side for side in sides if isinstance(side, int)]
+        return numbers[0] ** 2 if len(numbers) == 1 else int(torch.Size(numbers).numel())
+    return 1

@@ -1,0 +1,188 @@
+"""Any DNN as one flat graph of ATen operations that can be cut anywhere and moved to any device.
+
+The graph comes from ``torch.export`` (non-strict), functionalized: no operation writes into its inputs, so a tensor
+that is carried from one job to the next never changes behind another one's back, whatever the model did in place.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.graph.functional import is_known, make_functional
+from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection, is_write
+
+aten = torch.ops.aten
+
+
+class TraceError(ValueError):
+    """The DNN has no graph that can be cut; the message names the cause."""
+
+
+def trace(
+    module: nn.Module, example_inputs: tuple[torch.Tensor, ...], *, fold_batch_norm: bool = False
+) -> fx.GraphModule:
+    """Trace `module` into a flat, functional, device-free graph.
+
+    example_inputs: positional inputs of the shapes and types it will always get. The returned graph takes them as its
+    placeholders and returns a flat tuple of the module's output tensors, in the order in which tuples and dicts hold
+    them (None and numbers among the outputs are left out). Parameters and buffers are shared with `module`, not copied,
+    save the convolutions that `fold_batch_norm` folds a batch norm into. What depends on neither inputs nor parameters
+    (anchors, grids, masks) is computed now and becomes a buffer, so that ``.to(device)`` moves all of it. Raises
+    TraceError.
+    """
+    graph_module = _export(module, example_inputs)
+    graph = graph_module.graph
+    _flatten_outputs(graph)
+    for node in list(graph.nodes):
+        # Checks of the exporting machine's device and layout; they would fail after a move and compute nothing.
+        if node.target is aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
+    _fold_constants(graph_module)
+    if fold_batch_norm:
+        _fold_batch_norms(graph_module)
+    graph.eliminate_dead_code()  # what was folded is gone, and the device that it was made on
+    _forget_devices(graph)
+    _keep_selections_with_their_source(graph)
+    graph_module.recompile()
+    return graph_module
+
+
+def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.GraphModule:
+    logger = logging.getLogger("torch.export")
+    level = logger.level
+    try:
+        logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), torch.no_grad(), _collector_paused():
+            warnings.simplefilter("ignore")  # about torch's own internals; nothing that a user could act upon
+            program = torch.export.export(module, example_inputs, strict=False)
+            graph_module = program.module(check_guards=False) if is_known(program.graph) else None
+            if graph_module is None or not make_functional(graph_module):
+                # An empty table: functionalize, but keep convolution, batch norm, linear as the one kernel they are.
+                graph_module = program.run_decompositions({}).module(check_guards=False)
+    except Exception as error:
+        raise TraceError(f"torch.export cannot trace {type(module).__name__}: {reason_of(error)}") from error
+    finally:
+        logger.setLevel(level)
+    assert isinstance(graph_module, fx.GraphModule)
+    return graph_module
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """An export makes millions of objects that live to its end: looking through them for garbage, again and again,
+    takes a fifth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _flatten_outputs(graph: fx.Graph) -> None:
+    output = graph.output_node()
+    flat = tuple(leaf for leaf in pytree.tree_leaves(output.args[0]) if isinstance(leaf, fx.Node))
+    if not flat:
+        raise TraceError("the DNN returns no tensor")
+    output.args = (flat,)
+    graph.set_codegen(fx.graph.CodeGen())
+
+
+def _fold_constants(graph_module: fx.GraphModule) -> None:
+    """Replace what depends on neither inputs nor parameters by its value, as a buffer."""
+    graph = graph_module.graph
+    values: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            value = attribute(graph_module, node)
+            written = any(is_write(user) for user in node.users)
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not written:
+                values[node] = value
+        elif is_repeatable(node) and all(source in values for source in node.all_input_nodes):
+            with torch.no_grad():
+                args = fx.node.map_arg(node.args, values.__getitem__)
+                kwargs = fx.node.map_arg(node.kwargs, values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+    for node, value in values.items():
+        needed = any(user not in values for user in node.users)
+        if node.op == "call_function" and needed and isinstance(value, torch.Tensor):
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_add_constant(graph_module, value))
+
+
+def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
+    """Scale the weights of each convolution by the batch norm behind it, which then disappears."""
+    graph = graph_module.graph
+    for node in graph.nodes:
+        if node.target is aten._native_batch_norm_legit_no_training.default:
+            convolution, *statistics, _, epsilon = node.args
+        elif node.target is aten.batch_norm.default:
+            convolution, *statistics, _, _, epsilon, _ = node.args
+        else:
+            continue
+        if convolution.target is not aten.conv2d.default or len(convolution.users) != 1:
+            continue
+        image, weight, bias, *geometry = (*convolution.args, None)[: max(3, len(convolution.args))]
+        sources = (weight, bias, *statistics)
+        if any(source is not None and source.op != "get_attr" for source in sources):
+            continue
+        w, b, gamma, beta, mean, variance = (source and attribute(graph_module, source) for source in sources)
+        folded = nn.utils.fusion.fuse_conv_bn_weights(w, b, mean, variance, epsilon, gamma, beta)
+        with graph.inserting_before(convolution):
+            convolution.args = (image, *(_add_constant(graph_module, parameter) for parameter in folded), *geometry)
+        if node.target is aten.batch_norm.default:
+            node.replace_all_uses_with(convolution)
+        for selection in [user for user in node.users if is_selection(user)]:
+            if selection.args[1] == 0:
+                selection.replace_all_uses_with(convolution)
+    graph.eliminate_dead_code()
+
+
+def _add_constant(graph_module: fx.GraphModule, value: torch.Tensor) -> fx.Node:
+    """A buffer with the given value; the node that reads it is inserted at the graph's insertion point."""
+    graph = graph_module.graph
+    name = f"_folded_{sum(1 for name, _ in graph_module.named_buffers(recurse=False) if name.startswith('_folded_'))}"
+    graph_module.register_buffer(name, value.detach().contiguous(), persistent=False)
+    return graph.get_attr(name)
+
+
+def _forget_devices(graph: fx.Graph) -> None:
+    """Drop the device that the exporter wrote into operations: they then run where their input lies."""
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        kwargs = {key: value for key, value in node.kwargs.items() if key not in ("device", "pin_memory")}
+        has_tensor = any(argument.type.isSubtypeOf(torch._C.TensorType.get()) for argument in _arguments(node.target))
+        if len(kwargs) != len(node.kwargs) and has_tensor:
+            node.kwargs = kwargs
+        if node.target is aten.to.device:
+            source, _, dtype, *rest = node.args
+            node.target, node.args = aten.to.dtype, (source, dtype, *rest)
+        elif any(isinstance(argument, torch.device) for argument in (*node.args, *node.kwargs.values())):
+            raise TraceError(f"operation {node.target} makes a tensor of run-time size on a fixed device")
+
+
+def _arguments(operation: torch._ops.OpOverload) -> Iterable[Any]:
+    return operation._schema.arguments
+
+
+def _keep_selections_with_their_source(graph: fx.Graph) -> None:
+    """Put every item taken out of a tuple right behind the operation that made the tuple: only tensors are carried."""
+    for node in list(graph.nodes):
+        if is_selection(node):
+            source = node.args[0]
+            while is_selection(source.next) and source.next is not node:
+                source = source.next
+            if source.next is not node:
+                source.append(node)

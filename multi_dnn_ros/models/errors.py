@@ -1,0 +1,7 @@
+"""Errors of models and their files."""
+
+from __future__ import annotations
+
+
+class ModelError(ValueError):
+    """A DNN cannot be loaded or used; the message names the file or parameter, its value and what is allowed."""

@@ -1,0 +1,1 @@
+"""From settings to what the engine runs: build, device choice, warm-up, capacity."""

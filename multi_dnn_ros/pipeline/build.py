@@ -1,0 +1,264 @@
+"""From parameters to what the engine runs: load each DNN, cut it into jobs, make the jobs ready for the device."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
+from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
+from multi_dnn_ros.backends.cuda_graph import Captured, in_one_launch
+from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
+from multi_dnn_ros.backends.green_contexts import computing_on, planned_apart
+from multi_dnn_ros.backends.inductor import end_compiler_processes
+from multi_dnn_ros.backends.precision import PRECISIONS
+from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.common.progress_lines import DnnReady
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.engine.task import DnnTask
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.graph.trace import TraceError
+from multi_dnn_ros.models.builtin import builtin_notice
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend, default_workers, timing_target
+from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
+from multi_dnn_ros.planning.predictor import Predictor
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.vision.decoders.base import TwoParts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Everything that is made when configuring. dnns: by name, for labels and thresholds.
+
+    predictor: of layer times, that of parameter `predictor`; None: none.
+    """
+
+    device: torch.device
+    workers: int
+    tasks: tuple[DnnTask, ...]
+    dnns: Mapping[str, Dnn]
+    predictor: Predictor | None = None
+
+    @property
+    def servers(self) -> int:
+        """Frames that are computed at once: one a worker on a CPU; on a GPU one a DNN, each on its own stream."""
+        return self.workers if self.device.type == "cpu" else len(self.tasks)
+
+
+def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
+    """Make the pipeline of `config`; `progress` gets a line a step.
+
+    Sets PyTorch's number of CPU threads, for the whole process. Raises ConfigError or models.load.ModelError: with all
+    that is wrong by parameters and headers of files before a DNN is loaded, with all that loading shows before the
+    first one is made ready, which takes the most time.
+    """
+    findings = check_settings(config)
+    if findings.problems or findings.device is None:
+        raise ConfigError("\n".join(findings.problems))
+    for warning in findings.warnings:
+        log.warning("%s", warning)
+    device, predictor = findings.device, findings.predictor
+    workers = config.workers or default_workers(device, len(config.dnns))
+    # On a GPU what is left for the CPU is small, and each DNN's thread would get a team of threads of its own for it.
+    torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
+    dnns = _loaded(config)
+    tasks: list[DnnTask] = []
+    planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
+    shortage = ""
+    if notice := builtin_notice(config.dnns):
+        progress(notice)
+    for number, (name, settings) in enumerate(config.dnns.items(), start=1):
+        begin, allocated = time.perf_counter(), _allocated(device)
+        progress(f"preparing {name} ({settings.model})")
+        cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
+        try:
+            backend = choose_backend(
+                settings.backend,
+                device,
+                settings.precision,
+                dnn=name,
+                progress=progress,
+            )
+            plan, task = planned_apart(
+                settings.sms,
+                partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device),
+            )
+            if config.blocking_ms and device.type == "cpu" and workers < len(config.dnns):
+                task = replace(task, in_one={})  # a whole network is longer than a job may be
+            tasks.append(task)
+            if task.remaining_ns is not None:
+                progress(plan.words(name, task.remaining_ns))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            shortage = (
+                f"dnn.{name}: {settings.model} does not fit into the memory of {device}: "
+                f"{memory_shortage(error, device, allocated)}; fewer DNNs (parameter dnns), a smaller input or "
+                f"dnn.{name}.precision fp16 need less"
+            )
+            break
+        line = (
+            f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
+            f"{len(tasks[-1].stages)} jobs{_at_once(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
+        )
+        progress(DnnReady(line))
+    end_compiler_processes()
+    if shortage:  # told from here, where the error, and the memory that its frames hold, is gone
+        dnns.clear()
+        tasks.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        raise ConfigError(shortage)
+    return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+
+
+def _loaded(config: NodeConfig) -> dict[str, Dnn]:
+    """Every DNN with its weights, on the CPU. ModelError with all that is wrong with any of them."""
+    dnns: dict[str, Dnn] = {}
+    problems: list[str] = []
+    for name, settings in config.dnns.items():
+        try:
+            dnns[name] = load_dnn(name, settings)
+        except ModelError as error:
+            problems.append(str(error))
+    if problems:
+        raise ModelError("\n".join(problems))
+    return dnns
+
+
+def _plan_and_make(
+    planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend,
+    device: torch.device,
+) -> tuple[JobPlan, DnnTask]:  # fmt: skip
+    with computing_on(device, settings.sms):
+        plan = planner.plan(dnn, settings.jobs, timing_target(dnn.name, settings, device))
+    return plan, make_task(dnn, settings, cameras, backend, device, plan)
+
+
+def make_task(
+    dnn: Dnn,
+    settings: DnnConfig,
+    cameras: tuple[str, ...],
+    backend: Backend,
+    device: torch.device,
+    plan: JobPlan | None = None,
+) -> DnnTask:
+    """Cut one DNN into its jobs and make them ready, for as many images at once as its parameters and cameras allow.
+
+    plan: how it is cut; None: into as many jobs as settings say, by estimates. ConfigError.
+    """
+    plan = plan or JobPlan(settings.jobs)
+
+    inputs = dnn.example_inputs()
+    stages = cut(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
+    chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
+    for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
+        chains[size] = _cut(dnn, settings, size, len(stages))
+    with computing_on(device, settings.sms):
+        batches = _ready(dnn, settings, chains, backend, device)
+        in_one = in_one_launch(batches)
+        ready = batches.pop(1)
+        graph = _preprocess_graph(dnn, settings, ready[0], device)
+        parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
+        condense = None if parts is None else _condense(parts, ready[-1], dnn, device)
+    return DnnTask(
+        name=dnn.name,
+        cameras=cameras,
+        preprocess=graph or dnn.preprocess,
+        stages=ready,
+        decode=dnn.decoder if parts is None else parts.decode,
+        priority=settings.priority,
+        sms=settings.sms,
+        deadline_ns=milliseconds(settings.deadline_ms) or None,
+        max_age_ns=milliseconds(settings.max_age_ms) or None,
+        specialize=graph.specialize if graph else None,
+        in_place=graph is not None,
+        remaining_ns=plan.remaining_ns(stages),
+        batches=batches,
+        batch_delay_ns=milliseconds(settings.batch_delay_ms),
+        condense=condense,
+        in_one=in_one,
+    )
+
+
+def _cut(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
+    """Its jobs for several images at once: as many as for one, of even estimated times."""
+    try:
+        return cut(dnn.module, stacked(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
+    except TraceError as error:
+        raise _no_batches(dnn, settings, f"with {images} of them, {error}") from None
+
+
+def _ready(
+    dnn: Dnn,
+    settings: DnnConfig,
+    chains: Mapping[int, Sequence[torch.nn.Module]],
+    backend: Backend,
+    device: torch.device,
+) -> dict[int, tuple[Stage, ...]]:
+    """The jobs for each number of images, made ready."""
+    inputs = dnn.example_inputs()
+    if len(chains) == 1:
+        return {1: backend.prepare(chains[1], inputs, device)}
+    try:
+        return prepare_batches(backend, chains, inputs, device, PRECISIONS[settings.precision].tolerance(device))
+    except BatchError as error:
+        raise _no_batches(dnn, settings, str(error)) from None
+
+
+def _at_once(task: DnnTask) -> str:
+    return f", for up to {task.max_batch} images at once," if task.batches else ""
+
+
+def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
+    return ConfigError(
+        f"parameter dnn.{dnn.name}.max_batch is {settings.max_batch}, but {settings.model} takes one image at a time: "
+        f"{reason}; allowed: 1"
+    )
+
+
+def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> Callable[[Tensors], Tensors]:
+    """The part of decoding that runs on the device, as one launch where the last job is captured."""
+    if not isinstance(last, Captured):
+        return parts.condense
+    try:
+        with torch.inference_mode():
+            return CapturedFunction(parts.condense, last.outputs, capture_on(device))
+    except Exception as error:  # as for a job: whatever capturing raises, eager runs it
+        if is_out_of_memory(error):
+            raise
+        log.warning(
+            "dnn.%s: decoding on the device runs eager, as it cannot be captured: %s", dnn.name, reason_of(error)
+        )
+        return parts.condense
+
+
+def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
+    """Preprocessing that writes where the first job reads, if that is captured and parameters want it so."""
+    if not settings.capture_preprocess or not isinstance(first, Captured):
+        return None
+    return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes that this process holds on a GPU."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def milliseconds(value: float) -> int:
+    """To nanoseconds."""
+    return round(value * 1e6)

@@ -1,0 +1,146 @@
+"""What parameters mean on this machine: the device, the workers, the backend and precision of a DNN."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.fused_activations import FusedActivations
+from multi_dnn_ros.backends.inductor import Inductor
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
+from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
+from multi_dnn_ros.backends.torchscript import TorchScript
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.planning.job_plan import ROUNDS
+from multi_dnn_ros.planning.timing import Target
+from multi_dnn_ros.settings.schema import DnnConfig
+
+BACKENDS: Mapping[str, type[Backend]] = {
+    "eager": Eager,
+    "torchscript": TorchScript,
+    "onnxruntime": OnnxRuntime,
+    "cuda_graph": CudaGraph,
+    "inductor": Inductor,  # on a GPU its kernels are captured by CudaGraph
+}
+
+
+class ConfigError(ValueError):
+    """A parameter that cannot be met on this machine; the message names it, its value and what is allowed."""
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of parameter `device`; an error that names it where there is no such GPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
+        raise ConfigError(f"parameter device is '{name}'; allowed: auto, cpu, cuda, cuda:<number>")
+    device = torch.device(name)
+    if device.type == "cuda":
+        index = device.index or 0
+        if index >= count:
+            raise ConfigError(
+                f"parameter device is '{name}', but PyTorch sees {count} GPUs here; allowed: auto, cpu"
+                + "".join(f", cuda:{number}" for number in range(count))
+            )
+        return torch.device("cuda", index)
+    return device
+
+
+def default_workers(device: torch.device, dnns: int) -> int:
+    """A worker a core on a CPU, never more than there are DNNs.
+
+    One on a GPU: it only launches, on the streams of all DNNs, and two would take Python's lock from each other
+    (8 VGG16 in 8 jobs each, fp16, H200: 4.3 ms an inference with one, 6.1 with two, 7.9 with eight).
+    """
+    return 1 if device.type == "cuda" else max(1, min(dnns, cpu_count()))
+
+
+#: Backends that run on one type of device only.
+_ONLY_ON = {"onnxruntime": "cpu", "cuda_graph": "cuda"}
+
+
+def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto") -> str:
+    """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there.
+
+    precision: parameter `dnn.<dnn>.precision`, which decides what `auto` is: ONNX Runtime computes in float32 here.
+    """
+    if name == "auto":
+        if device.type == "cuda":
+            return "cuda_graph"
+        return "onnxruntime" if precision in allowed_precisions(device.type, "onnxruntime") else "torchscript"
+    if _ONLY_ON.get(name, device.type) != device.type:
+        others = (other for other in BACKENDS if _ONLY_ON.get(other, device.type) == device.type)
+        raise ConfigError(
+            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}"
+        )
+    return name
+
+
+def check_backend(name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>") -> str:
+    """What parameter `dnn.<dnn>.backend` means with `.precision` on this device; ConfigError where it cannot run."""
+    name = backend_name(name, device, dnn, precision)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
+    allowed = allowed_precisions(device.type, name, capability)
+    if precision not in allowed:
+        raise ConfigError(
+            f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
+            f"{', '.join(allowed)}"
+        )
+    return name
+
+
+def choose_backend(
+    name: str,
+    device: torch.device,
+    precision: str = "auto",
+    *,
+    dnn: str = "<dnn>",
+    progress: Callable[[str], None] = lambda text: None,
+) -> Backend:
+    """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
+
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
+    on this device.
+    """
+    name = check_backend(name, device, precision, dnn)
+    chosen = PRECISIONS[precision]
+    tolerance = chosen.tolerance(device)
+    backend: Backend
+    if name == "eager":
+        backend = Eager()
+    elif name == "torchscript":
+        backend = TorchScript(tolerance, dnn)
+    elif name == "onnxruntime":
+        backend = OnnxRuntime(tolerance, dnn)
+    elif name == "inductor":
+        backend = Inductor(dnn, progress, tolerance)
+    else:
+        backend = CudaGraph(tolerance, dnn=dnn)
+    if name == "inductor" and device.type == "cuda":
+        backend = CudaGraph(tolerance, kernels=backend, dnn=dnn)
+    captured = device.type == "cuda" and name in ("cuda_graph", "inductor")
+    # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
+    if captured and (name == "cuda_graph" or chosen.dtype is not torch.float32):
+        backend = FusedActivations(backend, tolerance, dnn)
+    if precision != "auto":
+        backend = InPrecision(chosen, backend, dnn)
+    return FastestConvolutions(backend) if captured else backend
+
+
+def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
+    """Where and how the layers of DNN `name` are timed: by the backend that serves it, on its share of the SMs.
+
+    But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it.
+    """
+    serves = backend_name(settings.backend, device, name, settings.precision)
+    times = serves if serves != "inductor" else backend_name("auto", device, name, settings.precision)
+    make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
+    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)

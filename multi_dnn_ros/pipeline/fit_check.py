@@ -1,0 +1,115 @@
+"""Whether what a node is configured for fits the device it runs on.
+
+A camera's parameters do not say how large its images are. Until one has come, ASSUMED_SIZE is reckoned with; then the
+verdict is made anew, from the same measurements: what depends on an image's size is known per megapixel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.engine import Engine
+from multi_dnn_ros.pipeline.build import Pipeline, milliseconds
+from multi_dnn_ros.pipeline.choices import timing_target
+from multi_dnn_ros.planning.fit import Demand
+from multi_dnn_ros.planning.image_costs import decode_ms, preprocess_ms
+from multi_dnn_ros.planning.image_sizes import CameraLoad, Fit, Size
+from multi_dnn_ros.planning.predictor import Predictor
+from multi_dnn_ros.planning.service import Image, MakeEngine, Service, measure_services, predicted_services
+from multi_dnn_ros.settings.schema import NodeConfig
+
+#: (width, height) of a camera's images as long as none has come.
+ASSUMED_SIZE: Size = (640, 480)
+_FRAMES = 10
+
+
+def fit_of(
+    config: NodeConfig,
+    pipeline: Pipeline,
+    sizes: Mapping[str, Size],
+    rates: Mapping[str, float],
+    predictor: Predictor | None = None,
+) -> Fit:
+    """Measure what judging `config` takes, with its cameras at `rates` hertz; the engine must not serve meanwhile.
+
+    sizes: (width, height) of the images by camera, as far as they are known.
+    """
+    assumed = {camera: sizes.get(camera, ASSUMED_SIZE) for camera in config.cameras}
+    images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
+    services, doubts = services_of(config, pipeline, images, _FRAMES, predictor)
+    served = {camera for task in pipeline.tasks for camera in task.cameras}
+    transports = {config.cameras[camera].transport for camera in served}
+    decoding_ms = {transport: decode_ms(transport) for transport in sorted(transports)}
+    cameras = {
+        camera: CameraLoad(rates[camera], assumed[camera], camera in sizes, decoding_ms[settings.transport])
+        for camera, settings in config.cameras.items()
+        if camera in served
+    }
+    return Fit(
+        tuple(demands_of(config, pipeline, services, rates)),
+        cameras,
+        {task.name: preprocess_ms(task, pipeline.device) for task in pipeline.tasks},
+        pipeline.servers,
+        cpu_count(),
+        pipeline.device.type == "cuda",
+        tuple(doubts),
+    )
+
+
+def services_of(
+    config: NodeConfig,
+    pipeline: Pipeline,
+    images: Image | Mapping[str, Image],
+    frames: int,
+    predictor: Predictor | None = None,
+) -> tuple[Mapping[str, Service], Sequence[str]]:
+    """What a frame costs each DNN: predicted where the predictor has no doubts, else measured; and its doubts.
+
+    images: (H, W, 3) uint8, of each camera; or one for all. What is predicted is of single images of its first camera.
+    """
+    doubts: Sequence[str] = ()
+    if predictor is not None:
+        targets = {name: timing_target(name, settings, pipeline.device) for name, settings in config.dnns.items()}
+        of_dnns = {task.name: images[task.cameras[0]] if isinstance(images, Mapping) else images
+                   for task in pipeline.tasks}  # fmt: skip
+        services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, of_dnns)
+        if not doubts:
+            return services, ()
+    services = measure_services(pipeline.tasks, engines_of(config, pipeline), images, pipeline.servers, frames)
+    return services, doubts
+
+
+def demands_of(
+    config: NodeConfig, pipeline: Pipeline, services: Mapping[str, Service], rates: Mapping[str, float]
+) -> list[Demand]:
+    """What `config` asks of each DNN. rates: hertz by camera."""
+    return [
+        Demand(
+            task.name,
+            {camera: rates[camera] for camera in task.cameras},
+            services[task.name].alone_ms,
+            services[task.name].crowded_ms,
+            config.dnns[task.name].deadline_ms or None,
+            config.dnns[task.name].priority,
+            services[task.name].shared_ms,
+            wait_ms=config.dnns[task.name].batch_delay_ms if task.batches else 0.0,
+            batch=services[task.name].batch,
+        )
+        for task in pipeline.tasks
+    ]
+
+
+def engines_of(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
+    """Engines like the one that will serve."""
+    return lambda tasks, on_result: Engine(
+        tasks,
+        on_result=on_result,
+        workers=pipeline.workers,
+        policy=config.policy,
+        device=pipeline.device,
+        aging_ns=milliseconds(config.aging_ms),
+        max_launched=config.max_launched or None,
+    )

@@ -1,0 +1,118 @@
+"""What is wrong with a configuration on this machine, all of it at once and before the first DNN is loaded.
+
+Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN shall not be found after them. The
+schema checks each value by itself (:mod:`multi_dnn_ros.settings.flat_parameters`); this is about files, names and
+combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import check_dnn
+from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
+from multi_dnn_ros.planning.predictor import Predictor, read_predictor
+from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+
+
+@dataclass(frozen=True)
+class Findings:
+    """problems: a line for each, with parameter or file, value and what is allowed. warnings: values without effect.
+
+    device, predictor: what the parameters of these names mean; None: wrong, or for the predictor: there is none.
+    """
+
+    problems: tuple[str, ...]
+    device: torch.device | None
+    predictor: Predictor | None
+    warnings: tuple[str, ...] = ()
+
+
+def check_settings(config: NodeConfig) -> Findings:
+    """Look at everything that can be known without loading a DNN: a second or two for each DNN, little memory."""
+    problems: list[str] = []
+    warnings: list[str] = [*_of_rates(config)]
+    device = predictor = None
+    try:
+        device = choose_device(config.device)
+    except ConfigError as error:
+        problems.append(str(error))
+    try:
+        predictor = read_predictor(Path(config.predictor)) if config.predictor else None
+    except ProfileError as error:
+        problems.append(
+            f"parameter predictor is '{config.predictor}'; expected a file of `multi-dnn profile learn`: {error}"
+        )
+    for name, settings in config.dnns.items():
+        problems.extend(_of_cameras(name, settings, config))
+        problems.extend(_of_execution(name, settings, device))
+        warnings.extend(_of_batches(name, settings, len(set(settings.cameras or config.cameras))))
+        try:
+            check_dnn(name, settings)
+        except ModelError as error:
+            problems.extend(str(error).splitlines())
+    return Findings(tuple(problems), device, predictor, tuple(warnings))
+
+
+def _of_cameras(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[str]:
+    for camera in settings.cameras:
+        if camera not in config.cameras:
+            yield (
+                f"parameter dnn.{name}.cameras names '{camera}'; "
+                f"allowed are {', '.join(config.cameras)} (parameter cameras)"
+            )
+
+
+def _of_rates(config: NodeConfig) -> Iterator[str]:
+    without = [name for name, camera in config.cameras.items() if not camera.rate_hz]
+    if without and len(without) < len(config.cameras):
+        yield (
+            f"parameter camera.{without[0]}.rate_hz is 0, while other cameras have a rate: whether the DNNs fit the "
+            "device is only measured with a rate for every camera"
+        )
+
+
+def _of_batches(name: str, settings: DnnConfig, cameras: int) -> Iterator[str]:
+    if settings.max_batch > 1 and cameras == 1:
+        yield (
+            f"parameter dnn.{name}.max_batch is {settings.max_batch}, but {name} serves one camera: an inference takes "
+            "at most one frame of each"
+        )
+    if settings.batch_delay_ms and settings.max_batch == 1:
+        yield (
+            f"parameter dnn.{name}.batch_delay_ms is {settings.batch_delay_ms:g}, but max_batch is 1: no DNN waits for "
+            "frames that it cannot take together"
+        )
+
+
+def _of_execution(name: str, settings: DnnConfig, device: torch.device | None) -> Iterator[str]:
+    """How its jobs run; device: None: not known, what depends on it is not checked."""
+    if settings.max_batch > 1 and settings.capture_preprocess:
+        yield (
+            f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
+            "image where the first job reads; allowed with max_batch above 1: false"
+        )
+    if device is None:
+        return
+    try:
+        check_backend(settings.backend, device, settings.precision, name)
+    except ConfigError as error:
+        yield str(error)
+    if not settings.sms:
+        return
+    problem = green_contexts.unmet(device, settings.sms)
+    if not problem:
+        try:
+            green_contexts.make_stream(device, settings.sms)
+        except RuntimeError as error:
+            problem = f"CUDA refuses: {reason_of(error)}"
+    if problem:
+        yield f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device"

@@ -1,0 +1,1 @@
+"""Layer times measured or predicted: job plans, device limits, fit."""

@@ -1,0 +1,201 @@
+"""What a device can do at most, measured on it: arithmetic and memory traffic, the two sides of its roofline.
+
+Method: Williams, Waterman, Patterson, Roofline: An Insightful Visual Performance Model, CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch.nn import functional
+
+from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.reporting import nvidia_smi_id
+from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.planning.clock import Clock, clock_for
+from multi_dnn_ros.planning.timing import Target
+
+log = logging.getLogger(__name__)
+
+_FORMAT = "multi_dnn_ros devices 1"
+_REPEATS = 7
+#: (side of the matrices, (channels, side) of the 3x3 convolution, MiB copied)
+_SIZES = {"cpu": (1024, (128, 56), 128), "cuda": (8192, (512, 112), 1024)}
+#: Share of the device that others may take before figures are doubted.
+BUSY = 0.10
+
+
+class Limits(BaseModel):
+    """Of one device at one precision and number of threads.
+
+    flops_per_s: the best of a matrix product and a 3x3 convolution. bytes_per_s: of copying memory much larger than the
+    caches, read and written bytes together.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    name: str
+    kind: Literal["cpu", "cuda"]
+    precision: str
+    threads: int = Field(ge=1)
+    flops_per_s: float = Field(gt=0.0)
+    bytes_per_s: float = Field(gt=0.0)
+
+    @property
+    def ridge(self) -> float:
+        """Operations a byte from which on arithmetic, not memory, is the limit."""
+        return self.flops_per_s / self.bytes_per_s
+
+    def bound_ms(self, flops: float, moved: float) -> float:
+        """Least milliseconds of so much arithmetic and so many bytes to and from memory."""
+        return 1e3 * max(flops / self.flops_per_s, moved / self.bytes_per_s)
+
+
+def device_name(target: Target) -> str:
+    """Device, threads and precision, without what may change the software's times."""
+    device, precision, _, _ = target.name().split("; ")
+    return f"{device}; {precision}"
+
+
+def measure_limits(
+    target: Target,
+    clock: Clock | None = None,
+    scale: float = 1.0,
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Limits:
+    """Measure the target's device, a second or two. scale: of the sizes, for tests. hold: around each round."""
+    device, dtype = target.device, target.dtype
+    side, (channels, pixels), mebibytes = _SIZES[device.type]
+    side, pixels = max(8, int(side * scale)), max(8, int(pixels * scale))
+    clock = clock or clock_for(device)
+    with torch.inference_mode():
+        a, b = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
+        image = torch.rand(1, channels, pixels, pixels, device=device).to(dtype)
+        weight = torch.rand(channels, channels, 3, 3, device=device).to(dtype)
+        source = torch.ones(max(1, int(mebibytes * scale * scale)) << 18, device=device)
+        place = torch.empty_like(source)
+        product_s = _fastest_s(lambda: torch.mm(a, b), clock, hold)
+        convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
+        copy_s = _fastest_s(lambda: place.copy_(source), clock, hold)
+    return Limits(
+        name=device_name(target),
+        kind="cuda" if device.type == "cuda" else "cpu",
+        precision=target.precision,
+        threads=torch.get_num_threads(),
+        flops_per_s=max(2.0 * side**3 / product_s, 2.0 * 9 * channels**2 * pixels**2 / convolution_s),
+        bytes_per_s=2.0 * source.numel() * 4 / copy_s,
+    )
+
+
+def limits_of(
+    target: Target, path: Path | None, *, keep: bool = True, measure: Callable[[Target], Limits] = measure_limits
+) -> Limits:
+    """The device's limits from the file at `path`, or measured now and, with `keep`, written there.
+
+    keep: False while the device is busy: what it can do then is not what it can do. A file that cannot be read or
+    written, or holds anything else, is reported in the log and not used. path: None keeps nothing.
+    """
+    known = _read(path) if path is not None and path.exists() else {}
+    key = f"{device_name(target)}; torch {torch.__version__}"
+    if key in known:
+        return known[key]
+    known[key] = measure(target)
+    if path is not None and keep:
+        _write(path, known)
+    return known[key]
+
+
+def default_path() -> Path:
+    """Where limits are kept."""
+    return cache_folder() / "devices.json"
+
+
+def foreign_load(device: torch.device, seconds: float = 0.3) -> float | None:
+    """The part of the device, 0 to 1, that other processes use now; None where that cannot be told.
+
+    Watches for `seconds`, in which this process should do nothing itself.
+    """
+    if device.type == "cpu":
+        return _foreign_cpu(seconds)
+    try:
+        done = subprocess.run(
+            [
+                "nvidia-smi",
+                f"--id={nvidia_smi_id(device.index or 0)}",
+                "--query-gpu=utilization.gpu",
+                "--format=csv,noheader,nounits",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=10.0,
+            check=True,
+        )
+        return float(done.stdout.strip()) / 100.0
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def busy_warning(device: torch.device, load: Callable[[torch.device], float | None] = foreign_load) -> str:
+    """What to tell when others use the device; "" when they do not, or when that cannot be told."""
+    used = load(device)
+    if used is None or used <= BUSY:
+        return ""
+    return f"{device} is busy: other processes use {used:.0%} of it, so times are longer than they need be"
+
+
+def _foreign_cpu(seconds: float) -> float:
+    own = psutil.Process()
+    before, own_before, begin = psutil.cpu_times(), own.cpu_times(), time.monotonic()
+    time.sleep(seconds)
+    after, own_after, elapsed = psutil.cpu_times(), own.cpu_times(), time.monotonic() - begin
+    idle = (after.idle - before.idle) + (getattr(after, "iowait", 0.0) - getattr(before, "iowait", 0.0))
+    cores = psutil.cpu_count() or 1
+    own_s = (own_after.user + own_after.system) - (own_before.user + own_before.system)
+    return max(0.0, min(1.0, (elapsed * cores - idle - own_s) / (elapsed * cores)))
+
+
+def _fastest_s(
+    work: Callable[[], object], clock: Clock, hold: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> float:
+    work()
+    clock.prepare(2)
+    best = float("inf")
+    for _ in range(_REPEATS):
+        with hold():
+            clock.mark(0)
+            work()
+            clock.mark(1)
+            (ms,) = clock.gaps_ms()
+        best = min(best, ms / 1e3)
+    return max(best, 1e-9)
+
+
+def _read(path: Path) -> dict[str, Limits]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise ValueError("not a file of device limits")
+        return {str(key): Limits.model_validate(value) for key, value in content["devices"].items()}
+    except (OSError, ValueError, ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        log.warning("device limits in %s are not used: %s", path, reason_of(error))
+        return {}
+
+
+def _write(path: Path, known: dict[str, Limits]) -> None:
+    devices = {key: limits.model_dump() for key, limits in known.items()}
+    try:
+        with written_beside(path) as beside:
+            beside.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        log.warning("device limits are not kept: %s cannot be written: %s", path, error)

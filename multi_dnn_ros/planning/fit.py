@@ -1,0 +1,254 @@
+"""Does a set of DNNs, cameras and rates fit a device? A verdict in words; no measurement happens here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from multi_dnn_ros.common.reporting import three_digits
+
+#: Of the time there is. What is left over covers what no mean time shows: frames that come unevenly, the system's own
+#: work, a result that takes longer to decode.
+LIMIT = 0.95
+_ITERATIONS = 25
+#: Less of a worker than this is no room for a DNN.
+_NOTHING = 0.01
+#: What computes one frame at a time, without and with a GPU.
+_UNIT = {False: "worker", True: "stream"}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked of one DNN.
+
+    cameras: frames a second from each. alone_ms: of one frame from mailbox to result while nothing else runs.
+    crowded_ms: the same while every other worker is busy, waiting for a worker not counted. deadline_ms: from arrival;
+    None: none. priority: the higher, the later it is the one to give way. shared_ms: of one frame on what all DNNs
+    have in common, one after another, where they do not wait for workers: of a GPU its units, and Python's lock.
+    wait_ms: what else passes from a frame's arrival to its result, as far as the DNN is free meanwhile: its decoding.
+    batch: frames of one inference, whose results come together; the other times are per frame.
+    """
+
+    dnn: str
+    cameras: Mapping[str, float]
+    alone_ms: float
+    crowded_ms: float
+    deadline_ms: float | None = None
+    priority: int = 0
+    shared_ms: float = 0.0
+    wait_ms: float = 0.0
+    batch: float = 1.0
+
+    @property
+    def hz(self) -> float:
+        """Of all its cameras together."""
+        return sum(self.cameras.values())
+
+    def latency_ms(self, ms: float) -> float:
+        """From arrival to result, where one frame takes the DNN `ms`."""
+        return ms * self.batch + self.wait_ms
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Images of one camera, each decoded once for all DNNs, by a thread of the camera's. ms: of one image on a core."""
+
+    camera: str
+    hz: float
+    ms: float
+
+    @property
+    def need(self) -> float:
+        """Part of a core's time."""
+        return self.hz * self.ms / 1e3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """utilization: part of all workers' time that is needed. needs: part of one worker's time, by DNN.
+
+    breaks: DNNs that make it not fit. decoding: part of a core's time, by camera. overloaded: cameras whose images one
+    thread cannot decode in time. most_hz: the rate at which each of those would fit, where one would. advice: what
+    would help, each a sentence. doubts: why the times behind this may be wrong.
+    """
+
+    fits: bool
+    utilization: float
+    needs: dict[str, float]
+    breaks: tuple[str, ...]
+    text: str
+    most_hz: dict[str, float] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = field(default=())
+    decoding: dict[str, float] = field(default_factory=dict)
+    overloaded: tuple[str, ...] = ()
+
+
+def check_fit(
+    demands: Sequence[Demand],
+    workers: int,
+    *,
+    gpu: bool = False,
+    limit: float = LIMIT,
+    doubts: Sequence[str] = (),
+    decoding: Sequence[Decoding] = (),
+    cores: int = 0,
+) -> Verdict:
+    """Judge `demands` on a device with so many workers.
+
+    A DNN takes one frame at a time, so it needs at most `limit` of one worker; all together need at most `limit` of all
+    workers, and of what they share; and no frame may take longer than its deadline. How long a frame takes lies between
+    alone_ms and crowded_ms, as the other workers are busy. gpu: fp16 is worth advising, and what is called a worker
+    here is a stream: every DNN has one. decoding: beside the DNNs; a camera's images need at most `limit` of a core, as
+    one thread decodes them, and of `cores` all of them take what the workers of a CPU then lack. Raises ValueError for
+    no workers, or a demand that is not a number of hertz and milliseconds.
+    """
+    _check(demands, workers, limit)
+    unit = _UNIT[gpu]
+    times = _times_ms(demands, workers)
+    needs = {of.dnn: of.hz * ms / 1e3 for of, ms in zip(demands, times, strict=True)}
+    taken = 0.0 if gpu or not cores else sum(of.need for of in decoding) / cores  # part of all workers' time
+    utilization = sum(needs.values()) / workers + taken
+    overloaded = [of for of in decoding if of.need > limit]
+    own = [of for of in demands if needs[of.dnn] > limit]
+    late = [
+        of
+        for of, ms in zip(demands, times, strict=True)
+        if of.deadline_ms is not None and of.latency_ms(ms) > of.deadline_ms
+    ]
+    shares = {of.dnn: of.hz * of.shared_ms / 1e3 for of in demands}
+    shared = sum(shares.values())
+    crowd: list[Demand] = []
+    # Rounding apart: a set that is advised to be just within the limit is within it.
+    if not own and utilization > limit * (1.0 + 1e-9):
+        crowd = [_gives_way(demands, needs, (utilization - limit) * workers)]
+    narrow = [] if own or crowd or shared <= limit * (1.0 + 1e-9) else [_gives_way(demands, shares, shared - limit)]
+    breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *narrow, *late)))
+    ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
+    text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late}, unit, overloaded)
+    if narrow:
+        text += f"; together they need {shared:.0%} of what all share"
+    most_hz: dict[str, float] = {}
+    advice = []
+    giving_way = (*own, *crowd)
+    others = sum(needs.values()) - sum(needs[of.dnn] for of in giving_way)
+    left = (limit - taken) * workers - others
+    for number, of in enumerate(giving_way):
+        free = min(limit, left / (len(giving_way) - number))  # those that give way share what is left
+        left -= max(0.0, free)
+        if free > _NOTHING:
+            most_hz[of.dnn] = free / ms_of[of.dnn] * 1e3
+        advice.append(
+            _advice(of, most_hz.get(of.dnn), free, ms_of[of.dnn], f"{others / workers:.0%} of the {unit}s", gpu)
+        )
+    for of in narrow:
+        free = limit - (shared - shares[of.dnn])
+        if free > _NOTHING:
+            most_hz[of.dnn] = free / of.shared_ms * 1e3
+        advice.append(_advice(of, most_hz.get(of.dnn), free * ms_of[of.dnn] / of.shared_ms, ms_of[of.dnn],
+                              f"{shared - shares[of.dnn]:.0%} of what all share", gpu))  # fmt: skip
+    advice += [
+        f"{of.dnn}: a deadline of at least {math.ceil(of.latency_ms(ms_of[of.dnn]))} ms instead of {of.deadline_ms:g}, "
+        f"or {_cheaper(gpu)}"
+        for of in late
+    ]
+    advice += [
+        f"camera {of.camera}: at most {three_digits(limit / of.ms * 1e3)} Hz instead of {three_digits(of.hz)}, or "
+        "smaller images"
+        for of in overloaded
+    ]
+    return Verdict(
+        not breaks and not overloaded, utilization, needs, breaks, text, most_hz, tuple(advice), tuple(doubts),
+        {of.camera: of.need for of in decoding}, tuple(of.camera for of in overloaded),
+    )  # fmt: skip
+
+
+def service_ms(demands: Sequence[Demand], workers: int) -> dict[str, float]:
+    """Milliseconds of one frame of each DNN among the others, as check_fit reckons with."""
+    return {of.dnn: ms for of, ms in zip(demands, _times_ms(demands, workers), strict=True)}
+
+
+def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
+    """Each time depends on how busy the others are, which depends on their times: iterated until it stands."""
+    times = [of.alone_ms for of in demands]
+    for _ in range(_ITERATIONS):
+        busy = [min(1.0, of.hz * ms / 1e3) for of, ms in zip(demands, times, strict=True)]
+        beside = [min(1.0, (sum(busy) - own) / (workers - 1)) if workers > 1 else 0.0 for own in busy]
+        times = [
+            of.alone_ms + (max(of.crowded_ms, of.alone_ms) - of.alone_ms) * part
+            for of, part in zip(demands, beside, strict=True)
+        ]
+    return times
+
+
+def _gives_way(demands: Sequence[Demand], needs: Mapping[str, float], excess: float) -> Demand:
+    """Of those without which it would fit, the one of least priority, the heaviest among equals; else the heaviest."""
+    enough = [of for of in demands if needs[of.dnn] >= excess - 1e-9]
+    if not enough:
+        return max(demands, key=lambda of: needs[of.dnn])
+    return min(enough, key=lambda of: (of.priority, -needs[of.dnn]))
+
+
+def _text(
+    demands: Sequence[Demand],
+    needs: Mapping[str, float],
+    ms_of: Mapping[str, float],
+    utilization: float,
+    workers: int,
+    breaks: Sequence[str],
+    late: set[str],
+    unit: str,
+    overloaded: Sequence[Decoding],
+) -> str:
+    count = f"{len(demands)} DNNs need" if len(demands) > 1 else "1 DNN needs"
+    total = f"{count} {utilization:.0%} of {workers} {unit}{'s' if workers > 1 else ''}"
+    if not breaks and not overloaded:
+        return f"fits: {total}"
+    by_name = {of.dnn: of for of in demands}
+    parts = []
+    for name in breaks:
+        of = by_name[name]
+        part = f"{name}: {ms_of[name]:.1f} ms a frame at {three_digits(of.hz)} Hz, {needs[name]:.0%} of a {unit}"
+        if name in late and of.deadline_ms is not None:
+            if of.wait_ms or of.batch > 1.0:
+                part += f", {of.latency_ms(ms_of[name]):.1f} ms from its arrival on"
+            part += f", deadline {of.deadline_ms:g} ms"
+        parts.append(part)
+    parts += [
+        f"camera {of.camera}: {of.ms:.1f} ms to decode an image at {three_digits(of.hz)} Hz, {of.need:.0%} of a core"
+        for of in overloaded
+    ]
+    return f"does not fit: {total}; broken by {'; '.join(parts)}"
+
+
+def _advice(of: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
+    if hz is None:
+        return f"{of.dnn}: no rate fits beside the others, which need {others} themselves"
+    each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
+    return (
+        f"{of.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(of.hz)}, or "
+        f"{three_digits(free / of.hz * 1e3)} ms a frame instead of {three_digits(ms)} ({_cheaper(gpu)})"
+    )
+
+
+def _cheaper(gpu: bool) -> str:
+    return "multi-dnn decompose, a smaller input" + (", fp16" if gpu else "")
+
+
+def _check(demands: Sequence[Demand], workers: int, limit: float) -> None:
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; allowed: at least 1")
+    if not 0.0 < limit <= 1.0:
+        raise ValueError(f"limit is {limit}; allowed: above 0, up to 1")
+    if not demands:
+        raise ValueError("demands is empty; expected one DNN at least")
+    names = [of.dnn for of in demands]
+    if len(set(names)) < len(names):
+        raise ValueError(f"demands name a DNN twice: {', '.join(names)}")
+    for of in demands:
+        numbers = {"alone_ms": of.alone_ms, "crowded_ms": of.crowded_ms, "shared_ms": of.shared_ms, **of.cameras,
+                   "wait_ms": of.wait_ms, "batch": of.batch}  # fmt: skip
+        for name, value in numbers.items():
+            if not 0.0 <= value < 1e9:
+                raise ValueError(f"demand of {of.dnn}: {name} is {value}; allowed: 0 to a thousand million")

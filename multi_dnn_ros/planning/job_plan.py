@@ -1,0 +1,227 @@
+"""How each DNN is cut into jobs when the times of its layers count: even ones, or as long as a bound allows."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.graph.cut import NodeCost
+from multi_dnn_ros.graph.cut import Stage as Job
+from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MOST_JOBS, JobLength, job_length
+from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.planning.launch_cost import launch_cost_s, synchronize
+from multi_dnn_ros.planning.measure import Times, Traced, measure
+from multi_dnn_ros.planning.predictor import Predictor, layers_of
+from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs
+from multi_dnn_ros.planning.timing import Target
+
+log = logging.getLogger(__name__)
+
+#: Rounds of measuring a DNN's layers while configuring.
+ROUNDS = 7
+#: Size of the image that preprocessing is timed with: the cameras' own are not known yet.
+_HEIGHT, _WIDTH = 480, 640
+_PREPROCESS_ROUNDS = 5
+_DOUBTS_TOLD = 3
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """How one DNN is cut. costs, limit_s: as of models.cut. launch_s: of each job. known: "predicted" or "measured".
+
+    Preprocessing, which runs inside the first job, is in the cost of the first layer. costs None: by estimates, and
+    nothing is known of times. bound_s: that jobs keep to; None: `jobs` counts.
+    """
+
+    jobs: int
+    costs: NodeCost | None = None
+    limit_s: float = float("inf")
+    launch_s: float = 0.0
+    known: str = ""
+    bound_s: float | None = None
+
+    def remaining_ns(self, jobs: Sequence[Job]) -> tuple[int, ...] | None:
+        """By job, what a frame takes from its start to the end of the last, alone on the device; None: not known."""
+        if self.costs is None:
+            return None
+        times = [round((job.cost_s + self.launch_s) * 1e9) for job in jobs]
+        return tuple(accumulate(reversed(times)))[::-1]
+
+    def words(self, dnn: str, remaining_ns: Sequence[int]) -> str:
+        """What was chosen, in a line: the number of jobs, the longest of them, what launching takes."""
+        times_ms = [(now - then) / 1e6 for now, then in pairwise((*remaining_ns, 0))]
+        count = f"{len(times_ms)} job{'s' if len(times_ms) > 1 else ''}"
+        allowed = "" if self.bound_s is None else f" of {self.bound_s * 1e3:g} allowed"
+        share = self.launch_s * 1e3 * len(times_ms) / sum(times_ms) if self.launch_s else 0.0
+        longest = f"longest {max(times_ms):.3g} ms{allowed}"
+        return f"{dnn}: {count}, {longest}, launch cost {100 * share:.1f} %, by {self.known} layer times"
+
+
+class JobPlanner:
+    """Makes the plan of each DNN of a node.
+
+    predictor: of layer times, and `source`, its file, for messages; None: layers are measured. bound_s: that no job
+    exceeds; 0: the number of jobs is given. timed, launch: stand-ins for tests.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor | None,
+        source: str,
+        bound_s: float,
+        *,
+        timed: Callable[..., Times] = measure,
+        launch: Callable[[Target], float] = launch_cost_s,
+    ) -> None:
+        self._predictor = predictor
+        self._source = source
+        self._bound_s = bound_s
+        self._timed = timed
+        self._launch = launch
+        self._told: set[str] = set()
+
+    def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
+        """How `dnn` is cut: into `jobs` where there is no bound, by its layers' times where those are asked for.
+
+        target: where, and by which backend and precision, layers are measured. What cannot be timed is told in the log,
+        and the plan is then one without times; memory that does not suffice is an error as elsewhere.
+        """
+        if self._predictor is None and not self._bound_s:
+            return JobPlan(jobs)
+        device = target.device
+        try:
+            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+                return self._plan(dnn, jobs, target)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            log.warning(
+                "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimates: %s",
+                dnn.name, dnn.name, reason_of(error),
+            )  # fmt: skip
+            return JobPlan(jobs)
+        finally:
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # of what was captured to be timed alone
+
+    def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
+        noise = torch.Generator().manual_seed(0)
+        inputs = tuple(torch.rand(example.shape, generator=noise) for example in dnn.example_inputs())
+        traced = Traced.on(target, trace(dnn.module, inputs, fold_batch_norm=True), inputs)
+        make = target.make_backend
+        target = replace(target, make_backend=lambda: _OnCopies(make()))
+        layers, ms, known = self._layer_ms(dnn, traced, target)
+        if not layers:
+            return JobPlan(jobs)
+        ms[0] += _preprocess_ms(dnn, target.device)
+        costs = node_costs(zip(layers, ms, strict=True), f"the plan of {dnn.name}")
+        launch_s = self._launch(target)
+        if not self._bound_s:
+            return JobPlan(jobs, costs, launch_s=launch_s, known=known)
+        length = job_length([each / 1e3 for each in ms], self._bound_s, launch_s)
+        unmet = _unmet(length, layers, ms, launch_s)
+        if unmet:
+            log.warning(
+                "dnn.%s: blocking_ms %g cannot be met as it should: %s", dnn.name, self._bound_s * 1e3, "; ".join(unmet)
+            )
+        return JobPlan(length.jobs, costs, length.limit_s, launch_s, known, self._bound_s)
+
+    def _layer_ms(self, dnn: Dnn, traced: Traced, target: Target) -> tuple[list[LayerShape], list[float], str]:
+        if self._predictor is not None:
+            layers = layers_of(traced)
+            prediction = self._predictor.predict(in_precision(layers, target.dtype), target=target)
+            if not prediction.doubts:
+                return layers, list(prediction.ms), "predicted"
+            self._tell(dnn.name, prediction.doubts)
+        times = self._timed(traced, target, jobs=1)
+        layers = describe(traced, [layer for stage in times.stages for layer in stage.layers])
+        return layers, [statistics.median(ms) for ms in times.layers], "measured"
+
+    def _tell(self, dnn: str, doubts: Sequence[str]) -> None:
+        """Each doubt once, with the first DNN that has it: another device is another one for all of them."""
+        fresh = [doubt for doubt in doubts if doubt not in self._told]
+        self._told.update(fresh)
+        if fresh:
+            more = f"; and {len(fresh) - _DOUBTS_TOLD} more" if len(fresh) > _DOUBTS_TOLD else ""
+            log.warning(
+                "dnn.%s: layers are measured, as the predictor %s does not know them: %s%s",
+                dnn, self._source, "; ".join(fresh[:_DOUBTS_TOLD]), more,
+            )  # fmt: skip
+
+
+def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[LayerShape]:
+    """Layers that were traced in float32 as they are in `dtype`: so many bytes less are read and written."""
+    part = dtype.itemsize / torch.float32.itemsize
+    return [
+        layer.model_copy(
+            update={
+                "work": layer.work.model_copy(
+                    update={
+                        "bytes_read": round(layer.work.bytes_read * part),
+                        "bytes_written": round(layer.work.bytes_written * part),
+                    }
+                )
+            }
+        )
+        for layer in layers
+    ]
+
+
+class _OnCopies:
+    """A backend that leaves the modules it is given where they are: they are cut and prepared again afterwards."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def prepare(
+        self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device, shared: Shared | None = None
+    ) -> tuple[Stage, ...]:
+        own: Any = copy.deepcopy(list(stages))
+        return self._backend.prepare(own, inputs, device, shared)
+
+
+def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:
+    """What stands against the bound, or against few launches, and which of them is kept."""
+    found = []
+    if length.too_long:
+        worst = max(length.too_long, key=lambda number: ms[number])
+        others = f" (and {len(length.too_long) - 1} more layers)" if len(length.too_long) > 1 else ""
+        name = (layers[worst].module or layers[worst].name) + (", with preprocessing," if not worst else "")
+        took_ms = ms[worst] + launch_s * 1e3
+        found.append(f"layer {name} takes {took_ms:.3g} ms by itself{others} and is kept as one job")
+    if length.capped:
+        found.append(f"more than the {MOST_JOBS} jobs there may be would be needed, and {MOST_JOBS} are kept")
+    if not length.launch_pays:
+        found.append(
+            f"launching takes {100 * length.launch_share:.1f} % of the time of {length.jobs} jobs, not under "
+            f"{100 * LAUNCH_SHARE:g} %, which is kept, as the bound counts more"
+        )
+    return found
+
+
+def _preprocess_ms(dnn: Dnn, device: torch.device) -> float:
+    image = torch.zeros((_HEIGHT, _WIDTH, 3), dtype=torch.uint8, device=device)
+    times = []
+    with torch.inference_mode():
+        dnn.preprocess(image)
+        for _ in range(_PREPROCESS_ROUNDS):
+            synchronize(device)
+            begin = time.perf_counter()
+            dnn.preprocess(image)
+            synchronize(device)
+            times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)

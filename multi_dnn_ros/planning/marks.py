@@ -1,0 +1,192 @@
+"""Marks inside a running network: every layer is timed in its place, with the data and caches that it finds there."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import torch
+from torch import fx, nn
+
+from multi_dnn_ros.backends import Stage as Ready
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.graph.cut import Stage, split
+from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.planning.clock import Clock
+from multi_dnn_ros.planning.timing import Target
+
+#: Backends that run a stage's graph as it stands, marks included. Others compile it: there a layer is a stage.
+MARKED_BACKENDS = ("eager", "cuda_graph")
+_EMPTY = 16
+_EMPTY_RUNS = 25
+
+
+class MarkedStage(nn.Module):
+    """A stage that marks place `first` before its first layer and one more behind each: len(layers) + 1 marks."""
+
+    def __init__(self, stage: Stage, clock: Clock, first: int, marks_behind: Sequence[int] | None = None) -> None:
+        super().__init__()
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        ends = _ends(stage) if marks_behind is None else list(marks_behind)
+        computed = 0
+        place = first
+
+        def mark() -> None:
+            nonlocal place
+            graph.call_function(clock.mark, (place,))
+            place += 1
+
+        marked_start = False
+        for node in stage.graph.graph.nodes:
+            if node.op != "placeholder" and not marked_start:
+                mark()
+                marked_start = True
+            copies[node] = graph.node_copy(node, copies.__getitem__) if node.op != "output" else node
+            if node.op == "output":
+                while ends:  # of layers that are no operations: measures what a mark costs
+                    ends.pop()
+                    mark()
+                graph.output(fx.node.map_arg(node.args[0], copies.__getitem__))
+            elif node.op not in ("placeholder", "get_attr"):
+                computed += 1
+                while ends and ends[0] == computed:
+                    ends.pop(0)
+                    mark()
+        self.graph = fx.GraphModule(stage.graph, graph, class_name="MarkedGraph")
+
+    def forward(self, carried: Tensors) -> Tensors:
+        outputs: Tensors = self.graph(*carried)
+        return outputs
+
+
+class Run:
+    """A network made ready to be run with marks; each call gives the milliseconds of its parts.
+
+    parts: how many times a call gives. cost_ms: of a mark (and of calling a stage, where each part is one), which is
+    taken off each.
+    """
+
+    def __init__(
+        self, stages: Sequence[Ready], inputs: Tensors, clock: Clock, parts: Sequence[int], cost_ms: float, inside: bool
+    ) -> None:
+        self._stages = stages
+        self._inputs = inputs
+        self._clock = clock
+        self._parts = parts
+        self._cost_ms = cost_ms
+        self._inside = inside
+
+    def __call__(self) -> list[list[float]]:
+        """Milliseconds of each part of each stage."""
+        carried = self._inputs
+        if self._inside:
+            for stage in self._stages:
+                carried = stage(carried)
+        else:
+            self._clock.mark(0)
+            for place, stage in enumerate(self._stages, start=1):
+                carried = stage(carried)
+                self._clock.mark(place)
+        gaps = iter(max(0.0, gap - self._cost_ms) for gap in self._clock.gaps_ms())
+        times: list[list[float]] = []
+        for index, parts in enumerate(self._parts):
+            if self._inside and index:
+                next(gaps)  # from one stage to the next
+            times.append([next(gaps) for _ in range(parts)])
+        return times
+
+
+def jobs_run(stages: Sequence[Stage], inputs: Tensors, target: Target, clock: Clock) -> Run:
+    """Marks between the jobs alone: the network as it is served."""
+    ready = target.make_backend().prepare(stages, inputs, target.device)
+    clock.prepare(len(ready) + 1)
+    return Run(ready, inputs, clock, [1] * len(ready), 0.0, inside=False)
+
+
+def layers_run(
+    graph_module: fx.GraphModule, stages: Sequence[Stage], inputs: Tensors, target: Target, clock: Clock
+) -> Run:
+    """Marks around each layer of the jobs `stages`, or each layer a stage where the backend compiles stages."""
+    layers = [len(stage.layers) for stage in stages]
+    if target.backend in MARKED_BACKENDS:
+        cost_ms = _mark_cost_ms(target, clock)
+        clock.prepare(sum(layers) + len(layers))
+        first = 0
+        marked = []
+        for stage, count in zip(stages, layers, strict=True):
+            marked.append(MarkedStage(stage, clock, first))
+            first += count + 1
+        ready = target.make_backend().prepare(marked, inputs, target.device)
+        return Run(ready, inputs, clock, layers, cost_ms, inside=True)
+    cost_ms = _call_cost_ms(target, clock)
+    single = split(graph_module, sum(layers))
+    ready = target.make_backend().prepare(single, inputs, target.device)
+    clock.prepare(len(ready) + 1)
+    return Run(ready, inputs, clock, layers, cost_ms, inside=False)
+
+
+def _ends(stage: Stage) -> list[int]:
+    """Number of operations up to the end of each layer."""
+    ends, count = [], 0
+    for layer in stage.layers:
+        count += len(layer)
+        ends.append(count)
+    return ends
+
+
+def _empty(target: Target) -> tuple[Stage, Tensors]:
+    """A job of no layer: what it takes is what it costs to call one."""
+    inputs = (torch.zeros(1, device=target.device),)
+    (stage,) = split(trace(nn.Identity().eval(), (torch.zeros(1),)), 1)
+    return stage, inputs
+
+
+def _mark_cost_ms(target: Target, clock: Clock) -> float:
+    if target.device.type == "cuda":
+        return _mark_between_kernels_ms(target, clock)
+    stage, inputs = _empty(target)
+    clock.prepare(_EMPTY + 1)
+    marked = MarkedStage(stage, clock, 0, marks_behind=[-1] * _EMPTY)
+    ready = target.make_backend().prepare([marked], inputs, target.device)
+    return _median_gap_ms(Run(ready, inputs, clock, [_EMPTY], 0.0, inside=True))
+
+
+def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
+    """What a mark more costs: layers as networks have them with marks between them, against the same without.
+
+    On a GPU that is more than from one mark to the next: a kernel begins while the one before it ends, unless there is
+    a mark between them. The layers are such as remain kernels of their own.
+    """
+    layers = [
+        nn.Conv2d(64, 64, 3, padding=1, bias=False) if place % 2 == 0 else nn.LeakyReLU() for place in range(_EMPTY)
+    ]
+    values = (torch.zeros(1, 64, 28, 28, dtype=target.dtype),)
+    (stage,) = split(trace(nn.Sequential(*layers).to(target.dtype).eval(), values), 1)
+    inputs = tuple(tensor.to(target.device) for tensor in values)
+    clock.prepare(_EMPTY + 1)
+    marked = target.make_backend().prepare([MarkedStage(stage, clock, 0)], inputs, target.device)
+    run = Run(marked, inputs, clock, [_EMPTY], 0.0, inside=True)
+    with_marks = statistics.median(sum(run()[0]) for _ in range(_EMPTY_RUNS))
+    clock.prepare(2)
+    run = Run(target.make_backend().prepare([stage], inputs, target.device), inputs, clock, [1], 0.0, inside=False)
+    without = statistics.median(run()[0][0] for _ in range(_EMPTY_RUNS))
+    return max(0.0, (with_marks - without) / _EMPTY)
+
+
+def _call_cost_ms(target: Target, clock: Clock) -> float:
+    """What a stage more costs: small operations, a stage each, against the same in one stage."""
+    inputs = (torch.zeros(1, device=target.device),)
+    small = trace(nn.Sequential(*(nn.ReLU() for _ in range(_EMPTY))).eval(), (torch.zeros(1),))
+    times = []
+    for stages in (_EMPTY, 1):
+        ready = target.make_backend().prepare(split(small, stages), inputs, target.device)
+        clock.prepare(stages + 1)
+        run = Run(ready, inputs, clock, [1] * stages, 0.0, inside=False)
+        times.append(statistics.median(sum(gap for (gap,) in run()) for _ in range(_EMPTY_RUNS)))
+    return max(0.0, (times[0] - times[1]) / (_EMPTY - 1))
+
+
+def _median_gap_ms(run: Run) -> float:
+    gaps = sorted(gap for _ in range(_EMPTY_RUNS) for part in run() for gap in part)
+    return gaps[len(gaps) // 2]

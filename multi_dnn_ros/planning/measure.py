@@ -1,0 +1,144 @@
+"""Rounds of a network run with marks: as it is served, and layer by layer, in random order."""
+
+from __future__ import annotations
+
+import copy
+import random
+import resource
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from multi_dnn_ros.backends.fused_activations import absorbed
+from multi_dnn_ros.graph.cut import NodeCost, Stage, split
+from multi_dnn_ros.graph.trace import trace
+from multi_dnn_ros.planning.clock import Clock, clock_for
+from multi_dnn_ros.planning.marks import Run, jobs_run, layers_run
+from multi_dnn_ros.planning.timing import Target
+
+Progress = Callable[[int, int], None]
+_WARM_UP_ROUNDS = 2
+#: Rounds that other processes cut into are run again, up to this many times as many as asked for.
+_MOST_ROUNDS = 4
+#: No network is measured for longer than this once it has had MIN_ROUNDS.
+_LIMIT_S = 20.0
+MIN_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A network ready to be measured. inputs: of the batch and precision it was traced for, on the CPU.
+
+    absorbed: names of operations that are part of another one where the network runs.
+    """
+
+    graph_module: fx.GraphModule
+    inputs: tuple[torch.Tensor, ...]
+    absorbed: frozenset[str] = frozenset()
+
+    @classmethod
+    def on(cls, target: Target, graph_module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> Traced:
+        """To be measured on `target`."""
+        fuses = target.device.type == "cuda" and target.backend == "cuda_graph"
+        return cls(graph_module, inputs, absorbed(graph_module) if fuses else frozenset())
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds, a list a round.
+
+    layers: [layer][round] in the order of the network. jobs: [job][round]. whole: [round]. disturbed: rounds among
+    those kept in which the operating system took the processor away.
+    """
+
+    stages: tuple[Stage, ...]
+    layers: tuple[tuple[float, ...], ...]
+    jobs: tuple[tuple[float, ...], ...]
+    whole: tuple[float, ...]
+    disturbed: int
+
+
+def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: int = 0) -> Traced:
+    """Trace a copy of `module` for the target's batch and precision, batch norms folded, as the node runs it.
+
+    shape: of the one input, whose batch axis the target replaces; its values are random. Raises TraceError.
+    """
+    own = copy.deepcopy(module).to(device="cpu", dtype=target.dtype)
+    for part in own.modules():
+        part.training = False  # as eval(), which exported programs refuse
+    values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(seed))
+    inputs = (values.to(target.dtype),)
+    return Traced.on(target, trace(own, inputs, fold_batch_norm=True), inputs)
+
+
+def measure(
+    traced: Traced,
+    target: Target,
+    *,
+    jobs: int,
+    costs: NodeCost | None = None,
+    seed: int = 0,
+    hold: Callable[[], AbstractContextManager[None]] = nullcontext,
+    make_clock: Callable[[], Clock] | None = None,
+    preemptions: Callable[[], int] | None = None,
+    now: Callable[[], float] = time.monotonic,
+    progress: Progress = lambda done, total: None,
+) -> Times:
+    """Run the network `target.rounds` times as it is served, in `jobs` jobs, and as often with its layers marked.
+
+    costs: what the cut goes by. The two take turns in random order (`seed`). Rounds in which the operating system took
+    the processor away for somebody else (it counts such switches) are repeated, within bounds: the medians are the
+    network's, not its neighbours'. hold: entered around each round, see realtime.held. make_clock, preemptions, now:
+    other clocks, for tests. Raises what cutting or the backend raises.
+    """
+    stages = tuple(split(traced.graph_module, jobs, costs=costs))
+    clocks = make_clock or (lambda: clock_for(target.device))
+    switches = preemptions or (_preemptions if target.device.type == "cpu" else lambda: 0)
+    order = random.Random(seed)
+    with torch.inference_mode():
+        inputs = tuple(tensor.to(target.device) for tensor in traced.inputs)
+        served = jobs_run(stages, inputs, target, clocks())
+        layered = layers_run(traced.graph_module, stages, inputs, target, clocks())
+        for _ in range(_WARM_UP_ROUNDS):
+            served()
+            layered()
+        rounds: dict[Run, list[tuple[int, list[list[float]]]]] = {served: [], layered: []}
+        quiet = {served: 0, layered: 0}
+        begin = now()
+        for turn in range(target.rounds * _MOST_ROUNDS):
+            late = turn >= min(MIN_ROUNDS, target.rounds) and now() - begin > _LIMIT_S
+            if late or min(quiet.values()) >= target.rounds:
+                break
+            for run in order.sample([served, layered], 2):
+                with hold():
+                    before = switches()
+                    times = run()
+                    disturbance = switches() - before
+                rounds[run].append((disturbance, times))
+                quiet[run] += disturbance == 0
+            progress(min(min(quiet.values()), target.rounds), target.rounds)
+    of_jobs, of_layers = (_calmest(rounds[run], target.rounds) for run in (served, layered))
+    return Times(
+        stages=stages,
+        layers=_columns([[ms for job in times for ms in job] for _, times in of_layers]),
+        jobs=_columns([[ms for (ms,) in times] for _, times in of_jobs]),
+        whole=tuple(sum(ms for (ms,) in times) for _, times in of_jobs),
+        disturbed=sum(disturbance > 0 for disturbance, _ in (*of_jobs, *of_layers)),
+    )
+
+
+def _calmest(rounds: list[tuple[int, list[list[float]]]], count: int) -> list[tuple[int, list[list[float]]]]:
+    return sorted(rounds, key=lambda entry: entry[0])[:count]
+
+
+def _columns(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    return tuple(zip(*rows, strict=True))
+
+
+def _preemptions() -> int:
+    """How often this process lost a processor that it was still using, since it began."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -1,0 +1,298 @@
+"""Predicts a layer's time from what it computes and moves, from a JSON file of numbers; knows what it has not seen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from multi_dnn_ros.common.reporting import write_text
+from multi_dnn_ros.graph.cut import NodeCost, split
+from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.planning.device import device_name
+from multi_dnn_ros.planning.features import (
+    LINEAR_FEATURES,
+    TREE_FEATURES,
+    Matrix,
+    Question,
+    ideal_ms,
+    linear_features,
+    tree_features,
+)
+from multi_dnn_ros.planning.measure import Traced
+from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs, read_checked
+from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
+from multi_dnn_ros.planning.timing import Target
+
+log = logging.getLogger(__name__)
+
+#: How far outside of the sizes that were seen a layer may lie: a factor.
+_SLACK = 1.5
+#: Times below the clock's resolution are no base for anything.
+_LEAST_MS = 1e-3
+#: How far from every layer that was seen one may lie, in each of its sizes: a factor. Within all ranges there are
+#: combinations, such as many pixels with many channels, that nothing was learnt of.
+_NEAR = 2.0
+#: Sizes by which a layer is known, for each kind.
+_SIZES = ("flops", "bytes_read", "bytes_written", "pixels")
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Linear(_Part):
+    """Milliseconds as a sum of LINEAR_FEATURES; weights by kind of layer, none negative."""
+
+    regressor: Literal["linear"] = "linear"
+    weights: dict[str, tuple[Annotated[float, Field(ge=0.0)], ...]]
+
+    @model_validator(mode="after")
+    def _check(self) -> Linear:
+        for kind, weights in self.weights.items():
+            if kind not in KINDS or len(weights) != len(LINEAR_FEATURES):
+                raise ValueError(f"weights of '{kind}' are not {len(LINEAR_FEATURES)} numbers of a known kind")
+        return self
+
+    def predict(self, questions: Sequence[Question]) -> Matrix:
+        """Milliseconds; NaN for a kind that was not learnt."""
+        unknown = (float("nan"),) * len(LINEAR_FEATURES)
+        weights = np.array([self.weights.get(counts.kind, unknown) for counts, _, _ in questions])
+        times: Matrix = (linear_features(questions) * weights.reshape(len(questions), -1)).sum(axis=1)
+        return times
+
+
+class Tree(_Part):
+    """A binary tree, nodes in order of depth first. left, right: -1 at leaves. feature <= threshold goes left."""
+
+    feature: tuple[int, ...]
+    threshold: tuple[Finite, ...]
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    value: tuple[Finite, ...]
+
+    @model_validator(mode="after")
+    def _check(self) -> Tree:
+        nodes = len(self.feature)
+        if not nodes or any(len(of) != nodes for of in (self.threshold, self.left, self.right, self.value)):
+            raise ValueError("the lists of a tree differ in length, or are empty")
+        for place, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
+            if (left, right) == (-1, -1):
+                continue
+            # Children behind their parent: every walk ends.
+            if not (place < left < nodes and place < right < nodes):
+                raise ValueError(f"node {place} of a tree has the children {left} and {right}")
+            if not 0 <= feature < len(TREE_FEATURES) + len(KINDS):
+                raise ValueError(f"node {place} of a tree asks for feature {feature}")
+        return self
+
+    def predict(self, rows: np.ndarray[Any, np.dtype[np.float32]]) -> Matrix:
+        feature, threshold = np.array(self.feature), np.array(self.threshold)
+        left, right = np.array(self.left), np.array(self.right)
+        at = np.zeros(len(rows), dtype=np.intp)
+        while (inside := left[at] >= 0).any():
+            smaller = rows[np.arange(len(rows)), np.maximum(feature[at], 0)] <= threshold[at]
+            at = np.where(inside, np.where(smaller, left[at], right[at]), at)
+        return np.asarray(np.array(self.value)[at], dtype=np.float64)
+
+
+class Trees(_Part):
+    """Gradient-boosted trees: the logarithm of how many times longer a layer takes than at the device's limits.
+
+    corrects: than by this linear model instead, which the trees then correct.
+    """
+
+    regressor: Literal["trees"] = "trees"
+    corrects: Linear | None = None
+    base: Finite
+    rate: Finite
+    trees: tuple[Tree, ...] = Field(max_length=5000)
+
+    def predict(self, questions: Sequence[Question]) -> Matrix:
+        """Milliseconds."""
+        rows = tree_features(questions).astype(np.float32)  # as the trees were grown
+        logs = self.base + self.rate * sum((tree.predict(rows) for tree in self.trees), np.zeros(len(questions)))
+        return np.asarray(base_ms(questions, self.corrects) * np.exp(np.clip(logs, -50.0, 50.0)))
+
+
+Model = Annotated[Linear | Trees, Field(discriminator="regressor")]
+
+
+def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
+    """What trees multiply: milliseconds of the linear model; at the device's limits where there is none."""
+    ideal = ideal_ms(questions)
+    if linear is None:
+        return ideal
+    found = linear.predict(questions)
+    return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
+
+
+class Seen(_Part):
+    """What was learnt of one kind of layer. sizes: flops, bytes read and written, pixels of each different layer."""
+
+    samples: int = Field(ge=1)
+    sizes: tuple[tuple[Size, Size, Size, Size], ...] = Field(min_length=1, max_length=100_000)
+
+
+class Scores(_Part):
+    """Median absolute errors as parts of the measured time; by method, when so much was held out."""
+
+    held_out: str
+    layer: dict[str, float]
+    whole: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """ms: of each layer. doubts: what it was asked that it was not taught; empty where it may be relied upon."""
+
+    ms: tuple[float, ...]
+    doubts: tuple[str, ...]
+
+
+class Slice(_Part):
+    """What was learnt of a share of a GPU's SMs, which is like a GPU of its own."""
+
+    flops_per_s: Positive
+    bytes_per_s: Positive
+    model: Model
+
+
+class Predictor(_Part):
+    """Layer times on one device with one backend and precision. loads: greatest level seen, by kind.
+
+    flops_per_s, bytes_per_s, model: of the whole device. slices: by the number of their SMs, those seen beside it.
+
+    format: 2 since a GPU's first other stream is told from the further ones; files of format 1 are read for CPUs, to
+    which that makes no difference.
+    """
+
+    format: Literal["multi_dnn_ros predictor 1", "multi_dnn_ros predictor 2"] = "multi_dnn_ros predictor 2"
+    device: str
+    backend: str
+    precision: str
+    threads: int = Field(ge=0)
+    cores: int = Field(ge=0)
+    flops_per_s: Positive
+    bytes_per_s: Positive
+    slices: dict[int, Slice] = Field(default_factory=dict)
+    seen: dict[str, Seen]
+    loads: dict[str, int]
+    model: Model
+    scores: tuple[Scores, ...] = ()
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Predictor:
+        if self.format.endswith(" 1") and not self.cores:
+            raise ValueError("format 1 counts a GPU's streams in another way; learn from its table again for format 2")
+        return self
+
+    def predict(
+        self, layers: Sequence[LayerShape], load: Load | None = None, target: Target | None = None
+    ) -> Prediction:
+        """Milliseconds of each layer beside `load`; views take none. target: where they will run, to be compared."""
+        load = load or Load()
+        sms = target.sms if target is not None else 0
+        part = self.slices.get(sms, self)
+        setting = Setting(
+            self.device, self.backend, self.precision, self.threads, self.cores, sms, part.flops_per_s, part.bytes_per_s
+        )
+        counts = [LayerCounts.of(layer) for layer in layers]
+        timed = [(place, of) for place, of in enumerate(counts) if of.kind != "view"]
+        times = [0.0] * len(layers)
+        if timed:
+            found = part.model.predict([(of, setting, load) for _, of in timed])
+            for (place, _), ms in zip(timed, found, strict=True):
+                times[place] = float(ms) if np.isfinite(ms) else 0.0
+        doubts = [*self._other_target(target), *self._other_load(load)]
+        doubts += dict.fromkeys(doubt for _, of in timed for doubt in self._other_layer(of))
+        return Prediction(tuple(times), tuple(doubts))
+
+    def _other_target(self, target: Target | None) -> list[str]:
+        if target is None:
+            return []
+        doubts = []
+        device = device_name(replace(target, sms=0))
+        if device != self.device:
+            doubts.append(f"it was made on '{self.device}', this is '{device}'")
+        if target.sms and target.sms not in self.slices:
+            seen = ", ".join(map(str, self.slices)) or "none"
+            doubts.append(f"it has not seen a slice of {target.sms} SMs; slices that it has seen: {seen}")
+        backend = target.served_by or target.backend
+        if backend != self.backend:
+            doubts.append(f"it was made with backend {self.backend}, this is {backend}")
+        return doubts
+
+    def _other_load(self, load: Load) -> list[str]:
+        if load.level and load.level > self.loads.get(load.kind, 0):
+            return [f"a load of {load} is more than the {self.loads.get(load.kind, 0)} it has seen"]
+        return []
+
+    def _other_layer(self, counts: LayerCounts) -> list[str]:
+        seen = self.seen.get(counts.kind)
+        if seen is None:
+            return [f"it has seen no {counts.kind} layer"]
+        own = [getattr(counts, name) for name in _SIZES]
+        for name, value, values in zip(_SIZES, own, zip(*seen.sizes, strict=True), strict=True):
+            low, high = min(values), max(values)
+            if not low / _SLACK <= value <= high * _SLACK:
+                what = name.replace("_", " ")
+                return [f"a {counts.kind} layer of {value:,} {what}; it has seen {low:,} to {high:,}"]
+        apart = np.abs(np.log1p(np.array(own)) - np.log1p(np.array(seen.sizes))).max(axis=1).min()
+        if apart > np.log(_NEAR):
+            listed = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in zip(_SIZES, own, strict=True))
+            return [f"a {counts.kind} layer of {listed}; it has seen none within a factor of {_NEAR:g} of that"]
+        return []
+
+
+def predicted_costs(
+    predictor: Predictor, traced: Traced, target: Target, *, measured: Any, load: Load | None = None
+) -> tuple[NodeCost, tuple[str, ...]]:
+    """Seconds by operation for models.cut, and why they are not predicted: ().
+
+    measured: a function without arguments that measures them, for what the predictor was not taught; its doubts are
+    then reported in the log.
+    """
+    layers = layers_of(traced)
+    prediction = predictor.predict(layers, load, target)
+    if prediction.doubts:
+        log.warning("layers are measured, as the predictor does not know them: %s", "; ".join(prediction.doubts[:3]))
+        costs: NodeCost = measured()
+        return costs, prediction.doubts
+    return node_costs(zip(layers, prediction.ms, strict=True), "the prediction"), ()
+
+
+def layers_of(traced: Traced) -> list[LayerShape]:
+    """The layers of a network that need not run."""
+    (stage,) = split(traced.graph_module, 1, costs=lambda node: 1.0)
+    return describe(traced, stage.layers)
+
+
+def seen_in(samples: Sequence[Sample]) -> dict[str, Seen]:
+    """What a set of samples teaches, by kind of layer."""
+    seen = {}
+    for kind in KINDS:
+        own = [sample.counts for sample in samples if sample.counts.kind == kind]
+        if own:
+            sizes = sorted({tuple(getattr(counts, name) for name in _SIZES) for counts in own})
+            seen[kind] = Seen(samples=len(own), sizes=tuple(sizes))
+    return seen
+
+
+def write_predictor(path: Path, predictor: Predictor) -> None:
+    """Write beside, then rename."""
+    write_text(path, predictor.model_dump_json(indent=None) + "\n")
+
+
+def read_predictor(path: Path) -> Predictor:
+    """A file of `multi-dnn profile learn`. ProfileError names the file and what is wrong."""
+    return read_checked(path, Predictor, "predictor", "multi-dnn profile learn")

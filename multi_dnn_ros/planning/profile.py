@@ -1,0 +1,295 @@
+"""A network's profile: every layer and job with what it computes, moves and takes, and what the device would allow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import fx
+
+from multi_dnn_ros.graph.cut import NodeCost
+from multi_dnn_ros.graph.operations import Counts, Operation, counter, total
+from multi_dnn_ros.planning.device import Limits, device_name
+from multi_dnn_ros.planning.measure import Times, Traced
+from multi_dnn_ros.planning.timing import Target
+
+Milliseconds = Annotated[float, Field(ge=0.0)]
+Shapes = tuple[tuple[int, ...], ...]
+_MOST_BYTES = 64 << 20
+
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class ProfileError(ValueError):
+    """A profile, table or predictor that cannot be used; the message names it, what is wrong and what is expected."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Distribution(_Part):
+    """Of milliseconds over rounds."""
+
+    min: Milliseconds
+    p25: Milliseconds
+    p50: Milliseconds
+    p75: Milliseconds
+    max: Milliseconds
+    mean: Milliseconds
+    samples: int = Field(ge=1)
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Distribution:
+        low, p25, p50, p75, high = (float(value) for value in np.percentile(values, (0, 25, 50, 75, 100)))
+        return cls(min=low, p25=p25, p50=p50, p75=p75, max=high, mean=float(np.mean(values)), samples=len(values))
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median."""
+        return (self.p75 - self.p25) / self.p50 if self.p50 else 0.0
+
+
+class Work(_Part):
+    """What is computed and moved; see models.operations.Counts."""
+
+    macs: int = Field(ge=0)
+    flops: int = Field(ge=0)
+    parameters: int = Field(ge=0)
+    bytes_read: int = Field(ge=0)
+    bytes_written: int = Field(ge=0)
+
+    @classmethod
+    def of(cls, counts: Counts) -> Work:
+        return cls(**counts.__dict__)
+
+    @property
+    def moved(self) -> int:
+        """Bytes read and written."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic operations for each byte read or written."""
+        return self.flops / self.moved if self.moved else 0.0
+
+
+class LayerShape(_Part):
+    """A layer as the graph shows it: one traced operation with the views of its result.
+
+    nodes: names of its operations in the traced graph; the first is its own. module: of the network, qualified. kind:
+    of models.operations.KINDS.
+    """
+
+    nodes: tuple[str, ...] = Field(min_length=1)
+    module: str
+    kind: str
+    operation: str
+    inputs: Shapes
+    outputs: Shapes
+    window: int = Field(ge=1)
+    groups: int = Field(ge=1)
+    work: Work
+
+    @property
+    def name(self) -> str:
+        return self.nodes[0]
+
+
+class LayerProfile(LayerShape):
+    """A layer with its times. job: number of the job it is in. bound_ms: the roofline's."""
+
+    job: int = Field(ge=0)
+    ms: Distribution
+    bound_ms: Milliseconds
+
+    @property
+    def distance(self) -> float | None:
+        """Times the bound that it took; below 1 where data came out of the caches. None without work."""
+        return self.ms.p50 / self.bound_ms if self.bound_ms else None
+
+
+class JobProfile(_Part):
+    """A job as it is served. layers_ms: sum of its layers' medians."""
+
+    layers: int = Field(ge=0)
+    work: Work
+    ms: Distribution
+    layers_ms: Milliseconds
+    bound_ms: Milliseconds
+
+
+class Profile(_Part):
+    """Of one network on one device. sum_ms: of the layers' medians, against `whole`, measured without marks inside.
+
+    target: device, threads, precision, backend, versions. disturbed: rounds in which other processes cut in.
+    """
+
+    format: Literal["multi_dnn_ros profile 1"] = "multi_dnn_ros profile 1"
+    model: str
+    target: str
+    backend: str
+    limits: Limits
+    batch: int = Field(ge=1)
+    shape: tuple[int, ...]
+    layers: tuple[LayerProfile, ...]
+    jobs: tuple[JobProfile, ...]
+    whole: Distribution
+    sum_ms: Milliseconds
+    disturbed: int = Field(ge=0)
+    warnings: tuple[str, ...] = ()
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def closure(self) -> float:
+        """Sum of the layers over the whole: 1 when the parts explain it."""
+        return self.sum_ms / self.whole.p50 if self.whole.p50 else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """The longest job over the mean job."""
+        times = [job.ms.p50 for job in self.jobs]
+        return max(times) * len(times) / sum(times) if sum(times) else 1.0
+
+    def costs(self) -> NodeCost:
+        """Seconds of an operation for models.cut; ProfileError for a graph with operations that were not measured."""
+        return node_costs(((layer, layer.ms.p50) for layer in self.layers), f"the profile of {self.model}")
+
+    def require(self, target: Target) -> None:
+        """ProfileError when it was made on another device, with other threads or at another precision."""
+        if self.limits.name != device_name(target):
+            raise ProfileError(
+                f"the profile of {self.model} is of '{self.limits.name}'; this is '{device_name(target)}'"
+            )
+
+
+def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeCost:
+    """Seconds by operation from milliseconds by layer: a layer's first operation carries it, the others are free."""
+    known: dict[str, float] = {}
+    for layer, ms in layers:
+        known.update(dict.fromkeys(layer.nodes, 0.0))
+        known[layer.name] = ms / 1e3
+
+    def seconds(node: fx.Node) -> float:
+        if node.name not in known:
+            raise ProfileError(f"{source} knows no operation '{node.name}'; it is of another network or input size")
+        return known[node.name]
+
+    return seconds
+
+
+def describe(traced: Traced, layers: Iterable[Sequence[str]]) -> list[LayerShape]:
+    """What each layer, given by the names of its operations, computes and moves; nothing where another one does it."""
+    nodes = {node.name: node for node in traced.graph_module.graph.nodes}
+    counted = counter(traced.graph_module)
+
+    def operation_of(node: fx.Node) -> Operation:
+        operation = counted(node)
+        return replace(operation, kind="view", counts=Counts()) if node.name in traced.absorbed else operation
+
+    return [_shape([nodes[name] for name in names], [operation_of(nodes[name]) for name in names]) for names in layers]
+
+
+def profile(
+    model: str,
+    traced: Traced,
+    times: Times,
+    target: Target,
+    limits: Limits,
+    *,
+    warnings: Sequence[str] = (),
+    **origin: Any,
+) -> Profile:
+    """Put together what was counted and what was measured. origin: provenance, copied as it is."""
+    shapes = describe(traced, [layer for stage in times.stages for layer in stage.layers])
+    number = [index for index, stage in enumerate(times.stages) for _ in stage.layers]
+    layers = tuple(
+        LayerProfile(
+            **dict(shape), job=job, ms=Distribution.of(ms), bound_ms=limits.bound_ms(shape.work.flops, shape.work.moved)
+        )
+        for shape, job, ms in zip(shapes, number, times.layers, strict=True)
+    )
+    jobs = []
+    for index, ms in enumerate(times.jobs):
+        own = [layer for layer in layers if layer.job == index]
+        jobs.append(
+            JobProfile(
+                layers=len(own),
+                work=Work.of(total(Counts(**dict(layer.work)) for layer in own)),
+                ms=Distribution.of(ms),
+                layers_ms=sum(layer.ms.p50 for layer in own),
+                bound_ms=sum(layer.bound_ms for layer in own),
+            )
+        )
+    doubts = list(warnings)
+    if times.disturbed:
+        rounds = len(times.whole) + len(times.layers[0] if times.layers else ())
+        doubts.append(f"{times.disturbed} of {rounds} rounds were cut into by other processes; times may be too long")
+    return Profile(
+        model=model,
+        target=target.name(),
+        backend=target.backend,
+        limits=limits,
+        batch=target.batch,
+        shape=tuple(traced.inputs[0].shape),
+        layers=layers,
+        jobs=tuple(jobs),
+        whole=Distribution.of(times.whole),
+        sum_ms=sum(layer.ms.p50 for layer in layers),
+        disturbed=times.disturbed,
+        warnings=tuple(doubts),
+        provenance=origin,
+    )
+
+
+def read_profile(path: Path) -> Profile:
+    """A profile that report.write_profile wrote. ProfileError names the file and what is wrong."""
+    return read_checked(path, Profile, "profile", "multi-dnn profile")
+
+
+def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Content:
+    """A file of JSON as `kind`: numbers and names alone are read, nothing in it can run.
+
+    what, maker: what it should be and of which command, for the ProfileError of any other file.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a {what}")
+        return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ProfileError(f"{path}: is no {what} of {maker}: {where}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ProfileError):
+            raise
+        raise ProfileError(f"{path}: is no {what} of {maker}: {error}") from None
+
+
+def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerShape:
+    main = next((place for place, operation in enumerate(operations) if operation.kind != "view"), 0)
+    operation = operations[main]
+    return LayerShape(
+        nodes=tuple(node.name for node in nodes),
+        module=_module(nodes[main]),
+        kind=operation.kind,
+        operation=operation.name,
+        inputs=operation.inputs,
+        outputs=operation.outputs,
+        window=operation.window,
+        groups=operation.groups,
+        work=Work.of(total(operation.counts for operation in operations)),
+    )
+
+
+def _module(node: fx.Node) -> str:
+    """Qualified name of the module that the operation was traced in; "" for what no module did."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]) if stack else ""

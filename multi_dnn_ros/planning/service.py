@@ -1,0 +1,289 @@
+"""What a frame costs each DNN in the engine, alone and among the others; and whether offered frames are served."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import queue
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.engine import Engine, Frame
+from multi_dnn_ros.engine.task import DnnTask, DropReason, Result
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.planning.fit import Demand, service_ms
+from multi_dnn_ros.planning.launch_cost import synchronize
+from multi_dnn_ros.planning.measure import trace_for
+from multi_dnn_ros.planning.predictor import Predictor, layers_of
+from multi_dnn_ros.planning.profile import ProfileError
+from multi_dnn_ros.planning.samples import Load
+from multi_dnn_ros.planning.timing import Target
+
+Image = npt.NDArray[np.uint8]
+MakeEngine = Callable[[Sequence[DnnTask], Callable[[Result], None]], Engine]
+_TIMEOUT_S = 120.0
+#: How often it is looked at whether all is well.
+_LOOK_S = 0.2
+#: Part of the frames that may be lost when a set fits: the first ones meet cold caches.
+LOST = 0.02
+
+
+@dataclass(frozen=True)
+class Service:
+    """Milliseconds of a frame from mailbox to result, waits for a worker not counted. crowded: all DNNs have frames.
+    shared, batch: see fit.Demand.
+    """
+
+    alone_ms: float
+    crowded_ms: float
+    shared_ms: float = 0.0
+    batch: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Saturated:
+    """A DNN that always had frames. frame_ms: mean, waits for a worker not counted. hz: frames served a second. batch:
+    frames of an inference, the mean; frame_ms is one frame's part of it.
+    """
+
+    frame_ms: float
+    hz: float
+    batch: float
+
+
+def measure_services(
+    tasks: Sequence[DnnTask],
+    make_engine: MakeEngine,
+    images: Image | Mapping[str, Image],
+    workers: int,
+    frames: int = 20,
+) -> dict[str, Service]:
+    """Each DNN by itself, then all at once, until each has served `frames` inferences' worth of frames.
+
+    images: of each camera, decoded; or one for all. All cameras of a DNN have frames, so a DNN that takes several at
+    once does so. Alone, a frame costs what passes from one to the next. Among more DNNs than workers, costs are such
+    that what was served fills the workers: decoding beside them, and whatever else holds them up, is in that. Among
+    others, what was served by all at once fills what they share.
+    """
+    alone = {task.name: _saturate([task], make_engine, images, frames)[task.name] for task in tasks}
+    alone_ms = {name: 1e3 / of.hz for name, of in alone.items()}
+    if len(tasks) == 1:
+        return {name: Service(ms, ms, batch=alone[name].batch) for name, ms in alone_ms.items()}
+    crowd = _saturate(tasks, make_engine, images, frames)
+    if len(tasks) <= workers:
+        together = sum(of.hz * alone_ms[name] for name, of in crowd.items()) / 1e3
+        return {name: Service(ms, max(ms, 1e3 / crowd[name].hz), ms / together, crowd[name].batch)
+                for name, ms in alone_ms.items()}  # fmt: skip
+    filled = sum(of.hz * of.frame_ms / 1e3 for of in crowd.values()) / workers
+    return {name: Service(alone_ms[name], of.frame_ms / filled, batch=of.batch) for name, of in crowd.items()}
+
+
+def _saturate(
+    tasks: Sequence[DnnTask], make_engine: MakeEngine, images: Image | Mapping[str, Image], frames: int
+) -> dict[str, _Saturated]:
+    """Every DNN has cameras of its own, as many as it serves, on which one more frame waits at any time: the next
+    inference is under way while the results of the last are decoded, as when frames come too fast. Nobody else uses the
+    device.
+    """
+    times: dict[str, list[float]] = {task.name: [] for task in tasks}
+    ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
+    batches: dict[str, list[int]] = {task.name: [] for task in tasks}
+    first: dict[str, tuple[int, int]] = {}  # when the first inference began and ended
+    most = {task.name: frames * task.max_batch for task in tasks}
+    cameras = {f"{task.name}/{camera}": camera for task in tasks for camera in task.cameras}
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # cameras that send another frame, by this thread
+
+    def on_result(result: Result) -> None:
+        timing = result.timing
+        times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / timing.batch / 1e6)
+        ends_ns[result.dnn].append(timing.finished_ns)
+        began_ns, _ = first.get(result.dnn, (timing.started_ns, 0))
+        if began_ns == timing.started_ns:  # several times, where it is a batch
+            first[result.dnn] = timing.started_ns, timing.finished_ns
+        batches[result.dnn].append(timing.batch)
+        free.put(result.frame.camera)
+
+    def frame(name: str) -> Frame:
+        image = images[cameras[name]] if isinstance(images, Mapping) else images
+        return Frame(name, 0, image)
+
+    own = [replace(task, cameras=tuple(f"{task.name}/{camera}" for camera in task.cameras), max_age_ns=None)
+           for task in tasks]  # fmt: skip
+    engine = make_engine(own, on_result)
+    engine.start()
+    try:
+        end = time.monotonic() + _TIMEOUT_S
+        for name in cameras:
+            engine.submit(frame(name), _TIMEOUT_S)
+            engine.submit(frame(name), _TIMEOUT_S)  # once it has begun the first
+        look = time.monotonic() + _LOOK_S
+        while any(len(of) <= most[name] for name, of in times.items()):
+            with contextlib.suppress(queue.Empty):
+                engine.offer(frame(free.get(timeout=_LOOK_S)))
+            if time.monotonic() < look:
+                continue
+            look = time.monotonic() + _LOOK_S
+            if engine.statistics().disabled:
+                raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
+            if time.monotonic() > end:
+                raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
+            for name in cameras:
+                engine.offer(frame(name))  # a frame that failed brought no other one
+    finally:
+        engine.stop(10.0)
+    # While all were at it: from the last of the first results to the first of the last ones.
+    begin_ns, end_ns = max(end for _, end in first.values()), min(of[-1] for of in ends_ns.values())
+    found = {}
+    for name, ends in ends_ns.items():
+        inside = [place for place, at in enumerate(ends) if begin_ns < at <= end_ns]
+        ms = statistics.fmean(times[name][place] for place in inside) if inside else times[name][-1]
+        inferences = sum(1 / batches[name][place] for place in inside)
+        batch = len(inside) / inferences if inside else float(batches[name][-1])
+        found[name] = _Saturated(ms, max(1, len(inside)) * 1e9 / max(1, end_ns - begin_ns), batch)
+    return found
+
+
+def lost_frames(
+    tasks: Sequence[DnnTask],
+    cameras: Mapping[str, Mapping[str, float]],
+    make_engine: MakeEngine,
+    images: Image | Mapping[str, Image],
+    seconds: float,
+    *,
+    late: bool = False,
+) -> dict[str, float]:
+    """Offer frames at the given rates for so long; the part of its frames that each DNN lost.
+
+    cameras: hertz by DNN and camera; a camera of the same name has the same rate for all. images: of each camera,
+    decoded; or one for all. late: a result behind its
+    deadline is lost too. The first half second is not counted.
+    """
+    wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
+    rates = {camera: hz for of in cameras.values() for camera, hz in of.items()}
+    engine = make_engine(wanted, lambda result: None)
+    engine.start()
+    try:
+        begin = time.monotonic()
+        due = {camera: begin + index / len(rates) / hz for index, (camera, hz) in enumerate(rates.items())}
+        before: Any = None
+        while (camera := min(due, key=lambda name: due[name])) and due[camera] < begin + seconds + 0.5:
+            time.sleep(max(0.0, due[camera] - time.monotonic()))
+            if before is None and time.monotonic() - begin > 0.5:
+                before = engine.statistics().streams
+            image = images[camera] if isinstance(images, Mapping) else images
+            engine.offer(Frame(camera, 0, image))
+            due[camera] += 1.0 / rates[camera]
+        after = engine.statistics().streams
+    finally:
+        engine.stop(10.0)
+    lost = {}
+    for task in wanted:
+        offered = dropped = 0
+        for camera in task.cameras:
+            now, then = after[task.name, camera], before[task.name, camera] if before else None
+            offered += now.offered - (then.offered if then else 0)
+            dropped += sum(now.dropped.values()) - now.dropped.get(DropReason.SHUTDOWN, 0)
+            dropped -= sum(then.dropped.values()) if then else 0
+            if late:
+                dropped += now.deadline_misses - (then.deadline_misses if then else 0)
+        lost[task.name] = dropped / offered if offered else 0.0
+    return lost
+
+
+def mixes(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
+    """Sets of DNNs and rates around what `workers` can do: from 0.6 to 1.4 of it, evenly, nothing within 0.05 of it.
+
+    Each has one to all of the DNNs, on a camera of their own, sharing the load at random.
+    """
+    order = random.Random(seed)
+    found = []
+    for number in range(count):
+        part = 0.6 + 0.8 * number / max(1, count - 1)
+        part = part if abs(part - 1.0) >= 0.05 else part + (0.05 if part >= 1.0 else -0.05)
+        names = order.sample(sorted(services), order.randint(1, len(services)))
+        shares = [order.uniform(0.5, 1.5) for _ in names]
+        capacity = min(len(names), workers)
+        # No DNN can use more than one worker: what is over goes to the others.
+        shares = _capped([share / sum(shares) * capacity for share in shares])
+        found.append(_at(names, shares, part, services, workers))
+    return found
+
+
+def _capped(shares: list[float]) -> list[float]:
+    for _ in shares:
+        over = sum(max(0.0, share - 1.0) for share in shares)
+        room = [share for share in shares if share < 1.0]
+        if over <= 1e-9 or not room:
+            break
+        shares = [min(share, 1.0) if share >= 1.0 else share + over * share / sum(room) for share in shares]
+    return [min(1.0, share) for share in shares]
+
+
+def _at(
+    names: Sequence[str], shares: Sequence[float], part: float, services: Mapping[str, Service], workers: int
+) -> list[Demand]:
+    """Rates at which each DNN needs `part` of its share of a worker, among the others."""
+    rates = [share * part * 1e3 / services[name].crowded_ms for name, share in zip(names, shares, strict=True)]
+    demands: list[Demand] = []
+    for _ in range(25):
+        demands = [
+            Demand(name, {f"camera_{name}": hz}, of.alone_ms, of.crowded_ms, shared_ms=of.shared_ms)
+            for name, hz, of in zip(names, rates, (services[name] for name in names), strict=True)
+        ]
+        times = service_ms(demands, workers)
+        rates = [share * part * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
+    # Where what they share is the narrower, the part is of that.
+    less = min(1.0, part / max(1e-9, sum(of.hz * of.shared_ms / 1e3 for of in demands)))
+    return [replace(of, cameras={camera: hz * less for camera, hz in of.cameras.items()}) for of in demands]
+
+
+def predicted_services(
+    dnns: Mapping[str, Dnn],
+    predictor: Predictor,
+    targets: Mapping[str, Target],
+    workers: int,
+    images: Mapping[str, Image],
+) -> tuple[dict[str, Service], tuple[str, ...]]:
+    """What `predictor` says of each DNN's layers, with its way in and out measured; and its doubts.
+
+    targets: where and how each runs, by name. images: one for each DNN, by its name. Crowded: with a DNN on every other
+    worker. Of one image at a time.
+    """
+    services: dict[str, Service] = {}
+    doubts: list[str] = []
+    load = Load("dnn", workers - 1) if workers > 1 else Load()
+    for name, dnn in dnns.items():
+        target = targets[name]
+        traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
+        layers = layers_of(traced)
+        alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
+        around_ms = _around_ms(dnn, images[name], target.device)
+        services[name] = Service(sum(alone.ms) + around_ms, max(sum(alone.ms), sum(crowded.ms)) + around_ms)
+        doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
+    return services, tuple(doubts)
+
+
+def _around_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
+    """Preprocessing on the device and decoding on the CPU."""
+    source = torch.from_numpy(image).to(device)
+    module = copy.deepcopy(dnn.module).to(device)  # parts of it may lie elsewhere, wherever its jobs were made ready
+    times = []
+    with torch.inference_mode():
+        leaves = pytree.tree_leaves(module(*dnn.preprocess(source)))
+        outputs = tuple(leaf.cpu() for leaf in leaves if isinstance(leaf, torch.Tensor))
+        for _ in range(5):
+            begin = time.perf_counter()
+            dnn.preprocess(source)
+            synchronize(device)
+            dnn.decoder(outputs, (image.shape[0], image.shape[1]))
+            times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)

@@ -1,0 +1,243 @@
+"""How long modules take on the target: through the backend that will run them, side by side, alone or at once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Backend, Stage
+from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
+from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.reporting import cpu_model
+from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.graph.cut import cut, whole
+from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
+
+log = logging.getLogger(__name__)
+
+_ROUNDS = 15
+#: Of one module in one round; long against the clock and the wake-up of threads.
+_BLOCK_S = 0.004
+_MOST_CALLS = 200
+_THREAD_TIMEOUT_S = 600.0
+#: What becomes a job untraced.
+_LAYERS = (nn.Conv2d, nn.Linear, TuckerConv2d, SvdLinear)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where modules are timed. make_backend: a fresh backend, precision included; backend, precision: their names, as
+    the node's parameters have them. batch: images at once.
+
+    rounds: how often each module gets its turn; the median counts. sms: of a GPU, that everything runs on; 0: all.
+    served_by: the backend that will run them, if another than the one that they are timed with.
+    """
+
+    device: torch.device
+    backend: str
+    make_backend: Callable[[], Backend]
+    precision: str = "auto"
+    batch: int = 1
+    rounds: int = _ROUNDS
+    sms: int = 0
+    served_by: str = ""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the numbers that layers compute in."""
+        return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
+
+    def name(self) -> str:
+        """Device, precision, backend and the versions that decide the times."""
+        if self.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(self.device)
+            share = f"{self.sms} of " if self.sms else ""
+            device = f"{properties.name}, {share}{properties.multi_processor_count} SMs"
+            versions = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
+        else:
+            device = f"{cpu_model()}, {torch.get_num_threads()} threads"
+            versions = f"torch {torch.__version__}"
+        return f"{device}; {self.precision}; {self.backend}; {versions}"
+
+
+def compare(
+    modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target, counts: Sequence[int] = (1,)
+) -> dict[int, list[float]]:
+    """Milliseconds of one inference of each module, median of rounds in which they take turns; a list a count.
+
+    shape: of the one input, whose batch axis the target replaces. counts: how many copies of a module run at once, a
+    thread each (a CUDA stream each on a GPU); the time is until all are done. The modules stay as they are. Raises what
+    cutting or the backend raises.
+    """
+    values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0))
+    cut_up = [_one_job(module, (values,)) for module in modules]
+    return {count: _side_by_side(cut_up, (values,), target, count) for count in dict.fromkeys(counts)}
+
+
+def _side_by_side(
+    modules: Sequence[nn.Module], inputs: tuple[torch.Tensor, ...], target: Target, instances: int
+) -> list[float]:
+    threads = torch.get_num_threads()
+    if instances > 1 and target.device.type == "cpu":
+        torch.set_num_threads(max(1, threads // instances))
+    try:
+        crews = [_Crew(module, inputs, target, instances) for module in modules]
+        try:
+            for crew in crews:
+                crew.calibrate()
+            times: list[list[float]] = [[] for _ in crews]
+            for turn in range(target.rounds):
+                for place in range(len(crews)):
+                    index = (place + turn) % len(crews)  # nobody is always behind the same one
+                    times[index].append(crews[index].seconds())
+        finally:
+            for crew in crews:
+                crew.stop()
+    finally:
+        torch.set_num_threads(threads)
+    return [1e3 * statistics.median(samples) for samples in times]
+
+
+class _Crew:
+    """One job, made ready `instances` times; with more than one, a thread runs each."""
+
+    def __init__(self, job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, instances: int) -> None:
+        self._device = target.device
+        self._sms = target.sms
+        self._inputs = tuple(tensor.to(target.device) for tensor in inputs)
+        self._chains = [_ready(copy.deepcopy(job), inputs, target) for _ in range(instances)]
+        self.calls = 1
+        self._stopped = False
+        self._error: BaseException | None = None
+        self._begin = threading.Barrier(instances + 1, timeout=_THREAD_TIMEOUT_S)
+        self._end = threading.Barrier(instances + 1, timeout=_THREAD_TIMEOUT_S)
+        self._threads = [
+            threading.Thread(target=self._serve, args=(chain,), name=f"timing {number}", daemon=True)
+            for number, chain in enumerate(self._chains)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def calibrate(self) -> None:
+        """Choose how many calls make a block that the clock resolves."""
+        self.seconds()
+        once = min(self.seconds() for _ in range(3))
+        self.calls = max(1, min(_MOST_CALLS, round(_BLOCK_S / max(once, 1e-9))))
+
+    def seconds(self) -> float:
+        """Seconds of one inference of all instances, averaged over a block of calls."""
+        begin = time.perf_counter()
+        self._begin.wait()
+        self._end.wait()
+        taken = time.perf_counter() - begin
+        if self._error is not None:
+            raise self._error
+        return taken / self.calls
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._threads and all(thread.is_alive() for thread in self._threads):
+            self._begin.wait()
+        for thread in self._threads:
+            thread.join(_THREAD_TIMEOUT_S)
+
+    def _serve(self, chain: Sequence[Stage]) -> None:
+        stream = make_stream(self._device, self._sms) if self._device.type == "cuda" else None
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            while True:
+                self._begin.wait()
+                if self._stopped:
+                    return
+                try:
+                    for _ in range(self.calls):
+                        carried = self._inputs
+                        for stage in chain:
+                            carried = stage(carried)
+                    if stream is not None:
+                        stream.synchronize()
+                except Exception as error:
+                    self._error = error
+                self._end.wait()
+
+
+def prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
+    """A copy of a module on the CPU as the node serves it in one job, by the target's backend.
+
+    inputs: example inputs. The chain computes on the calling thread's current stream. Raises what cutting or the
+    backend raises.
+    """
+    return _ready(_one_job(module, inputs), inputs, target)
+
+
+def _ready(job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
+    with computing_on(target.device, target.sms):
+        return target.make_backend().prepare([job], inputs, target.device)
+
+
+def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
+    """A copy of a module on the CPU as the node serves it in one job: batch norms folded. Raises what cutting raises.
+
+    A layer is one as it is: tracing takes longer than timing it.
+    """
+    own = copy.deepcopy(module)
+    if isinstance(own, _LAYERS):
+        return whole(own.eval())
+    for part in own.modules():
+        part.training = False  # as eval(), which exported programs refuse
+    (job,) = cut(own, inputs, 1, fold_batch_norm=True)
+    return job
+
+
+class TimingCache:
+    """Milliseconds by what was timed and where, in a JSON file that is written beside and renamed.
+
+    A file that cannot be read, or is not ours, is reported in the log and not used.
+    """
+
+    _FORMAT = "multi_dnn_ros timings 1"
+
+    def __init__(self, path: Path | None) -> None:
+        """path: None keeps the times in memory alone."""
+        self._path = path
+        self._times: dict[str, float] = _read(path, self._FORMAT) if path is not None and path.exists() else {}
+
+    def get(self, key: str) -> float | None:
+        return self._times.get(key)
+
+    def put(self, times: dict[str, float]) -> None:
+        """Keep and write. A file that cannot be written is reported in the log: timing goes on without it."""
+        self._times.update(times)
+        if self._path is None:
+            return
+        try:
+            with written_beside(self._path) as beside:
+                beside.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
+        except OSError as error:
+            log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
+
+
+def default_cache() -> Path:
+    """Where timings are kept."""
+    return cache_folder() / "timings.json"
+
+
+def _read(path: Path, expected: str) -> dict[str, float]:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("format") != expected:
+            raise ValueError("not a file of timings")
+        return {str(key): float(ms) for key, ms in content["ms"].items() if 0.0 < float(ms) < 1e9}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        log.warning("timings in %s are not used: %s", path, error)
+        return {}

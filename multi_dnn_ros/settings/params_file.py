@@ -1,0 +1,106 @@
+"""Reads a ROS 2 parameter file without ROS, for the offline commands; stricter than ROS about mistakes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from multi_dnn_ros.settings.flat_parameters import ParameterError, names_in, to_config, unknown_parameters
+from multi_dnn_ros.settings.params_sections import PARAMETERS, applies_to, full_name, read_text
+from multi_dnn_ros.settings.schema import NodeConfig
+
+log = logging.getLogger(__name__)
+
+
+def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
+    """The configuration of a node in a parameter file (``<node>: ros__parameters: ...``). node: fully qualified name.
+
+    Sections apply as ROS applies them, later ones over earlier ones. Where none does, those of a node of this name in
+    another namespace apply, if there is one such node only: the offline commands know no namespace.
+    Raises ParameterError, which names the file and each parameter, its value and what is allowed; OSError.
+    """
+    path = Path(path)
+    try:
+        text = read_text(path)
+    except ValueError as error:
+        raise ParameterError([f"{path}: {error}"]) from None
+    try:
+        document = yaml.load(text, _Loader)
+        flat = _flat_parameters(document, node)
+        config = to_config(flat)
+    except ParameterError as error:
+        raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML lets through what Python's own int(), float() and datetime() say of impossible numbers and dates.
+        raise ParameterError([f"{path}: not a YAML file: {' '.join(str(error).split())}"]) from None
+    for warning in unknown_parameters(flat, *names_in(flat))[1]:
+        log.warning("%s: %s", path, warning)
+    return config
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what ROS's own parser refuses (aliases) and what it lets pass in silence (a key given twice)."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if not isinstance(node, yaml.MappingNode):  # `!!set` or `!!map` in front of something else
+            raise yaml.constructor.ConstructorError(None, None, "not a mapping", node.start_mark)
+        mapping: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a text", key_node.start_mark)
+            if key in mapping:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            mapping[key] = self.construct_object(value_node, deep=True)
+        return mapping
+
+
+def _flat_parameters(document: object, node: str) -> dict[str, Any]:
+    sections = list(_sections(document, ()))
+    mine = [(name, section) for name, section in sections if applies_to(name, node)]
+    if not mine:
+        last = node.rpartition("/")[2]
+        mine = [(name, section) for name, section in sections if name.rpartition("/")[2] in (last, "*", "**")]
+    others = dict.fromkeys(name for name, _ in mine if "*" not in name and not applies_to(name, node))
+    found = ", ".join(dict.fromkeys(name for name, _ in sections)) or f"none with {PARAMETERS}"
+    if not mine:
+        raise ParameterError([f"no parameters for node '{node}'; sections found: {found}"])
+    if len(others) > 1:
+        raise ParameterError([f"no parameters for node '{node}', and several others fit; sections found: {found}"])
+    flat: dict[str, Any] = {}
+    for name, section in mine:
+        if not isinstance(section, Mapping):
+            raise ParameterError([f"{name}: {PARAMETERS} is {section!r}; allowed: a mapping of names to values"])
+        flat.update(_flattened(section, ""))
+    if not flat:
+        raise ParameterError([f"no parameters for node '{node}': its section {mine[0][0]} is empty"])
+    return flat
+
+
+def _sections(document: object, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+    """Every node section; namespaces may be nested mappings or part of the key."""
+    if not isinstance(document, Mapping):
+        return
+    for key, value in document.items():
+        if key != PARAMETERS:
+            yield from _sections(value, (*keys, key))
+        elif keys:
+            yield full_name(*keys), value
+
+
+def _flattened(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

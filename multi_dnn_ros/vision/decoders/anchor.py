@@ -1,0 +1,106 @@
+"""torchvision's one-stage detectors: SSD, SSDlite, RetinaNet, FCOS, decoded by their own code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torchvision.models.detection.fcos import FCOS
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.retinanet import RetinaNet
+from torchvision.models.detection.ssd import SSD
+
+from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts
+from multi_dnn_ros.vision.decoders.candidates import AnchorCandidates
+from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.results import Detections, OutputError
+
+ONE_STAGE = (SSD, RetinaNet, FCOS)
+
+
+class DetectorCore(nn.Module):
+    """The layers of a torchvision one-stage detector: normalized image (1, 3, h, w) -> raw head outputs by name."""
+
+    def __init__(self, detector: Any) -> None:
+        super().__init__()
+        self.backbone: nn.Module = detector.backbone
+        self.head: nn.Module = detector.head
+
+    def features(self, image: torch.Tensor) -> list[torch.Tensor]:
+        """The feature maps that the head reads, finest first."""
+        features = self.backbone(image)
+        return [features] if isinstance(features, torch.Tensor) else list(features.values())
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = self.head(self.features(image))
+        return outputs
+
+
+class AnchorDecoder(Decoder):
+    """Decodes what a DetectorCore returns with the detector's own anchors, box coder and NMS.
+
+    detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. It is taken apart: its layers become `core`, what
+    remains of it decodes and holds no weights. The input size is that of `preprocess`, so anchors are computed once.
+    anchors: (N, 4) float32 x1, y1, x2, y2 in input pixels; level_sizes: how many of them belong to each feature map.
+    names: of the raw outputs, in their order. by_level: candidates are chosen feature map by feature map, else class by
+    class.
+    """
+
+    name = "torchvision"
+
+    def __init__(self, detector: Any, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
+        super().__init__(preprocess, labels, **options)
+        self.core = DetectorCore(detector)
+        size = (preprocess.height, preprocess.width)
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            image = torch.empty(1, 3, *size)
+            features = self.core.features(image)
+            outputs = self.core.head(features)
+        self.names = tuple(outputs)
+        self._shapes = tuple(tuple(output.shape) for output in outputs.values())
+        maps = [torch.empty(feature.shape) for feature in features]
+        (self.anchors,) = detector.anchor_generator(ImageList(torch.empty(1, 3, *size), [size]), maps)
+        per_cell = len(self.anchors) // sum(feature.shape[2] * feature.shape[3] for feature in maps)
+        self.level_sizes = [feature.shape[2] * feature.shape[3] * per_cell for feature in maps]
+        self.by_level = not isinstance(detector, SSD)
+        self.detector = detector
+        del detector.backbone, detector.head
+
+    def in_two_parts(self) -> TwoParts:
+        return AnchorCandidates(self)
+
+    def check(self, outputs: Sequence[torch.Tensor]) -> None:
+        self.expect_outputs(outputs, len(self.names))
+        for name, expected, output in zip(self.names, self._shapes, outputs, strict=True):
+            if tuple(output.shape) != expected:
+                raise OutputError(f"output {name} of shape {tuple(output.shape)}, but this detector's is {expected}")
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
+        detector: Any = self.detector
+        detector.score_thresh = self.score_threshold
+        detector.nms_thresh = self.iou_threshold
+        detector.detections_per_img = len(self.anchors) * len(self.labels)  # all: report() chooses
+        heads: dict[str, Any] = dict(zip(self.names, outputs, strict=True))
+        anchors: list[Any] = [self.anchors]
+        if self.by_level:
+            heads = {name: list(head.split(self.level_sizes, dim=1)) for name, head in heads.items()}
+            anchors = [list(self.anchors.split(self.level_sizes))]
+        (found,) = detector.postprocess_detections(heads, anchors, [self.image_end(source_size)])
+        return self.report(found["boxes"], found["scores"], found["labels"], source_size)
+
+    def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]:
+        """How far down and across the image reaches in the input; padding that lies beyond can hold no box."""
+        place = self.preprocess.geometry(source_size)
+        return place.top + place.height, place.left + place.width
+
+    def report(
+        self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, source_size: tuple[int, int]
+    ) -> Detections:
+        """Boxes in input pixels after NMS, best first -> the best few of the kept classes, in source pixels."""
+        # Classes that are not wanted must not use up the places of those that are.
+        chosen = torch.isin(classes, torch.tensor(self.kept)) if self.kept else slice(self.max_detections)
+        boxes = self.preprocess.geometry(source_size).to_source(boxes[chosen])
+        return self.finish(boxes, scores[chosen], classes[chosen], source_size)

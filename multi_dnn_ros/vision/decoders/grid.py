@@ -1,0 +1,44 @@
+"""Grid heads: one box per cell, objectness and class probabilities apart (FastestDet)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.results import Detections, OutputError
+
+
+class GridDecoder(Decoder):
+    """(1, 5 + classes, rows, columns): per cell objectness, tx, ty, tw, th, then a probability per class.
+
+    The head of FastestDet (github.com/dog-qiuqiu/FastestDet): score = objectness^0.6 * best class^0.4, center =
+    (cell + tanh t) / cells, size = sigmoid t, all relative to the input.
+    """
+
+    name = "grid"
+
+    def check(self, outputs: Sequence[torch.Tensor]) -> None:
+        self.expect_outputs(outputs, 1)
+        shape = tuple(outputs[0].shape)
+        channels = 5 + len(self.labels)
+        if len(shape) != 4 or shape[0] != 1 or shape[1] != channels:
+            raise OutputError(
+                f"output of shape {shape}, but decoder grid with {len(self.labels)} classes reads "
+                f"(1, {channels}, rows, columns)"
+            )
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
+        cells = outputs[0][0]
+        _, rows, columns = cells.shape
+        best, class_ids = cells[5:].max(dim=0)
+        scores = cells[0].clamp(min=0).pow(0.6) * best.clamp(min=0).pow(0.4)
+        row = torch.arange(rows).view(-1, 1)
+        column = torch.arange(columns).view(1, -1)
+        width, height = self.preprocess.width, self.preprocess.height
+        center_x = (column + cells[1].tanh()) * (width / columns)
+        center_y = (row + cells[2].tanh()) * (height / rows)
+        half_w, half_h = cells[3].sigmoid() * (width / 2), cells[4].sigmoid() * (height / 2)
+        boxes = torch.stack([center_x - half_w, center_y - half_h, center_x + half_w, center_y + half_h], dim=-1)
+        return self.select(boxes.view(-1, 4), scores.flatten(), class_ids.flatten(), source_size)

@@ -1,0 +1,186 @@
+"""Lane segmentation -> numbered lane lines with a fitted curve each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
+from multi_dnn_ros.vision.decoders.lane_lines import Line, Runs, find_runs, group_runs
+from multi_dnn_ros.vision.preprocess import Geometry, Preprocess
+from multi_dnn_ros.vision.results import Lane, Lanes, OutputError
+
+#: Masks wider than this are scaled down before lines are looked for.
+MAX_WIDTH = 640
+#: Most lines: the mask is uint8 and 0 means none.
+MAX_LANES = 255
+_POINTS = 48
+
+
+class LaneDecoder(Decoder):
+    """(1, classes, h, w) logits of any resolution -> Lanes.
+
+    One class: its logit against none. Several: softmax logits; the lane classes are those that `keep` names, or the
+    second of two. A pixel is lane where its probability is at least `score_threshold`. `max_detections` bounds the
+    number of lines, the longest first; `iou_threshold` has no meaning here.
+    """
+
+    name = "lane"
+
+    def __init__(self, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
+        super().__init__(preprocess, labels, **options)
+        self.lane_classes = self.kept or (len(labels) - 1,)
+
+    @classmethod
+    def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
+        """As of every decoder; with several classes `keep` must tell those of lanes from the background."""
+        super().check_labels(labels, keep)
+        if len(labels) > 2 and not keep:
+            raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
+        if len(labels) > 1 and set(labels) <= set(keep):
+            raise ValueError(
+                f"keep = {list(keep)}: names all {len(labels)} classes as lane; at least one must be background"
+            )
+
+    def check(self, outputs: Sequence[torch.Tensor]) -> None:
+        self.expect_outputs(outputs, 1)
+        shape = tuple(outputs[0].shape)
+        if len(shape) != 4 or shape[0] != 1 or shape[1] != len(self.labels) or min(shape) < 1:
+            raise OutputError(
+                f"output of shape {shape}, but decoder lane with {len(self.labels)} class(es) reads "
+                f"(1, {len(self.labels)}, h, w)"
+            )
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
+        return self.decode_map(self.lane_logits(outputs[0][0]), source_size)
+
+    def in_two_parts(self) -> TwoParts | None:
+        """With several classes the first part makes one map of all of theirs."""
+        return _LaneMap(self) if len(self.labels) > 1 and len(self.lane_classes) < len(self.labels) else None
+
+    def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Lanes:
+        """Decode a map (h, w) float32 of logits of lane against none, on the CPU."""
+        logits = self._content(lane.contiguous().numpy(), self.preprocess.geometry(source_size))
+        height, width = logits.shape
+        threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
+        mask = (logits >= math.log(threshold / (1.0 - threshold))).view(np.uint8)
+        # Close one-pixel notches and holes: each would end a piece.
+        mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)), np.uint8)
+        runs = find_runs(mask)
+        scale = (source_size[1] / width, source_size[0] / height)
+        found = []
+        for line in group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]:
+            curve = _in_source(line.curve, scale)
+            found.append((_bottom_u(runs, line, curve, scale, source_size[0]), line.members, curve))
+        found.sort(key=lambda line: line[0])
+
+        pixels, number_of_pixel = _pixels(runs, [members for _, members, _ in found], width)
+        probability = 1.0 / (1.0 + np.exp(-logits.reshape(-1)[pixels].astype(np.float64)))
+        score = np.bincount(number_of_pixel, probability) / np.maximum(np.bincount(number_of_pixel), 1)
+        lanes = tuple(
+            Lane(number, _points(runs, members, curve, scale[1], source_size), curve, float(score[number]))
+            for number, (_, members, curve) in enumerate(found, start=1)
+        )
+        numbers = np.zeros((height, width), np.uint8)
+        numbers.reshape(-1)[pixels] = number_of_pixel
+        drawn = cv2.resize(numbers, source_size[::-1], interpolation=cv2.INTER_NEAREST)
+        return Lanes(np.asarray(drawn, np.uint8), lanes)
+
+    def lane_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """(classes, h, w) float32 on any device -> (h, w), lane against none; nothing in it depends on values."""
+        if len(logits) == 1:
+            return logits[0]
+        others = [index for index in range(len(logits)) if index not in self.lane_classes]
+        lane, none = (torch.stack([logits[index] for index in of]) for of in (self.lane_classes, others))
+        return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
+
+    def _content(self, logits: npt.NDArray[np.float32], place: Geometry) -> npt.NDArray[np.float32]:
+        """The part of the map that shows the image, without padding, at most MAX_WIDTH wide."""
+        across, down = logits.shape[1] / self.preprocess.width, logits.shape[0] / self.preprocess.height
+        left, right = round(place.left * across), round((place.left + place.width) * across)
+        top, bottom = round(place.top * down), round((place.top + place.height) * down)
+        content = logits[top : max(bottom, top + 1), left : max(right, left + 1)]
+        if content.shape[1] > MAX_WIDTH:
+            height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
+            content = np.asarray(cv2.resize(content, (MAX_WIDTH, height), interpolation=cv2.INTER_AREA), np.float32)
+        return content
+
+
+class _LaneMap:
+    """Gives what `decoder` gives; of a map a class, which may be 20 megabytes a frame, one is left for the CPU."""
+
+    def __init__(self, decoder: LaneDecoder) -> None:
+        self._decoder = decoder
+
+    def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """(1, classes, h, w) logits on any device -> lane against none (h, w), and the total of all logits ()."""
+        logits = outputs[0][0].float()
+        return self._decoder.lane_logits(logits), total_of(logits)
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Lanes:
+        """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        lane, total = outputs
+        expect_finite("output 0", total)
+        return self._decoder.decode_map(lane, source_size)
+
+
+def _pixels(
+    runs: Runs, lines: Sequence[npt.NDArray[np.int64]], width: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Of a mask `width` pixels wide those of lines, in ascending order, and which line, from 1, each belongs to."""
+    number_of_run = np.zeros(len(runs.row), np.uint8)
+    for number, members in enumerate(lines, start=1):
+        number_of_run[members] = number
+    chosen = np.flatnonzero(number_of_run)
+    counts = (runs.end - runs.begin)[chosen]
+    first = (runs.row * width + runs.begin)[chosen]
+    pixels = np.repeat(first - (np.cumsum(counts) - counts), counts)
+    return pixels + np.arange(len(pixels)), np.repeat(number_of_run[chosen], counts)
+
+
+def _in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:
+    """A curve of mask pixels in source pixels; scale: source pixels across, down, a mask pixel."""
+    across, down = scale
+    c0, c1, c2 = curve.tolist()
+    shift = 0.5 / down - 0.5  # v of the mask = v of the source / down + shift
+    at_origin, slope = c0 + c1 * shift + c2 * shift**2, (c1 + 2.0 * c2 * shift) / down
+    return np.array([(at_origin + 0.5) * across - 0.5, slope * across, c2 / down**2 * across])
+
+
+def _points(
+    runs: Runs,
+    members: npt.NDArray[np.int64],
+    curve: npt.NDArray[np.float64],
+    down: float,
+    source_size: tuple[int, int],
+) -> npt.NDArray[np.float32]:
+    """(K, 2) points u, v on the curve, bottom up, from the line's lowest row to its highest, in source pixels.
+
+    All lie in 0..W-1, 0..H-1. A curve may leave the image where its line does, or between two dashes: there it has no
+    points. down: source pixels per mask row. source_size: (H, W).
+    """
+    height, width = source_size
+    rows = runs.row[members]
+    # An image of fewer rows than the mask has no row for the middle of the mask's first and last one.
+    high, low = (min(max((int(row) + 0.5) * down - 0.5, 0.0), height - 1.0) for row in (rows.min(), rows.max()))
+    v = np.linspace(low, high, min(_POINTS, int(rows.max() - rows.min()) + 1))
+    u = curve[0] + v * (curve[1] + v * curve[2])
+    inside = (u >= 0.0) & (u <= width - 1)
+    if inside.any():
+        u, v = u[inside], v[inside]
+    else:  # a line along the image's edge, less than half its thickness inside
+        u = np.clip(u, 0.0, width - 1)
+    return np.stack([u, v], axis=1).astype(np.float32)
+
+
+def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tuple[float, float], height: int) -> float:
+    """Where the line meets the bottom of the image, straight on from its lowest point."""
+    lowest = (float(runs.row[line.members].max()) + 0.5) * scale[1] - 0.5
+    c0, c1, c2 = curve.tolist()
+    return float(c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest))

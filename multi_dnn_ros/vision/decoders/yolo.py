@@ -1,0 +1,39 @@
+"""YOLO-style heads without objectness: one row of box and class probabilities per anchor point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.results import Detections, OutputError
+
+
+class YoloDecoder(Decoder):
+    """(1, 4 + classes, N): cx, cy, w, h in input pixels, then a probability per class, for N anchor points.
+
+    That is what Ultralytics exports since YOLOv8 (without built-in NMS) and what our own detectors return.
+    """
+
+    name = "yolo"
+
+    def check(self, outputs: Sequence[torch.Tensor]) -> None:
+        self.expect_outputs(outputs, 1)
+        shape = tuple(outputs[0].shape)
+        rows = 4 + len(self.labels)
+        if len(shape) == 3 and shape[0] == 1 and shape[1] == rows:
+            return
+        message = f"output of shape {shape}, but decoder yolo with {len(self.labels)} classes reads (1, {rows}, N)"
+        if len(shape) == 3 and shape[2] == rows:
+            message += "; it is transposed: export the DNN with the anchor points last"
+        elif len(shape) == 3 and shape[2] > shape[1] > 4:
+            message += f"; (1, {shape[1]}, N) would be {shape[1] - 4} classes"
+        raise OutputError(message)
+
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
+        rows = outputs[0][0]
+        scores, class_ids = rows[4:].max(dim=0)
+        center, half = rows[:2], rows[2:4].clamp(min=0) / 2
+        boxes = torch.cat([center - half, center + half]).T
+        return self.select(boxes, scores, class_ids, source_size)

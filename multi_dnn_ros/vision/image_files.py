@@ -1,0 +1,93 @@
+"""Looks at a JPEG or PNG before it is decoded: how large it says it is, and whether all of it is there."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+from multi_dnn_ros.common.frame_error import FrameError
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8\xff"
+#: A progressive JPEG of a few kilobytes can ask for thousands of passes over the whole image; cameras need one, photos
+#: about ten.
+_MAX_SCANS = 64
+#: Start-of-frame markers (ITU T.81 table B.1): C0 to CF without DHT, JPG and DAC.
+_START_OF_FRAME = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
+
+
+def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int, int], None]) -> tuple[int, int]:
+    """(width, height) from the header, after `check_size(width, height)`; FrameError when the file is not whole.
+
+    PNG: every chunk is there and its checksum right (PNG specification, sections 5.3 and 11.2.2). JPEG: the markers up
+    to the first scan are whole, and the end marker is there (ITU T.81, annex B); entropy-coded data has no checksum.
+    """
+    head = file[:8]
+    if head.startswith(_JPEG):
+        return _check_jpeg(file, check_size)
+    if head == _PNG:
+        return _check_png(memoryview(file), check_size)
+    raise FrameError(
+        f"data ({len(file)} bytes, format {claimed_format[:40]!r}) begins with {head.hex(' ') or 'nothing'}; "
+        "allowed: a JPEG or PNG file"
+    )
+
+
+def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> tuple[int, int]:
+    size: tuple[int, int] | None = None
+    position = 2
+    while True:
+        while file[position : position + 2] == b"\xff\xff":  # fill bytes may stand before a marker
+            position += 1
+        if position + 4 > len(file) or file[position] != 0xFF:
+            raise _cut("JPEG", len(file), f"no marker at byte {position}")
+        marker, length = file[position + 1], int.from_bytes(file[position + 2 : position + 4], "big")
+        if length < 2 or position + 2 + length > len(file):
+            raise _cut("JPEG", len(file), f"the segment at byte {position} has {length} bytes")
+        if marker in _START_OF_FRAME:
+            if size is not None or length < 8:
+                raise FrameError(f"data is a damaged JPEG: a frame header of {length} bytes at byte {position}")
+            height, width = (int.from_bytes(file[position + at : position + at + 2], "big") for at in (5, 7))
+            check_size(width, height)
+            size = width, height
+        if marker == _START_OF_SCAN:
+            break
+        position += 2 + length
+    if size is None:
+        raise FrameError("data is a damaged JPEG: no frame header before the first scan")
+    # In a scan every 0xFF is followed by 0x00 or a marker, so what looks like the end is the end.
+    if file.find(bytes((0xFF, _END_OF_IMAGE)), position) < 0:
+        raise _cut("JPEG", len(file), "no end marker")
+    scans = file.count(bytes((0xFF, _START_OF_SCAN)), position)
+    if scans > _MAX_SCANS:
+        raise FrameError(f"data is a JPEG of {scans} scans; allowed: at most {_MAX_SCANS}")
+    return size
+
+
+def _check_png(file: memoryview, check_size: Callable[[int, int], None]) -> tuple[int, int]:
+    size: tuple[int, int] | None = None
+    position = len(_PNG)
+    while position + 12 <= len(file):
+        length = int.from_bytes(file[position : position + 4], "big")
+        kind, end = bytes(file[position + 4 : position + 8]), position + 12 + length
+        if end > len(file):
+            raise _cut("PNG", len(file), f"chunk {kind!r} at byte {position} has {length} bytes")
+        if zlib.crc32(file[position + 4 : end - 4]) != int.from_bytes(file[end - 4 : end], "big"):
+            raise FrameError(f"data is a damaged PNG: wrong checksum of chunk {kind!r} at byte {position}")
+        if size is None:
+            if kind != b"IHDR" or length != 13:
+                raise FrameError(f"data is a damaged PNG: chunk {kind!r} of {length} bytes where IHDR of 13 is due")
+            size = (
+                int.from_bytes(file[position + 8 : position + 12], "big"),
+                int.from_bytes(file[position + 12 : position + 16], "big"),
+            )
+            check_size(*size)
+        if kind == b"IEND":
+            return size
+        position = end
+    raise _cut("PNG", len(file), "no end chunk")
+
+
+def _cut(kind: str, length: int, found: str) -> FrameError:
+    return FrameError(f"data is a {kind} cut short: {length} bytes, {found}; allowed: a whole file")

@@ -1,0 +1,118 @@
+"""Drawn pictures into a video file, or one by one into a folder. No ROS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from multi_dnn_ros.common.atomic_files import KeptWhenClosed
+
+Picture = npt.NDArray[np.uint8]
+
+_MIN_HZ, _MAX_HZ = 1.0, 60.0
+
+
+class OverlayFileError(ValueError):
+    """Pictures cannot be written; the message names the file and says why."""
+
+
+class OverlayFiles(KeptWhenClosed):
+    """Writes pictures in order; a context manager.
+
+    path: a file that ends in .mp4 (MPEG-4 part 2, which OpenCV's wheels can encode everywhere), or a folder for PNGs.
+    Neither may exist. A video has the size of its first picture and the rate of its first two stamps; it appears under
+    its name only when it is whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            raise OverlayFileError(f"{path} exists already; nothing is overwritten")
+        if path.suffix not in ("", ".mp4"):
+            raise OverlayFileError(f"overlay {path}: expected a name that ends in .mp4, or a folder")
+        self.path = path
+        self.count = 0
+        self._is_video = path.suffix == ".mp4"
+        self._video: cv2.VideoWriter | None = None
+        self._first: tuple[int, Picture] | None = None  # waits for the second, which gives the rate
+        self._size = (0, 0)
+        self._partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+        (path.parent if self._is_video else path).mkdir(parents=True, exist_ok=True)
+
+    def write(self, picture: Picture, stamp_ns: int) -> None:
+        """Add a picture, (H, W, 3) uint8 RGB, of a moment in nanoseconds."""
+        self.count += 1
+        if not self._is_video:
+            save_picture(self.path / f"{self.count - 1:06d}.png", picture)
+        elif self._video is not None:
+            self._encode(picture)
+        elif self._first is None:
+            self._first = (stamp_ns, picture)
+        else:
+            (earlier_ns, earlier), self._first = self._first, None
+            interval_s = max(stamp_ns - earlier_ns, 1) / 1e9
+            self._start(earlier, min(max(1.0 / interval_s, _MIN_HZ), _MAX_HZ))
+            self._encode(earlier)
+            self._encode(picture)
+
+    def close(self) -> None:
+        """Finish the file."""
+        if self._first is not None:
+            (_, picture), self._first = self._first, None
+            self._start(picture, _MIN_HZ)
+            self._encode(picture)
+        if self._video is None:
+            return
+        try:
+            self._release()
+            # OpenCV's writer does not say that a disk is full; what it wrote then cannot be opened, or holds less.
+            check = cv2.VideoCapture(str(self._partial))
+            held = int(check.get(cv2.CAP_PROP_FRAME_COUNT)) if check.isOpened() else 0
+            check.release()
+            if held != self.count:
+                raise OverlayFileError(
+                    f"video {self.path} cannot be written: {held} of {self.count} pictures are in it; is the disk full?"
+                )
+            if self.path.exists():
+                raise OverlayFileError(f"{self.path} exists already; nothing is overwritten")
+            self._partial.rename(self.path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Close without a video; pictures in a folder stay."""
+        self._first = None
+        self._release()
+        self._partial.unlink(missing_ok=True)
+
+    def _release(self) -> None:
+        if self._video is not None:
+            self._video.release()
+            self._video = None
+
+    def _start(self, picture: Picture, rate_hz: float) -> None:
+        self._size = (picture.shape[1], picture.shape[0])
+        self._video = cv2.VideoWriter(str(self._partial), cv2.VideoWriter.fourcc(*"mp4v"), rate_hz, self._size)
+        if not self._video.isOpened():
+            raise OverlayFileError(f"video {self.path} cannot be written")
+
+    def _encode(self, picture: Picture) -> None:
+        assert self._video is not None
+        if (picture.shape[1], picture.shape[0]) != self._size:
+            picture = np.asarray(cv2.resize(picture, self._size), np.uint8)
+        self._video.write(cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+
+
+def save_picture(path: Path, picture: Picture) -> None:
+    """Write a picture, (H, W, 3) uint8 RGB, in the format of the file's suffix."""
+    done, data = cv2.imencode(path.suffix, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR))
+    if not done:
+        raise OverlayFileError(f"picture {path} cannot be encoded")
+    try:
+        path.write_bytes(data.tobytes())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise OverlayFileError(f"picture {path} cannot be written: {error.strerror}") from error
