@@ -20,7 +20,7 @@ class OnnxRuntime:
     """Runs each job as a session of its own; a DNN that cannot be exported, or computes otherwise then, runs as
     TorchScript, which one line in the log says.
 
-    The first job's `chain` is the whole DNN as one session: cutting costs 4 to 12 % (docs/measured.md), which a frame
+    The first job's `chain` is the whole DNN as one session: cutting costs up to 9 % (docs/measured.md), which a frame
     that nobody waits for need not pay.
 
     tolerance: largest error of the DNN's results, relative to their scale. dnn: its name, for the log. fallback: the

@@ -14,7 +14,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.onnx_export import export_chain
+from multi_dnn_ros.backends.onnx_export import export_chain, memory_file
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
 
 #: Weights of at least so many bytes lie outside of the sessions, which may share them.
@@ -33,7 +33,10 @@ def make_sessions(
     """
     shared = shared or Shared()
     exported = export_chain(stages, inputs)
-    ready = [SessionStage(part, shared) for part in optimize_parts(exported)]
+    parts = optimize_parts(exported)
+    ready = []
+    while parts:  # a model in memory is as large as its weights, so none stays longer than needed
+        ready.append(SessionStage(parts.pop(0), shared))
     chains: list[Sequence[SessionStage]] = [ready]
     if len(ready) > 1:
         whole = SessionStage(optimize_whole(exported), shared)
@@ -83,7 +86,7 @@ class SessionStage:
 
 
 def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
-    """(weights that must live as long as the session, the session) of an optimized model, which loses its weights."""
+    """(weights that must live as long as the session, the session) of an optimized model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
@@ -91,21 +94,19 @@ def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # it is optimized already
     # Threads that wait actively between two operations would take the core from another worker's.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    weights = {}
+    weights = []
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= _LEAST_SHARED_BYTES:
-            weights[tensor.name] = _shared_weight(tensor, shared)
-            _leave_outside(tensor)
-    if weights:
-        options.add_external_initializers(list(weights), list(weights.values()))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(weights.values()), session
+            weights.append(_shared_weight(tensor, shared))
+            options.add_initializer(tensor.name, weights[-1])
+    with memory_file("job.onnx") as path:  # of a model in bytes the session would keep the bytes
+        onnx.save(model, path)
+        return weights, onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
     key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
     if key not in shared.weights:
-        # In memory of PyTorch, which begins at a multiple of 64 bytes: vector registers are loaded faster from there.
         shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_copied(tensor).numpy())
     return shared.weights[key]
 
@@ -114,13 +115,3 @@ def _copied(tensor: onnx.TensorProto) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the array is read-only, as the copy is not
         return torch.from_numpy(onnx.numpy_helper.to_array(tensor)).clone()
-
-
-def _leave_outside(tensor: onnx.TensorProto) -> None:
-    """Say that the values lie elsewhere, of which ONNX Runtime gets to know by the tensor's name."""
-    length = len(tensor.raw_data)
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", "weights"), ("offset", "0"), ("length", str(length))):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, value

@@ -49,7 +49,9 @@ def measure_concurrency(config: NodeConfig, frames: int, repeats: int, seed: int
     pipeline = build(config)
     workers = pipeline.workers
     conditions[ENGINE] = lambda: _engine(pipeline.tasks, workers, config, images)
-    conditions[SEQUENTIAL] = lambda: _sequential(pipeline.tasks, images)
+    # With all cores inside each operation: sessions of ONNX Runtime keep the threads that they are made with.
+    in_turn = build(config.model_copy(update={"workers": 1, "cpu_threads": cpu_count()}))
+    conditions[SEQUENTIAL] = lambda: _sequential(in_turn.tasks, images)
     processes = _Processes(config, frames, seed)
     conditions[PROCESSES] = processes.run
     times: dict[str, list[float]] = {name: [] for name in conditions}

@@ -68,7 +68,17 @@ class Target:
         else:
             device = f"{cpu_model()}, {torch.get_num_threads()} threads"
             versions = f"torch {torch.__version__}"
+            if self.backend == "onnxruntime":
+                versions += f", onnxruntime {_onnxruntime_version()}"
         return f"{device}; {self.precision}; {self.backend}; {versions}"
+
+
+def _onnxruntime_version() -> str:
+    try:
+        import onnxruntime
+    except ImportError:  # backend onnxruntime then runs as torchscript
+        return "not installed"
+    return str(onnxruntime.__version__)
 
 
 def compare(

@@ -20,6 +20,24 @@ def test_overhead_reports_both_sides_of_the_same_run():
     )
 
 
+def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
+    parameters = tmp_path / "one.yaml"
+    parameters.write_text("/**: {ros__parameters: {dnns: [lane]}}\n")
+    output = tmp_path / "figures.json"
+    command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
+    command += ["--alone", "builtin:lane_small", "--rounds", "2", "--output", str(output)]
+    assert main(command) == 0
+    (alone,) = json.loads(output.read_text())["alone"]
+    assert alone["model"] == "builtin:lane_small"
+    assert set(alone["cpu_ms"]) == {"ONNX Runtime directly", *alone["over_direct"]}
+    assert all(times["samples"] == 2 and times["min"] > 0 for times in alone["cpu_ms"].values())
+    assert "builtin:lane_small" in capsys.readouterr().out
+    assert main([*command, "--jobs", "1"]) == 2
+    assert "--jobs is 1; with --alone at least 2" in capsys.readouterr().err
+    assert main(["benchmark", "cpu", "--alone", "builtin:nothing", "--rounds", "1"]) == 1
+    assert "--alone: argument model is 'builtin:nothing'; allowed: builtin:" in capsys.readouterr().err
+
+
 def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsys):
     """Of two DNNs: each is made ready here, and in a process of its own."""
     output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"

@@ -276,7 +276,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "sum of the layers" in out
     assert "1.0 GFLOP/s, 1.0 GB/s" in out
     profile = read_profile(tmp_path / "out" / "profile.json")
-    assert profile.backend == "torchscript"
+    assert profile.backend == "onnxruntime"
     assert len(profile.layers) == LAYERS
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["models"][0]["sum_of_layers_ms"] == pytest.approx(profile.sum_ms)
