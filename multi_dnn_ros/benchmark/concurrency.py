@@ -168,9 +168,9 @@ class _Processes:
 def _serve(config: NodeConfig, name: str, frames: int, seed: int, connection: Connection) -> None:
     """The process: says that it is ready, then that it is through each time it was told to begin."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who started us ends us
-    own = config.model_copy(update={"dnns": {name: config.dnns[name]}})
+    threads = max(1, cpu_count() // len(config.dnns))
+    own = config.model_copy(update={"dnns": {name: config.dnns[name]}, "workers": 1, "cpu_threads": threads})
     task = build(own).tasks[0]
-    torch.set_num_threads(max(1, cpu_count() // len(config.dnns)))
     images = _images(frames, seed)
     with torch.inference_mode(), contextlib.suppress(EOFError, OSError):  # the other end was closed, or has ended
         while True:
