@@ -37,7 +37,7 @@ def cache_folder() -> Path:
 
 
 def _config_folders() -> Iterator[Path]:
-    checkout = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     if (checkout / "package.xml").is_file():  # else this is site-packages, whose `config` would be somebody else's
         yield checkout / "config"
     try:

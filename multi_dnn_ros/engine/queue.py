@@ -129,9 +129,9 @@ class JobQueue:
         return first >= self._policy.key(job)
 
     def is_next(self, job: Job) -> bool:
-        """Whether `job`, the next of a frame that is under way, comes before every job that waits, equals too.
+        """Whether every later job of the frame that `job` is the next of would come before all that wait, equals too.
 
-        As `may_continue`, it looks without the lock.
+        As `exchange` would queue them: from now on. Like `may_continue`, it looks without the lock.
         """
         if self._held or self._closed:
             return False
@@ -139,7 +139,8 @@ class JobQueue:
             first = self._heap[0][0]
         except IndexError:
             return True
-        return first > self._policy.key(job)
+        last = Job(job.inference, len(job.inference.stages) - 1, self._clock())
+        return first > self._policy.key(last)
 
     def exchange(self, job: Job) -> Job | None:
         """After a job whose frame goes on: queue `job`, its successor, and take the job whose turn it is.

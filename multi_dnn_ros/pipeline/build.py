@@ -98,7 +98,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device),
             )
             if config.blocking_ms and device.type == "cpu" and workers < len(config.dnns):
-                task = replace(task, in_one={})  # a whole network is longer than a job may be
+                task = _job_by_job(task)  # a whole network is longer than a job may be
             tasks.append(task)
             if task.remaining_ns is not None:
                 progress(plan.words(name, task.remaining_ns))
@@ -124,6 +124,14 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
     return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+
+
+def _job_by_job(task: DnnTask) -> DnnTask:
+    """The task without its networks in one; on a CPU each is a session that the first stage holds as well."""
+    for stages in (task.stages, *task.batches.values()):
+        if hasattr(stages[0], "chain"):
+            stages[0].chain = None
+    return replace(task, in_one={})
 
 
 def _loaded(config: NodeConfig) -> dict[str, Dnn]:

@@ -336,12 +336,12 @@ class MultiDnnNode(LifecycleNode):
 
     def _publish_diagnostics(self) -> None:
         try:
-            host, description = self._host, self._description
+            host, description, serving = self._host, self._description, self._serving
             statuses = [
                 node_status(self._report, self._view()),
                 *capacity_statuses(self._report, self._capacity.current if description is not None else None),
                 *host_statuses(self._report, host.conditions() if host is not None else ()),
-                *(self._serving.statuses(self._report) if self._serving is not None else ()),
+                *(serving.statuses(self._report) if serving is not None else ()),
             ]
             self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
         except Exception:  # diagnostics must never be what ends the node
@@ -372,6 +372,7 @@ class MultiDnnNode(LifecycleNode):
         return "finalized" if self._finalized else "unconfigured"
 
     def _view(self) -> NodeView:
+        serving = self._serving  # which a transition may end meanwhile
         return NodeView(
             state=self._state(),
             progress=self._progress if self._description is None else None,
@@ -379,7 +380,7 @@ class MultiDnnNode(LifecycleNode):
             description=self._description,
             failure=self._failure,
             hung=self.hung,
-            ended=self._serving.ended() if self._serving is not None else (),
+            ended=serving.ended() if serving is not None else (),
             memory=self._memory_values(),
         )
 

@@ -13,7 +13,7 @@ from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode
 
 from multi_dnn_ros.common.frame_error import FrameError
-from multi_dnn_ros.engine.reports import Callbacks, Failure
+from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
 from multi_dnn_ros.ros.inputs import CameraInput
@@ -187,6 +187,9 @@ class Serving:
 
     def _on_result(self, result: Result) -> None:
         self._outputs.publish(result)
+        guarded(self._published, result)  # what fails now does not make it unpublished
+
+    def _published(self, result: Result) -> None:
         height, width = result.frame.image().shape[:2]
         self._on_size(result.frame.camera, (width, height))
         age_ns = self._clock.now().nanoseconds - result.frame.stamp_ns

@@ -167,7 +167,10 @@ class Transitions:
         succeeded, error = True, ""
         try:
             for step in steps:
-                if not succeeded or self._cancelled:
+                if not succeeded:
+                    break
+                if self._cancelled:
+                    succeeded = False
                     break
                 succeeded = step() is _SUCCESS
         except Exception as raised:  # rclpy: not allowed in the present state

@@ -79,8 +79,13 @@ class CameraDecoder(threading.Thread):
             self._newest = _Arrival(frame, decode)
             self._demand.arrived(now_ns)
             self._changed()
-        if lost is not None:
+        if lost is None:
+            return
+        if self._host.serves(self._camera):
             self._accounts.lost(lost.frame, DropReason.OVERWRITTEN, "a newer image came before it was decoded")
+        else:
+            message = "no engine process serves the camera at this moment"
+            self._accounts.lost(lost.frame, DropReason.ENGINE_LOST, message)
 
     def answered(self, dnn: str, handed_ns: int, timing: Timing | None) -> None:
         """A DNN has answered a frame that it was handed at `handed_ns`. timing: of its result; None: it lost it."""

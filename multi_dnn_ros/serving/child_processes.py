@@ -63,7 +63,11 @@ def kill_session(leader: int) -> None:
 def _session(leader: int) -> list[int]:
     """The processes of a session that run."""
     found = []
-    for folder in Path("/proc").iterdir():
+    try:
+        folders = list(Path("/proc").iterdir())
+    except OSError:  # no descriptor is left: those of the group are dead already
+        return []
+    for folder in folders:
         if folder.name.isdigit():
             try:
                 # pid (name, with any characters) state ppid pgrp session ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,18 +13,28 @@ from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Descrip
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
+from multi_dnn_ros.serving.watch import stopped
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _POLL_S = 0.05
 
 
 class Conversation:
-    """Starts the process; OSError when that fails. make, dnns, pools: see ServedProcess. cancelled: ends every wait."""
+    """Starts the process; OSError when that fails. make, dnns, pools: see ServedProcess. cancelled: ends every wait.
+
+    stopped_limit_s: how long the process may be stopped by a signal before it is ended.
+    """
 
     def __init__(
-        self, make: MakeProcess, dnns: Sequence[str], pools: Mapping[str, SlotPool], cancelled: threading.Event
+        self,
+        make: MakeProcess,
+        dnns: Sequence[str],
+        pools: Mapping[str, SlotPool],
+        cancelled: threading.Event,
+        stopped_limit_s: float,
     ) -> None:
         self._cancelled = cancelled
+        self._stopped_limit_s = stopped_limit_s
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._tell: Callable[[ServedProcess, Any], None] | None = None
@@ -65,12 +76,17 @@ class Conversation:
                 self._tell(process, message)
 
     def _next(self, doing: str) -> Any:
+        running_s = time.monotonic()
         while True:
             if self._cancelled.is_set():
                 raise Cancelled
             try:
                 message = self._messages.get(timeout=_POLL_S)
             except queue.Empty:
+                if not stopped(self.process.pid):
+                    running_s = time.monotonic()
+                elif time.monotonic() - running_s > self._stopped_limit_s:
+                    self.process.kill(f"stopped by a signal for more than {self._stopped_limit_s:g} s")
                 continue
             if isinstance(message, End):
                 tail = f"\n{message.stderr_tail}" if message.stderr_tail else ""

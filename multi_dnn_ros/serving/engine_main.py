@@ -157,6 +157,7 @@ class EngineMain:
             if dnn in self._config.dnns:
                 for name, value in values.items():
                     set_runtime(self._config, self._pipeline, dnn, name, value)
+        self._answers = Answers(self._channel, self._slots)  # the numbers begin again
         observer = BoardObserver(self._board, self._channel)
         self._engine = ServedEngine(self._pipeline, self._config, self._answers, observer)
         self._channel.send(wire.Started())

@@ -106,13 +106,20 @@ class EngineProcess:
     def _run(self, started: threading.Event) -> None:
         try:
             self._start()
+            watch = threading.Thread(target=self._watch, name=f"watch {self.label}", daemon=True)
+            try:
+                watch.start()
+            except BaseException:  # no more threads
+                self._channel.close()
+                os.close(self._pid_fd)
+                with self._process:
+                    self._process.kill()
+                raise
         except BaseException as error:
             self._failure = error
             return
         finally:
             started.set()
-        watch = threading.Thread(target=self._watch, name=f"watch {self.label}", daemon=True)
-        watch.start()
         self._read()
         watch.join(_EXIT_S)
         if watch.is_alive():

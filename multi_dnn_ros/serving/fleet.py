@@ -297,8 +297,8 @@ class Fleet:
             self._processes[key] = ServedProcess(
                 orders.make, f"engine {key}", tuple(orders.config.dnns), orders.pools, self.tell
             )
-        except OSError as error:
-            text = str(error)
+        except Exception as error:  # OSError; RuntimeError: no thread can be started
+            text = f"it could not be started: {error}"
             self._events.put(lambda: self._do(self._supervisor.ended(key, text)))
 
 

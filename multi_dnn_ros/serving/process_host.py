@@ -93,13 +93,13 @@ class ProcessHost:
                 description = prepared.conversation.configure(config, self._build, progress)
                 if self._cancelled.is_set():
                     raise Cancelled
+                kept = config.model_copy(deep=True)
+                orders = Orders(kept, self._build, prepared.pools, self._make)
+                limits = Limits(config.fault_window_s, self._restart_s, self._try_s)
+                fleet = Fleet(orders, description, limits, prepared.conversation.process)
             except BaseException:
                 _discard(prepared)
                 raise
-            kept = config.model_copy(deep=True)
-            orders = Orders(kept, self._build, prepared.pools, self._make)
-            limits = Limits(config.fault_window_s, self._restart_s, self._try_s)
-            fleet = Fleet(orders, description, limits, prepared.conversation.process)
             prepared.conversation.hand_over(fleet.tell)
             self._pools, self._fleet = prepared.pools, fleet
             return description
@@ -112,7 +112,9 @@ class ProcessHost:
         pools: dict[str, SlotPool] = {}
         try:
             pools = open_pools(slot_layouts(config))
-            conversation = Conversation(self._make, tuple(config.dnns), pools, self._cancelled)
+            conversation = Conversation(
+                self._make, tuple(config.dnns), pools, self._cancelled, config.heartbeat_timeout_s
+            )
         except OSError as error:
             _close(pools)
             raise ConfigureError(f"an engine process cannot be started: {error}") from error

@@ -78,6 +78,8 @@ class Supervisor:
         """Frames come from now on."""
         self.active = True
         for group in self.groups:
+            if group.loss is not None and group.loss.gap_ms is None:  # while inactive nobody missed it
+                group.loss = replace(group.loss, at_ns=self._clock(), answer_ns=None)
             if group.process is not None and self.members[group.process].phase is Phase.CONFIGURED:
                 self._begin(group)
         return self._reconcile()
@@ -217,7 +219,7 @@ class Supervisor:
         for group in self.groups:
             if group.coming == key:
                 group.coming = None
-                self._not_restored(group, cause, refused)
+                self._not_restored(group, cause, refused or phase in _EARLY)
                 return
             if group.process == key:
                 group.process = None

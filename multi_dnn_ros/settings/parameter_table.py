@@ -22,7 +22,7 @@ from multi_dnn_ros.settings.flat_parameters import (
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 BEGIN, END = "<!-- parameters -->", "<!-- /parameters -->"
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def markdown() -> str:

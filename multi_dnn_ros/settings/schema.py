@@ -231,7 +231,11 @@ class NodeConfig(_Section):
         "second engine, ready to serve, which takes the memory of one.",
     )
     job_timeout_s: float = Field(
-        5.0, ge=0.1, le=600.0, description="An engine process in which one job takes longer hangs, and is replaced."
+        5.0,
+        ge=0.1,
+        le=600.0,
+        description="An engine process in which one job (on a CPU also a frame that runs as one network) takes longer "
+        "hangs, and is replaced.",
     )
     heartbeat_timeout_s: float = Field(
         2.0,
