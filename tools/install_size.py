@@ -37,14 +37,15 @@ import multi_dnn_ros.ros.process
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.common.resources import config_file
-config = read_params_file(config_file("multi_dnn.yaml"))
-build(config.model_validate({**config.model_dump(), "device": "cpu"}))
+from multi_dnn_ros.settings.schema import NodeConfig
+settings = read_params_file(config_file("multi_dnn.yaml")).model_dump()
+build(NodeConfig.model_validate({**settings, "device": "cpu", "dnns": {"lane": settings["dnns"]["lane"]}}))
 """
 #: What is run to count its imports; in the commands, FOLDER is a folder that is thrown away.
 RUNS = {
     "multi-dnn --help": _CLI.format(["--help"]),
     "multi-dnn camera --help": _CLI.format(["camera", "--help"]),
-    "node, built-in DNNs configured": _NODE,
+    "node, builtin:lane configured": _NODE,
     "multi-dnn camera scenes": _CLI.format(["camera", "scenes", "--count", "2", "--rate", "50"]),
     "multi-dnn decompose": _CLI.format(["decompose", "builtin:lane", "--output", "FOLDER/lane.safetensors"]),
 }
@@ -83,8 +84,7 @@ def main() -> int:
             "revision_before": revision,
             "installed_mb": {name: sizes(tree / "setup.py") for name, tree in trees.items()},
             "installed_mb_cpu": _in(args.cpu) if args.cpu else None,
-            "imports": {name: {run: imports(tree, code, args.repeats) for run, code in RUNS.items()}
-                        for name, tree in trees.items()},
+            "imports": {run: imports(trees, code, args.repeats) for run, code in RUNS.items()},
             "import_s_of_extras": {extra: seconds(modules, args.repeats) for extra, modules in IMPORTS.items()},
         }  # fmt: skip
     content["versions"].update({name: metadata.version(name) for name in sorted(_all_installed(trees["after"]))})
@@ -174,34 +174,42 @@ def megabytes(names: Iterable[str]) -> float:
     return round(total / 1e6, 1)
 
 
-def imports(tree: Path, code: str, repeats: int) -> dict[str, Any]:
-    """Seconds of the imports of `code`, and which of OPTIONAL and torch are among them. tree: what is run."""
-    times, modules = [], set()
+def imports(trees: Mapping[str, Path], code: str, repeats: int) -> dict[str, Any]:
+    """For each tree, seconds of the imports of `code`, and which of OPTIONAL and torch are among them.
+
+    The trees take turns, so that other load meets them alike.
+    """
+    times: dict[str, list[float]] = {name: [] for name in trees}
+    modules: dict[str, set[str]] = {name: set() for name in trees}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
-            rows = _import_times(code.replace("FOLDER", folder), {"PYTHONPATH": str(tree)})
-            times.append(sum(rows.values()))
-            modules |= set(rows)
+            for name, tree in trees.items():
+                rows = _import_times(code.replace("FOLDER", folder), tree)
+                times[name].append(sum(rows.values()))
+                modules[name] |= {module.partition(".")[0] for module in rows}
     return {
-        "import_s": round(min(times), 3),
-        "torch": "torch" in modules,
-        "optional": [name for name in OPTIONAL if name in modules],
+        name: {
+            "import_s": round(min(times[name]), 3),
+            "torch": "torch" in modules[name],
+            "optional": [library for library in OPTIONAL if library in modules[name]],
+        }
+        for name in trees
     }
 
 
 def seconds(names: str, repeats: int) -> float:
     """Seconds that importing modules takes after torch and torchvision. names: separated by commas."""
-    known = set(_import_times(_TORCH, {}))
+    known = set(_import_times(_TORCH, ROOT))
     code = f"{_TORCH}; import {names}"
-    rows = [_import_times(code, {}) for _ in range(repeats)]
+    rows = [_import_times(code, ROOT) for _ in range(repeats)]
     return round(min(sum(own for name, own in of.items() if name not in known) for of in rows), 3)
 
 
-def _import_times(code: str, environment: Mapping[str, str]) -> dict[str, float]:
-    """Seconds by module, without those of the modules that it imports."""
+def _import_times(code: str, tree: Path) -> dict[str, float]:
+    """Seconds by module, without those of the modules that it imports. tree: what is imported from."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=600,
+        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     rows = re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", done.stderr)  # a progress bar may share the line
     if done.returncode or not rows:

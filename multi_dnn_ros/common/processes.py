@@ -123,10 +123,12 @@ class Child:
         return self._process.poll()
 
     def sample(self) -> None:
-        """Look at its resident memory, for :attr:`peak_memory_bytes`."""
+        """Look at the resident memory of it and its processes, for :attr:`peak_memory_bytes`."""
+        memory = 0
         try:
-            memory = self._statistics.memory_info().rss
-        except psutil.Error:  # it has just ended
+            for process in (self._statistics, *self._statistics.children(recursive=True)):
+                memory += process.memory_info().rss
+        except psutil.Error:  # one has just ended
             return
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
 

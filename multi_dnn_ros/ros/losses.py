@@ -109,6 +109,10 @@ class LossAccount:
         self._retry_at = 0  # images received when the period is to be learnt again
         self._carry = 0.0
         self._period_ns: float | None = None
+        self._evidence_ns = 0  # arrival of the first image that the period was learnt from
+        self._compared = 0  # gaps that were compared with it
+        self._missing_before = 0  # _missing_periods when it was learnt
+        self._steady = False  # whether nothing was missing in what it was learnt from
         self._history: deque[tuple[int, int, int]] = deque(maxlen=1024)  # time, received, lost
 
     def arrived(
@@ -229,10 +233,27 @@ class LossAccount:
         if period is None and len(gaps) >= LEAST_SPARSE:
             self._retry_at = self._received + _RETRY_AFTER
         known = self._period_ns
-        # Even losses look like a slower camera; where something says that data was lost, they are losses.
-        if period is not None and not (known and period > 1.5 * known and self._sign_since(self._gaps[0][0])):
+        if period is None or known is None:
+            self._adopt(period)
+        elif self._gaps[0][0] <= self._evidence_ns:
+            # It fits what the known one was learnt from, and more.
+            if period > 1.5 * known or (period < known / 1.5 and not self._steady):
+                counted = self._compared + self._missing_periods - self._missing_before
+                self._missing_periods = self._missing_before + max(0, round(counted * known / period) - self._compared)
+                self._most_missing = self._missing_periods
             self._period_ns = period
+        # Even losses look like a slower camera; where something says that data was lost, they are losses.
+        elif period <= 1.5 * known or not self._sign_since(self._gaps[0][0]):
+            self._adopt(period)
         return self._period_ns
+
+    def _adopt(self, period_ns: float | None) -> None:
+        if period_ns is not None:
+            self._period_ns = period_ns
+            self._evidence_ns = self._gaps[0][0]
+            self._compared = 0
+            self._missing_before = self._missing_periods
+            self._steady = is_steady([gap for _, gap in self._gaps], period_ns)
 
     def _compare(self, period_ns: float) -> int:
         """Periods without an image so far, those since the last image not included."""
@@ -246,6 +267,7 @@ class LossAccount:
             self._carry = position - periods
             if abs(self._carry) < _REGULAR:
                 self._carry /= 2  # so that a small error of the period does not
+            self._compared += 1
             self._add_periods(periods - 1)
         return max(0, self._missing_periods)
 

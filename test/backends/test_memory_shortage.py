@@ -10,7 +10,6 @@ import torch
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.build import build as pipeline
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
 
@@ -30,7 +29,7 @@ class Full(Eager):
 def test_the_error_names_the_dnn_and_what_was_wanted_and_fewer_dnns_still_configure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pipeline, "choose_backend", lambda *args, **kwargs: Full())
+    monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", lambda *args, **kwargs: Full())
     flat = {"device": "cpu", "dnns": ["lane", "object"]}
     with pytest.raises(ConfigError) as raised:
         build(to_config(flat))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine.statistics import Statistics
@@ -63,9 +63,12 @@ class Camera:
     jitter=st.floats(0.0, 0.06),
     seed=st.integers(0, 1000),
 )
+@example(rate=30.0, loss=0.78, jitter=0.0586, seed=20)  # the first periods that were learnt were too short
+@example(rate=60.0, loss=0.78, jitter=0.06, seed=20)
 def test_the_share_is_within_5_points_of_the_true_one(rate: float, loss: float, jitter: float, seed: int) -> None:
     camera = Camera(rate, jitter, seed)
-    camera.run(40.0, loss, drops_per_image=100)  # without a sign, a long gap is a pause
+    seconds = max(40.0, 600 / rate)  # too few images say too little
+    camera.run(seconds, loss, drops_per_image=100)  # without a sign, a long gap is a pause
     found = camera.losses()
     assert found.received == camera.received
     assert found.sent is not None
