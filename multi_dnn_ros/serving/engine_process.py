@@ -68,7 +68,7 @@ class EngineProcess:
         self._is_over = False  # reaped, or about to be: its number may belong to another process
         self._reaped = threading.Event()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._kills = oom_kills()
+        self._kills: deque[int] = deque([oom_kills()], maxlen=2)  # when it was last seen alive
         started = threading.Event()
         self._failure: BaseException | None = None
         # Started by the thread that lives as long as the process: the kernel ends it with the thread that started it.
@@ -181,6 +181,8 @@ class EngineProcess:
                 return
             if isinstance(message, wire.Dying):
                 self._dying = message.cause
+            elif isinstance(message, wire.Memory):  # about once a second, so that older kills are not taken for its own
+                self._kills.append(oom_kills())
             try:
                 self._on_message(self, message)
             except Exception:
@@ -194,7 +196,7 @@ class EngineProcess:
                 self._tail,
                 killed=self._killed,
                 dying=self._dying,
-                out_of_memory=oom_kills() > self._kills,
+                out_of_memory=oom_kills() > self._kills[0],
             ),
             code if code >= 0 else None,
             -code if code < 0 else None,

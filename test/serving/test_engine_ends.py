@@ -131,6 +131,18 @@ def test_killed_by_others_and_by_the_kernel(rig: Make, monkeypatch: pytest.Monke
     assert other.end().cause == "killed by the kernel's out-of-memory killer"
 
 
+def test_an_earlier_kill_of_another_process_is_not_taken_for_its_own(
+    rig: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = rig("object").serve()
+    before = oom_kills()
+    monkeypatch.setattr(engine_process, "oom_kills", lambda: before + 1)
+    seen = len(engine.all(wire.Memory))
+    engine.until(lambda: len(engine.all(wire.Memory)) > seen + 2, "reports of memory")
+    os.kill(engine.process.pid, signal.SIGKILL)
+    assert engine.end().cause == "killed by SIGKILL"
+
+
 def test_oom_kills_are_counted_in_both_kinds_of_control_groups(tmp_path: Path) -> None:
     proc, group = tmp_path / "proc", tmp_path / "cgroup"
     assert oom_kills(proc, group) == 0  # nothing can be read
