@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -31,32 +31,13 @@ from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend, default_workers, timing_target
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
-from multi_dnn_ros.planning.predictor import Predictor
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.decoders.base import TwoParts
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """Everything that is made when configuring. dnns: by name, for labels and thresholds.
-
-    predictor: of layer times, that of parameter `predictor`; None: none.
-    """
-
-    device: torch.device
-    workers: int
-    tasks: tuple[DnnTask, ...]
-    dnns: Mapping[str, Dnn]
-    predictor: Predictor | None = None
-
-    @property
-    def servers(self) -> int:
-        """Frames that are computed at once: one a worker on a CPU; on a GPU one a DNN, each on its own stream."""
-        return self.workers if self.device.type == "cpu" else len(self.tasks)
 
 
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:

@@ -12,8 +12,9 @@ import numpy as np
 
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.engine import Engine
-from multi_dnn_ros.pipeline.build import Pipeline, milliseconds
+from multi_dnn_ros.pipeline.build import milliseconds
 from multi_dnn_ros.pipeline.choices import timing_target
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.fit import Demand
 from multi_dnn_ros.planning.image_costs import decode_ms, preprocess_ms
 from multi_dnn_ros.planning.image_sizes import CameraLoad, Fit, Size

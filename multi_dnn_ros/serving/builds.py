@@ -7,6 +7,14 @@ from typing import Any
 
 from multi_dnn_ros.settings.schema import NodeConfig
 
+#: Modules that :func:`build` and :func:`check` need, which take seconds to import.
+MODULES = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_check")
+
+
+def modules_of(make: Callable[..., Any]) -> tuple[str, ...]:
+    """What an engine process imports before it is asked to configure with `make`."""
+    return MODULES if make is build else (make.__module__,)
+
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
     """The Pipeline of :func:`multi_dnn_ros.pipeline.build.build`."""

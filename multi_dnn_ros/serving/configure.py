@@ -16,7 +16,7 @@ from multi_dnn_ros.serving.warm_up import warm_up
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.pipeline.build import Pipeline
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.planning.image_sizes import Fit
 
 

@@ -11,6 +11,7 @@ memory; the engine's.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import logging
 import os
 import queue
@@ -37,7 +38,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 if TYPE_CHECKING:
     import torch
 
-    from multi_dnn_ros.pipeline.build import Pipeline
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.serving.served_engine import ServedEngine
 
 _BEAT_S = 0.1
@@ -71,6 +72,7 @@ class EngineMain:
     def __init__(self, setup: Setup, channel: wire.Channel, board: Board) -> None:
         self._channel = channel
         self._board = board
+        self._modules = setup.modules
         self._slots = {pool.layout.camera: SlotMemory(pool.layout, pool.fd) for pool in setup.pools}
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # for the main thread
         self._config: NodeConfig | None = None
@@ -87,9 +89,10 @@ class EngineMain:
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         logging.getLogger("multi_dnn_ros").addHandler(ChannelLog(self._channel))
         # The imports that take seconds.
-        import multi_dnn_ros.pipeline.build
-        import multi_dnn_ros.pipeline.settings_check  # noqa: F401
         from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
+
+        for name in self._modules:
+            importlib.import_module(name)
 
         threading.Thread(target=self._report, name="report", daemon=True).start()
         self._channel.send(wire.Ready({**configure.library_versions(), "Python": sys.version.split()[0]}))

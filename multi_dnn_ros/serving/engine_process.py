@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving import builds, wire
 from multi_dnn_ros.serving.board import Board, board_fd
 from multi_dnn_ros.serving.child_processes import Lines, kill_group, kill_session
 from multi_dnn_ros.serving.oom_kills import oom_kills
@@ -45,7 +45,8 @@ class EngineProcess:
 
     label: for messages. dnns: that it may be told to configure. pools: the slots of the cameras, by name.
     on_message, on_end: called in the one thread that reads what it sends; on_end once, when the process was reaped and
-    its last messages were delivered. What it writes to stdout and stderr goes to our stderr.
+    its last messages were delivered. What it writes to stdout and stderr goes to our stderr. modules: what it imports
+    before it answers.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class EngineProcess:
         pools: Mapping[str, SlotPool],
         on_message: Callable[[EngineProcess, Any], None],
         on_end: Callable[[EngineProcess, End], None],
+        modules: Sequence[str] = builds.MODULES,
     ) -> None:
         self.label = label
         self.dnns = tuple(dnns)
+        self._modules = tuple(modules)
         self._pools = tuple(Pool(pool.memory.layout, pool.fd) for pool in pools.values())
         self._on_message = on_message
         self._on_end = on_end
@@ -139,7 +142,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         try:
             self.board = Board(self.dnns, board)
-            setup = Setup(self.label, self.dnns, theirs.fileno(), board, self._pools)
+            setup = Setup(self.label, self.dnns, theirs.fileno(), board, self._pools, self._modules)
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _PROGRAM, setup.to_json(), str(os.getpid()), *sys.path],
                 stdin=subprocess.DEVNULL,

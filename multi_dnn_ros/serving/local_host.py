@@ -32,7 +32,7 @@ from multi_dnn_ros.serving.slots import SlotLayout, SlotPool, open_pools, slots_
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.pipeline.build import Pipeline
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.serving.served_engine import ServedEngine
 
 Made = TypeVar("Made")

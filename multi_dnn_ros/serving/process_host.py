@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
@@ -40,7 +41,8 @@ class _Prepared:
 class ProcessHost:
     """A :class:`multi_dnn_ros.serving.host.Host`. build: makes the pipeline in the engine process.
 
-    restart_s, try_s: pauses, see :class:`multi_dnn_ros.serving.groups.Limits`. make: starts a process.
+    restart_s, try_s: pauses, see :class:`multi_dnn_ros.serving.groups.Limits`. make: starts a process; None: a real
+    one.
     """
 
     def __init__(
@@ -49,11 +51,11 @@ class ProcessHost:
         *,
         restart_s: tuple[float, ...] = Limits.restart_s,
         try_s: tuple[float, ...] = Limits.try_s,
-        make: MakeProcess = EngineProcess,
+        make: MakeProcess | None = None,
     ) -> None:
         self._build = build
         self._restart_s, self._try_s = restart_s, try_s
-        self._make = make
+        self._make = make or partial(EngineProcess, modules=builds.modules_of(build))
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by check and configure
         self._checked: _Prepared | None = None

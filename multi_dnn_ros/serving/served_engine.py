@@ -18,7 +18,7 @@ from multi_dnn_ros.serving.pinned import PinnedImages
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.pipeline.build import Pipeline
+    from multi_dnn_ros.pipeline.pipeline import Pipeline
 
 #: Runtime parameters that the decoder of a DNN reads for each frame.
 _DECODER = ("score_threshold", "iou_threshold", "max_detections")

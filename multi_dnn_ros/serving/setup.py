@@ -24,7 +24,7 @@ class Pool:
 class Setup:
     """label: for messages and process lists. dnns: columns of the board.
 
-    channel, board: file descriptors.
+    channel, board: file descriptors. modules: what the process imports before it answers.
     """
 
     label: str
@@ -32,6 +32,7 @@ class Setup:
     channel: int
     board: int
     pools: tuple[Pool, ...]
+    modules: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -40,7 +41,7 @@ class Setup:
     def from_json(cls, text: str) -> Setup:
         content = json.loads(text)
         pools = content.pop("pools")
-        content["dnns"] = tuple(content["dnns"])
+        content["dnns"], content["modules"] = tuple(content["dnns"]), tuple(content["modules"])
         return cls(
             **content,
             pools=tuple(

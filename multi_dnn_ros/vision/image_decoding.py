@@ -2,7 +2,7 @@
 
 cv_bridge is not used: of 4.1 (Jazzy) the source shows that rows are skewed when `step` is no multiple of the pixel
 size, that big-endian images fail with numpy 2, and that nv12 and a data array of the wrong length are not handled;
-where it is right, OpenCV does the work, as it does here. test/ros compares the two where cv_bridge is installed.
+where it is right, OpenCV does the work, as it does here. test/real_ros compares the two where cv_bridge is installed.
 """
 
 from __future__ import annotations

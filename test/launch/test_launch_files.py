@@ -1,4 +1,4 @@
-"""The launch files: what they declare and use. test/ros launches them for real."""
+"""The launch files: what they declare and use. test/real_ros launches them for real."""
 
 from __future__ import annotations
 

@@ -36,6 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
+#: Folders of test/ that are no package: on a GPU, on a real ROS 2, of launch/, of the repository as a whole, of inputs
+#: that mean harm; and what several folders import.
+OTHER_TESTS = {"gpu", "real_ros", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Whole packages, and single modules of others, that speak ROS; nothing else imports rclpy or messages.
@@ -84,6 +87,11 @@ def test_every_package_is_in_the_table_and_nothing_lies_loose():
     folders = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
     assert folders == set(ALLOWED)
     assert {path.stem for path in (ROOT / PACKAGE).glob("*.py")} == ENTRY_POINTS
+
+
+def test_the_folders_of_the_tests_are_the_packages():
+    folders = {path.name for path in (ROOT / "test").iterdir() if any(path.glob("*.py"))}
+    assert folders - OTHER_TESTS == set(ALLOWED)
 
 
 def test_the_table_goes_one_way():

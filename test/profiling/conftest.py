@@ -1,13 +1,3 @@
-"""What the tests of profiling share."""
+"""Fixtures of the tests of profiling; test/planning shares them."""
 
-from __future__ import annotations
-
-import pytest
-
-
-@pytest.fixture(scope="module")
-def few_trees():
-    """Enough for laws as simple as these."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("multi_dnn_ros.profiling.learn._TREES", 40)
-        yield
+from profiling_fakes import few_trees  # noqa: F401

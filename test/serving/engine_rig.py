@@ -22,9 +22,15 @@ Message = TypeVar("Message")
 
 
 class Rig:
-    """Starts the process; everything that it says is kept."""
+    """Starts the process; everything that it says is kept. modules: what it imports before it answers."""
 
-    def __init__(self, config: NodeConfig, label: str = "engine test", slots: int = 8) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        label: str = "engine test",
+        slots: int = 8,
+        modules: tuple[str, ...] = ("fake_pipelines",),
+    ) -> None:
         self.config = config
         self.messages: list[Any] = []
         self.ends: list[End] = []
@@ -35,7 +41,7 @@ class Rig:
         self.pools = open_pools(
             {name: SlotLayout(name, slots, camera.max_pixels, masks) for name, camera in config.cameras.items()}
         )
-        self.process = EngineProcess(label, self.dnns, self.pools, self._on_message, self._on_end)
+        self.process = EngineProcess(label, self.dnns, self.pools, self._on_message, self._on_end, modules)
 
     def _on_message(self, process: EngineProcess, message: Any) -> None:
         with self.changed:

@@ -21,7 +21,7 @@ import torch
 
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 

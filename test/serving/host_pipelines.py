@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import fake_pipelines
 
-from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 
 

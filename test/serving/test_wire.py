@@ -103,5 +103,6 @@ def test_results_travel_unchanged_through_any_room(mask: Any, count: int, room: 
 
 
 def test_a_setup_is_the_same_in_the_other_process() -> None:
-    setup = Setup("engine 1", ("lane", "object"), 5, 6, (Pool(SlotLayout("front", 8, 640 * 480, ("lane",)), 7),))
+    pools = (Pool(SlotLayout("front", 8, 640 * 480, ("lane",)), 7),)
+    setup = Setup("engine 1", ("lane", "object"), 5, 6, pools, ("first.module", "second"))
     assert Setup.from_json(setup.to_json()) == setup

@@ -1,6 +1,6 @@
 """Jobs by their layers' times on a GPU: the bound kept by captured jobs, predictions for what is served there.
 
-The CPU twins are in test/profiling/test_job_plan.py and test/models/test_job_length.py.
+The CPU twins are in test/planning/test_job_plan.py and test/graph/test_job_length.py.
 """
 
 from __future__ import annotations

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
-
-sys.path.append(str(Path(__file__).parents[2] / "ros_node"))
 
 if TYPE_CHECKING:
     from node_bench import Bench

@@ -12,8 +12,8 @@ from illegal_store import illegal_store
 
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask
-from multi_dnn_ros.pipeline.build import Pipeline
 from multi_dnn_ros.pipeline.build import build as build_pipeline
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 
 #: Environment variable: a folder. A file there named after a DNN holds the fault that its next job is to meet.

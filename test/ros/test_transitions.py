@@ -1,4 +1,4 @@
-"""The node answers while it configures, and what it is told meanwhile is done. On any rclpy: see test/ros."""
+"""The node answers while it configures, and what it is told meanwhile is done. On any rclpy: see test/real_ros."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +15,14 @@ from multi_dnn_ros.planning.samples import LayerCounts, Load, Setting
 from multi_dnn_ros.planning.timing import Target
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def few_trees() -> Iterator[None]:
+    """Enough for laws as simple as these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("multi_dnn_ros.profiling.learn._TREES", 40)
+        yield
 
 
 def target(backend: str = "eager", rounds: int = 4) -> Target:

@@ -89,7 +89,7 @@ def shared_memory() -> set[str]:
 def test_what_holds_on_the_standalone_runtime_holds_on_the_real_one(middleware: str, suite: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:launch_testing", "-p", "no:launch_ros", "-p",
-         "no:cacheprovider", str(ROOT / "test" / "ros_node" / suite)],
+         "no:cacheprovider", str(ROOT / "test" / "ros" / suite)],
         env={**os.environ, "RMW_IMPLEMENTATION": middleware}, cwd=ROOT, capture_output=True, text=True, timeout=900,
         check=False,
     )  # fmt: skip

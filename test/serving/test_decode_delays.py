@@ -14,7 +14,7 @@ from fake_gpu import DEVICE, Event, FakeGpu
 from multi_dnn_ros.engine import Frame
 from multi_dnn_ros.engine import frame as frame_module
 from multi_dnn_ros.engine.reports import Callbacks
-from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
 from multi_dnn_ros.serving.pinned import PinnedImages
@@ -45,11 +45,10 @@ class GpuHost:
         )
 
 
-def test_a_result_is_told_while_the_next_frame_is_being_decoded(
-    monkeypatch: pytest.MonkeyPatch, recorder: Recorder
-) -> None:
+def test_a_result_is_told_while_the_next_frame_is_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU: decoding in the DNN's thread made 90 ms out of 52 (a decode of 40 ms, 10 ms of layers)."""
     FakeGpu(monkeypatch)
+    recorder = Recorder()
     through = threading.Event()  # the kernels of the first frame
     monkeypatch.setattr(Event, "synchronize", lambda event: through.wait(WAIT))
     monkeypatch.setattr(frame_module, "_upload", lambda image, device: (_tensor(image), None))

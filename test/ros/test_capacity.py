@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from node_bench import Bench, build, image
 
-from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.fit import Verdict
 from multi_dnn_ros.serving.capacity import shown
 from multi_dnn_ros.settings.schema import NodeConfig

@@ -234,3 +234,19 @@ def test_replay_onto_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) 
     assert done.stderr.splitlines()[-1] == "multi-dnn replay: error: cannot write out: [Errno 27] File too large"
     assert "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.yaml"]
+
+
+def test_replay_tells_all_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
+    noise_bag(tmp_path / "in", 1)
+    (tmp_path / "robot.yaml").write_text(
+        "multi_dnn:\n  ros__parameters:\n    device: cpu\n    dnns: [object, lane]\n"
+        "    dnn: {object: {keep: [cat]}, lane: {model: a.pt2}}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", "in", "out", "--params-file", "robot.yaml"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "dnn.object.keep = ['cat']: no class 'cat'" in done.stderr.splitlines()[-1]
+    assert "dnn.lane.model is 'a.pt2': there is no such file" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()

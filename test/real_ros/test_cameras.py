@@ -32,7 +32,7 @@ def test_what_the_standalone_runtime_shows_holds_on_the_real_one(middleware: str
     """QoS that follows the publishers, topics without publishers, losses: the same tests, another rclpy."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:launch_testing", "-p", "no:launch_ros", "-p",
-         "no:cacheprovider", str(ROOT / "test" / "ros_node" / "test_camera_topics.py")],
+         "no:cacheprovider", str(ROOT / "test" / "ros" / "test_camera_topics.py")],
         env={**os.environ, "RMW_IMPLEMENTATION": middleware}, cwd=ROOT, capture_output=True, text=True, timeout=600,
         check=False,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from sensor_msgs.msg import Image
 from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.engine import DropReason
-from multi_dnn_ros.pipeline.build import Pipeline
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.serving import LogThrottle

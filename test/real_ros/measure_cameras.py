@@ -1,7 +1,7 @@
 """Images of a plain camera that reach the node, on a real ROS 2: the table of docs/cameras.md.
 
     source /opt/ros/jazzy/setup.bash && source install/setup.bash
-    python3 test/ros/measure_cameras.py --seconds 600 --rmem-max 212992 10485760
+    python3 test/real_ros/measure_cameras.py --seconds 600 --rmem-max 212992 10485760
 
 Each case starts the node by `ros2 launch` at our defaults and a camera that is not configured (plain_camera.py), or
 whose middleware has our file under config/. --rmem-max (root) sets net.core.rmem_max and puts it back after;
@@ -310,7 +310,7 @@ def save(path: Path, row: dict[str, Any]) -> None:
     rows = [old for old in rows if (old["rmem_max"], old["case"]) != key] + [row]
     order = {case: index for index, case in enumerate(cases())}
     rows.sort(key=lambda old: (old["rmem_max"], order[Case(**old["case"])]))
-    command = shlex.join(["python3", "test/ros/measure_cameras.py", *sys.argv[1:]])
+    command = shlex.join(["python3", "test/real_ros/measure_cameras.py", *sys.argv[1:]])
     about = {**provenance(), "command": command, "ROS_DISTRO": os.environ.get("ROS_DISTRO", "")}
     path.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 

@@ -13,9 +13,10 @@ from profiling_fakes import Small, target
 from torch import nn
 
 from multi_dnn_ros.graph.cut import split
-from multi_dnn_ros.pipeline.build import Pipeline, build
+from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.pipeline.fit_check import fit_of
+from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
 from multi_dnn_ros.planning.job_plan import JobPlanner, in_precision

@@ -1,0 +1,51 @@
+"""Tests on a real ROS 2 with this package built by colcon; skipped where there is none.
+
+source /opt/ros/jazzy/setup.bash && source install/setup.bash
+python3 -m pytest -p no:launch_testing -p no:launch_ros test/real_ros
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multi_dnn_ros.common.processes import on_loopback
+
+if TYPE_CHECKING:
+    from ros_system import RosSystem
+
+
+def _missing() -> str:
+    """Why these tests cannot run here; empty when they can."""
+    if shutil.which("ros2") is None:
+        return "needs a real ROS 2: no command `ros2`"
+    try:
+        asked = subprocess.run(["ros2", "pkg", "prefix", "multi_dnn_ros"], capture_output=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return "`ros2 pkg prefix` does not answer"
+    return "" if asked.returncode == 0 else "needs this package built by colcon and its setup.bash sourced"
+
+
+MISSING = _missing()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if MISSING and here in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+@pytest.fixture
+def ros(domain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RosSystem]:
+    from ros_system import RosSystem
+
+    for name, value in on_loopback(domain).items():
+        monkeypatch.setenv(name, value)
+    with RosSystem(tmp_path) as system:
+        yield system
