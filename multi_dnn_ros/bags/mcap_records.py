@@ -9,7 +9,7 @@ import struct
 from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
-from multi_dnn_ros.bags.inflation import DECOMPRESSION_ERRORS, TooLargeError, inflate_chunk, inflate_part
+from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_chunk, decompress_prefix
 
 MAGIC = b"\x89MCAP0\r\n"
 HEADER, FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, DATA_END = 1, 2, 3, 4, 5, 6, 7, 15
@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
     def records(self) -> bytes:
         """The records, inflated and checked. Raises McapDamage."""
         try:
-            data = inflate_chunk(self.stored, self.inflated_bytes, self.compression)
+            data = decompress_chunk(self.stored, self.inflated_bytes, self.compression)
         except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
             raise McapDamage(str(error)) from error
         if len(data) != self.inflated_bytes:
@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
     def first_records(self) -> bytes:
         """Of a chunk that is cut short: what can be inflated of the records, which cannot be checked."""
         try:
-            return inflate_part(self.stored, self.inflated_bytes, self.compression)
+            return decompress_prefix(self.stored, self.inflated_bytes, self.compression)
         except (TooLargeError, *DECOMPRESSION_ERRORS):
             return b""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from multi_dnn_ros.bags import mcap_records as records
-from multi_dnn_ros.bags.inflation import MAX_CHUNK_BYTES
+from multi_dnn_ros.bags.decompression import MAX_CHUNK_BYTES
 from multi_dnn_ros.bags.mcap_records import PREFIX_BYTES, Definitions, McapDamage, McapMessage
 
 _KNOWN = range(records.HEADER, records.DATA_END + 1)
@@ -60,13 +60,13 @@ class _Scan:
             end = at + PREFIX_BYTES + length
             if opcode == records.DATA_END and length == 4:
                 break
-            fits = self._may_begin(at) and end <= self._size
+            fits = self._is_record_start(at) and end <= self._size
             if not fits and self._is_chunk(at):  # both of its lengths say so: the file ends in it
                 yield from self._cut_chunk(at)
                 self._note(f"cut short at byte {at} of {self._size}, in a chunk")
                 break
             # A wrong length takes the records behind it along: they are found inside.
-            if not fits or not (opcode == records.CHUNK or self._may_begin(end)):
+            if not fits or not (opcode == records.CHUNK or self._is_record_start(end)):
                 found = self._next_record(at + 1)
                 if not fits and found is None:
                     self._note(f"cut short at byte {at} of {self._size}: no whole record follows")
@@ -101,13 +101,13 @@ class _Scan:
             self._lost_chunk = at, str(error)
             self._lost_messages = 0
             return
-        yield from self._inside(f"chunk at byte {at}", content, whole=True)
+        yield from self._chunk_messages(f"chunk at byte {at}", content, whole=True)
 
     def _cut_chunk(self, at: int) -> Iterator[McapMessage]:
         chunk = records.chunk(self._read(at + PREFIX_BYTES, MAX_CHUNK_BYTES))
-        yield from self._inside(f"chunk at byte {at}", chunk.first_records(), whole=False)
+        yield from self._chunk_messages(f"chunk at byte {at}", chunk.first_records(), whole=False)
 
-    def _inside(self, where: str, content: bytes, *, whole: bool) -> Iterator[McapMessage]:
+    def _chunk_messages(self, where: str, content: bytes, *, whole: bool) -> Iterator[McapMessage]:
         """The messages among a chunk's records, by time. whole: its end is its own, not that of the file."""
         messages = []
         at = 0
@@ -155,7 +155,7 @@ class _Scan:
         opcode, length = struct.unpack("<BQ", head)
         return opcode, length
 
-    def _may_begin(self, at: int) -> bool:
+    def _is_record_start(self, at: int) -> bool:
         """Whether the first bytes there could be those of a record, or the file ends."""
         opcode, length = self._prefix(at)
         if not opcode:
@@ -178,12 +178,12 @@ class _Scan:
         while at < self._size - PREFIX_BYTES:
             block = self._read(at, _BLOCK_BYTES + PREFIX_BYTES)
             for candidate in _CANDIDATE.finditer(block):
-                if self._makes_sense(at + candidate.start()):
+                if self._is_plausible(at + candidate.start()):
                     return at + candidate.start()
             at += _BLOCK_BYTES
         return None
 
-    def _makes_sense(self, at: int) -> bool:
+    def _is_plausible(self, at: int) -> bool:
         opcode, length = self._prefix(at)
         end = at + PREFIX_BYTES + length
         if length > MAX_CHUNK_BYTES or end > self._size:
@@ -204,7 +204,7 @@ class _Scan:
                 return records.index_count(body) > 0
             if opcode == records.MESSAGE:
                 self._definitions.message(body)
-                return self._may_begin(end)
+                return self._is_record_start(end)
         except McapDamage:
             pass
         return False

@@ -11,7 +11,7 @@ from typing import Any
 from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Reader
 
-import multi_dnn_ros.bags.inflation  # noqa: F401  bounds what the rosbags reader decompresses
+import multi_dnn_ros.bags.decompression  # noqa: F401  bounds what the rosbags reader decompresses
 from multi_dnn_ros.bags.storage_file import (
     READ_ERRORS,
     STORAGE_SUFFIXES,

@@ -54,7 +54,7 @@ class Pages:
             changes, claimed, valid_for = (struct.unpack_from(">I", header, at)[0] for at in (24, 28, 92))
             if changes != valid_for:  # written by an old library that does not keep the count
                 claimed = 0
-        elif _holds(wal):
+        elif _has_data(wal):
             self.page_bytes = self.usable_bytes = _wal_page_bytes(wal)
         elif header[:1] == b"\0" and self._file_bytes > _DEFAULT_PAGE_BYTES:
             self._note("page 1 is damaged: the file has no header; read with pages of 4096 bytes")
@@ -64,9 +64,9 @@ class Pages:
         if self.page_bytes < 512 or self.page_bytes & (self.page_bytes - 1) or self.usable_bytes < 480:
             raise SqliteDamage(f"page size {self.page_bytes} in the file's header")
         self._pages_in_use: int | None = None  # as a log says
-        if _holds(wal):
+        if _has_data(wal):
             self._read_wal(wal)
-        elif _holds(journal):
+        elif _has_data(journal):
             self._read_journal(journal)
         #: The highest number of a page that may be there.
         self.count = max(-(-self._file_bytes // self.page_bytes), max(self._in_log, default=0))
@@ -178,7 +178,7 @@ class Pages:
         self._note(f"{path.name}: the transaction that did not end is left out ({restored} pages as before it)")
 
 
-def _holds(path: Path) -> bool:
+def _has_data(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from multi_dnn_ros.bags.inflation import MAX_CHUNK_BYTES
+from multi_dnn_ros.bags.decompression import MAX_CHUNK_BYTES
 from multi_dnn_ros.bags.sqlite_pages import Pages
 
 _TABLE_LEAF = 0x0D

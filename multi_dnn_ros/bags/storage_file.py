@@ -12,7 +12,7 @@ from typing import Any
 
 from rosbags.rosbag2 import Reader
 
-from multi_dnn_ros.bags.inflation import DECOMPRESSION_ERRORS, TooLargeError, inflate_message
+from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_message
 from multi_dnn_ros.bags.mcap_records import McapDamage, read_summary
 from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage
 from multi_dnn_ros.bags.sqlite_pages import SqliteDamage
@@ -100,7 +100,7 @@ class StorageFile:
                     last_ns = message.stamp_ns
                     at_last.clear()
                 at_last[message.topic] += 1
-                yield from self._inflated(message)
+                yield from self._decompressed(message)
         except READ_ERRORS as error:
             failure = error
         if self._storage is not None and failure is None:
@@ -112,12 +112,12 @@ class StorageFile:
         # rosbags gives messages by time: what it has not given is later, or as late as the last one.
         for message in self._salvage.messages(topics):
             if last_ns is None or message.stamp_ns > last_ns:
-                yield from self._inflated(message)
+                yield from self._decompressed(message)
             elif message.stamp_ns == last_ns:
                 if at_last[message.topic]:
                     at_last[message.topic] -= 1
                 else:
-                    yield from self._inflated(message)
+                    yield from self._decompressed(message)
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -133,11 +133,11 @@ class StorageFile:
             for connection, stamp_ns, data in self._storage.messages(connections):
                 yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
 
-    def _inflated(self, message: Salvaged) -> Iterator[BagMessage]:
+    def _decompressed(self, message: Salvaged) -> Iterator[BagMessage]:
         data = message.data
         if data.startswith(_ZSTD_MAGIC):
             try:
-                data = inflate_message(data)
+                data = decompress_message(data)
             except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
                 self._note(f"message on {message.topic} at {message.stamp_ns} ns cannot be decompressed: {error}")
                 return

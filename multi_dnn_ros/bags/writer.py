@@ -15,7 +15,7 @@ from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
 from multi_dnn_ros.bags.definitions import definition
 from multi_dnn_ros.bags.storage_file import BagError
-from multi_dnn_ros.common.atomic_files import KeptWhenClosed
+from multi_dnn_ros.common.atomic_files import AtomicWriter
 
 Storage = Literal["mcap", "sqlite3"]
 _PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
@@ -37,7 +37,7 @@ _LATCHED = Qos(
 )
 
 
-class BagWriter(KeptWhenClosed):
+class BagWriter(AtomicWriter):
     """A recording open for writing; a context manager.
 
     It is written into a folder of its own beside `path` and renamed when it is closed; an exception inside the `with`

@@ -113,7 +113,7 @@ def _sequential(tasks: tuple[DnnTask, ...], images: Images) -> float:
 
 def _infer(task: DnnTask, image: npt.NDArray[np.uint8]) -> None:
     carried = task.preprocess(torch.from_numpy(image))
-    for stage in (task.in_one[1],) if 1 in task.in_one else task.stages:  # nobody waits for it here
+    for stage in (task.single_launch[1],) if 1 in task.single_launch else task.stages:  # nobody waits for it here
         carried = stage(carried)
     task.decode(carried, (image.shape[0], image.shape[1]))
 

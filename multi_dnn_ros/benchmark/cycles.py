@@ -21,8 +21,8 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.rig import flat
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.memory import give_back_memory
-from multi_dnn_ros.common.processes import claimed_domain
+from multi_dnn_ros.common.memory import release_memory
+from multi_dnn_ros.common.processes import reserved_domain
 from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -38,7 +38,7 @@ def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
     In each cycle every camera sends a frame and every DNN answers. The DNNs run in this process (`isolation: none`),
     where all that stays behind can be seen.
     """
-    with claimed_domain() as domain:
+    with reserved_domain() as domain:
         return _measured(config.model_copy(update={"autostart": False, "isolation": "none"}), repeats, domain)
 
 
@@ -71,13 +71,13 @@ def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
         rclpy.try_shutdown()
     samples = samples[WARM_UP:]
     third = (len(samples) + 2) // 3
-    first, last = _held(samples[:third]), _held(samples[len(samples) - third :])
+    first, last = _minimum_use(samples[:third]), _minimum_use(samples[len(samples) - third :])
     left = {name: last[name] - first[name] for name in last}
     passed = all(count < (1 << 20 if name.endswith("bytes") else 1) for name, count in left.items())
     return {"repeats": repeats, "device": config.device, "first": first, "last": last, "left": left, "passed": passed}
 
 
-def _held(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def _minimum_use(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """The least of each that was held in these cycles: what lies above it was given back again."""
     return {name: min(sample[name] for sample in samples) for name in samples[0]}
 
@@ -125,7 +125,7 @@ def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Camer
 
 
 def _sample(node: MultiDnnNode) -> dict[str, int]:
-    give_back_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    release_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     process = psutil.Process()
     sample = {
         "threads": threading.active_count(),

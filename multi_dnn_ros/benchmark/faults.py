@@ -66,7 +66,7 @@ class Faults:
         """Until the next one."""
         return self._random.uniform(shortest_s, longest_s)
 
-    def deal(self, at_s: float) -> None:
+    def inject(self, at_s: float) -> None:
         """One fault to one process, if there is one. All kinds come equally often."""
         hits_serving = self._random.random() < _SERVING
         serving, every = self._serving(), set(engine_pids())

@@ -50,10 +50,10 @@ class GpuWatch:
         if self._output is None:
             return {}
         self._output.seek(0)
-        return parsed(self._output.read().decode(errors="replace"))
+        return parse_output(self._output.read().decode(errors="replace"))
 
 
-def parsed(text: str) -> dict[str, Any]:
+def parse_output(text: str) -> dict[str, Any]:
     """Figures of the tool's lines; what is not two numbers is left out, as its first and last line may be."""
     rows = []
     for line in text.splitlines():

@@ -24,7 +24,7 @@ Picture = Callable[[str, int], npt.NDArray[np.uint8]]
 
 
 @dataclass
-class Seen:
+class Observed:
     """What came out, by DNN and camera. results_ns: when. counted: ends of frames by what they were."""
 
     results_ns: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class HostTraffic:
         picture: Picture,
         stop_timeout_s: float = 2.0,
     ) -> None:
-        self.seen = Seen()
+        self.seen = Observed()
         self._host = host
         self._rates_hz = rates_hz
         self._picture = picture

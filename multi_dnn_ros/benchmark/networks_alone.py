@@ -84,13 +84,13 @@ def _measure(model: str, jobs: int, rounds: int, order: random.Random) -> dict[s
 
 
 def _conditions(network: nn.Module, inputs: Tensors, jobs: int) -> dict[str, Callable[[Tensors], Tensors]]:
-    direct = _directly(network, inputs)
+    direct = _run_directly(network, inputs)
     served = _prepared("onnxruntime", network, inputs, jobs)
     scripts = _prepared("torchscript", network, inputs, jobs)
     whole = getattr(served[0], "chain", None)
     if whole is None:
         raise ValueError(f"{type(network).__name__} does not run as sessions, or has one job only")
-    return {DIRECT: direct, WHOLE: whole, JOBS: _through(served), TORCHSCRIPT: _through(scripts)}
+    return {DIRECT: direct, WHOLE: whole, JOBS: _run_stages(served), TORCHSCRIPT: _run_stages(scripts)}
 
 
 def _prepared(backend: str, network: nn.Module, inputs: Tensors, jobs: int) -> Sequence[Stage]:
@@ -98,7 +98,7 @@ def _prepared(backend: str, network: nn.Module, inputs: Tensors, jobs: int) -> S
     return choose_backend(backend, cpu).prepare(cut(network, inputs, jobs, fold_batch_norm=True), inputs, cpu)
 
 
-def _through(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
+def _run_stages(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
     def run(carried: Tensors) -> Tensors:
         for stage in stages:
             carried = stage(carried)
@@ -107,7 +107,7 @@ def _through(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
     return run
 
 
-def _directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Tensors]:
+def _run_directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Tensors]:
     """What one would write first: the network itself exported by PyTorch, arrays in and out."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1

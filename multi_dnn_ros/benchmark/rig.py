@@ -33,7 +33,7 @@ from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.processes import Child, Interrupts, claimed_domain, on_loopback
+from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
@@ -160,8 +160,8 @@ class Rig:
         self.recordings = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_recordings_")))
         parameters = self.folder / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(self.config)}}), encoding="utf-8")
-        domain = self._stack.enter_context(claimed_domain())
-        self._environment = on_loopback(domain)
+        domain = self._stack.enter_context(reserved_domain())
+        self._environment = loopback_environment(domain)
         os.environ.update(self._environment)
         configure()
         rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
@@ -177,7 +177,7 @@ class Rig:
             ),
             *(self._listen(*stream) for stream in self.streams),
         ]
-        with self._interrupts.held():
+        with self._interrupts.deferred():
             self.node = self._stack.enter_context(
                 Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
             )
@@ -209,7 +209,7 @@ class Rig:
             *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
         ]
         log = self.folder / f"camera_{name}_{self._started}.log"
-        with self._interrupts.held():
+        with self._interrupts.deferred():
             self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
 
     def stop_camera(self, name: str) -> None:

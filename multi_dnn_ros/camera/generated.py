@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from multi_dnn_ros.camera.source import Recorded, Shot, SourceError
+from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 #: A generated drive goes on along another road, under another weather, every so many seconds.
@@ -26,10 +26,10 @@ class SceneSource:
         self.length = length
         self._drive = SceneGenerator(*size, seed).drive(length, rate_hz, _STRETCH_S)
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         for index in range(self.length):
             scene = self._drive.frame(index)
-            yield Shot(scene.image, scene)
+            yield SourceImage(scene.image, scene)
 
 
 class PreparedSource:
@@ -50,7 +50,7 @@ class PreparedSource:
         self.name = source.name
         self.notes = source.notes
         self.rate_hz = source.rate_hz
-        self._shots: list[Shot | Recorded] = []
+        self._shots: list[SourceImage | Recorded] = []
         held = 0
         for shot in source.items():
             held += shot.image.nbytes + (shot.scene.lane_mask.nbytes if shot.scene else 0)
@@ -61,5 +61,5 @@ class PreparedSource:
             self._shots.append(shot)
             progress()
 
-    def items(self) -> Iterator[Shot | Recorded]:
+    def items(self) -> Iterator[SourceImage | Recorded]:
         return iter(self._shots)

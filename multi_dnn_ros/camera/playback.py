@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from multi_dnn_ros.camera.pace import Pace
-from multi_dnn_ros.camera.source import Recorded, Shot, Source
+from multi_dnn_ros.camera.source import Recorded, Source, SourceImage
 
 DEFAULT_RATE_HZ = 10.0
 
@@ -16,7 +16,7 @@ DEFAULT_RATE_HZ = 10.0
 class Publisher(Protocol):
     """Where pictures go. stamp_ns: of the header; None: a recorded message keeps its own. False: it was unreadable."""
 
-    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool: ...
+    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool: ...
 
 
 @dataclass
@@ -105,15 +105,15 @@ class Player:
     def _pace_hz(self) -> float:
         return self._rate_hz or self._source.rate_hz or DEFAULT_RATE_HZ
 
-    def _stamp_ns(self, own_s: float, item: Shot | Recorded) -> int | None:
+    def _stamp_ns(self, own_s: float, item: SourceImage | Recorded) -> int | None:
         if not self._source_stamps:
             return self._now_ns()
         return None if isinstance(item, Recorded) else round(own_s * 1e9)
 
-    def _timed(self) -> Iterator[tuple[float, float, Shot | Recorded]]:
+    def _timed(self) -> Iterator[tuple[float, float, SourceImage | Recorded]]:
         """Every item with the second it is due and the second of the source's own time it shows, both from 0."""
         if self._source.live:
-            yield from ((0.0, 0.0, item) for item in self._thinned())
+            yield from ((0.0, 0.0, item) for item in self._subsampled())
             return
         own_hz = self._source.rate_hz or self._pace_hz()
         passed = 0  # items of earlier rounds
@@ -131,7 +131,7 @@ class Player:
             passed += index + 1
             passed_s += recorded_s + (interval_s or 1.0 / self._pace_hz())
 
-    def _thinned(self) -> Iterator[Shot | Recorded]:
+    def _subsampled(self) -> Iterator[SourceImage | Recorded]:
         """The pictures of a live source, as they come, but no more than the rate that was asked for."""
         due_s = self._clock()
         for item in self._source.items():

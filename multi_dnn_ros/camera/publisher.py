@@ -17,7 +17,7 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import resize
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_labels_message, truth_message
-from multi_dnn_ros.camera.source import Recorded, Shot, SourceError
+from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
 from multi_dnn_ros.ros.middleware import rmem_max_bytes
 from multi_dnn_ros.ros.qos import LATCHED
 from multi_dnn_ros.ros.receive_check import publisher_warning
@@ -91,7 +91,7 @@ class CameraPublisher:
                 )
             time.sleep(0.02)
 
-    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool:
+    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool:
         """Publish a picture and its truth with the same stamp, or a recorded message with a new stamp (None: its own).
 
         False: the recorded bytes are no such message; nothing is published.

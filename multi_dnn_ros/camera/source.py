@@ -18,7 +18,7 @@ class SourceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Shot:
+class SourceImage:
     """One picture. image: (H, W, 3) uint8 RGB. scene: its exact truth, for generated ones."""
 
     image: npt.NDArray[np.uint8]
@@ -46,4 +46,4 @@ class Source(Protocol):
     live: bool
     notes: list[str]
 
-    def items(self) -> Iterator[Shot | Recorded]: ...
+    def items(self) -> Iterator[SourceImage | Recorded]: ...

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES
-from multi_dnn_ros.camera.source import Recorded, Shot, Source, SourceError
+from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
 from multi_dnn_ros.vision.image_files import check_image_file
@@ -40,7 +40,7 @@ class VideoSource:
         if not readable:
             raise SourceError(f"video {path} is broken: its first frame cannot be decoded")
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         capture = self._open()
         count = 0
         try:
@@ -49,7 +49,7 @@ class VideoSource:
                 if not readable:
                     break
                 count += 1
-                yield Shot(_rgb(bgr))
+                yield SourceImage(_rgb(bgr))
         finally:
             capture.release()
         # Containers overstate by a frame or two; more is a file that was cut short.
@@ -79,7 +79,7 @@ class ImageSource:
             raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording")
         self._files = sorted(files, key=lambda file: natural_order(file.name))
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         for file in self._files:
             # imdecode of the bytes, because imread fails without a reason and on names with odd characters.
             content = file.read_bytes()
@@ -95,7 +95,7 @@ class ImageSource:
                 raise SourceError(f"image {file} cannot be decoded: {error.err}") from None
             if bgr is None:
                 raise SourceError(f"image {file} cannot be decoded")
-            yield Shot(_rgb(bgr))
+            yield SourceImage(_rgb(bgr))
 
 
 class DeviceSource:
@@ -117,13 +117,13 @@ class DeviceSource:
         own_hz = float(self._capture.get(cv2.CAP_PROP_FPS))
         self.rate_hz: float | None = own_hz if 0.0 < own_hz < 1000.0 else None
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         try:
             while True:
                 readable, bgr = self._capture.read()
                 if not readable:
                     raise SourceError(f"device {self.name} stopped delivering pictures")
-                yield Shot(_rgb(bgr))
+                yield SourceImage(_rgb(bgr))
         finally:
             self._capture.release()
 

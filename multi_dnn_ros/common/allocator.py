@@ -11,7 +11,7 @@ _MMAP_THRESHOLD = 32 << 20
 _TRIM_THRESHOLD = 128 << 20
 
 
-def keep_image_memory() -> bool:
+def configure_malloc() -> bool:
     """Let the allocator keep blocks as large as images for the next image, instead of returning each to the system.
 
     By default glibc gives blocks above a threshold (128 kB to 32 MB, it adapts) mappings of their own, and

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def written_beside(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
+def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
     """Gives the path to write to; after the block that file takes the place of `path`.
 
     A reader meets the old file or the new one, and so does whoever comes after a kill. Folders are made. to_disk: the
@@ -35,7 +35,7 @@ def written_beside(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
 
 
-class KeptWhenClosed(ABC):
+class AtomicWriter(ABC):
     """What is written bit by bit and gets its name at the end; a context manager: closed, or discarded by an error."""
 
     @abstractmethod

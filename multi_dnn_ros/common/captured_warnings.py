@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 
 
-class HeardWarnings(logging.Handler):
+class CapturedWarnings(logging.Handler):
     """The warnings of this package while the block runs, such as a job that cannot be captured: `texts`."""
 
     def __init__(self, logger: str = "multi_dnn_ros") -> None:
         super().__init__(logging.WARNING)
         self._logger = logging.getLogger(logger)
-        self.texts: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
-    def __enter__(self) -> HeardWarnings:
+    def __enter__(self) -> CapturedWarnings:
         self._logger.addHandler(self)
         return self
 

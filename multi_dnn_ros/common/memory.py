@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 
-def settle_memory() -> None:
+def freeze_heap() -> None:
     """Take what is there now out of garbage collection until memory is given back.
 
     With a pipeline it is several hundred thousand objects: going through them would hold up every thread for a quarter
@@ -21,7 +21,7 @@ def settle_memory() -> None:
 
 
 @contextlib.contextmanager
-def no_collection() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """A block in which no garbage is collected: CUDA graphs among it would be destroyed, which breaks off a capture.
 
     It holds for the whole process, so blocks of several threads must not overlap.
@@ -35,7 +35,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def give_back_memory(device: torch.device) -> None:
+def release_memory(device: torch.device) -> None:
     """Return what was freed to the system and to other processes on the GPU; allocators keep it otherwise."""
     gc.unfreeze()
     gc.collect()  # traced graphs refer to themselves

@@ -22,7 +22,7 @@ from multi_dnn_ros.common.errors import CommandError
 _claims = itertools.count()
 
 
-def on_loopback(domain: int) -> dict[str, str]:
+def loopback_environment(domain: int) -> dict[str, str]:
     """Environment in which ROS speaks in this domain, on this machine only."""
     return {
         "ROS_DOMAIN_ID": str(domain),
@@ -33,7 +33,7 @@ def on_loopback(domain: int) -> dict[str, str]:
 
 
 @contextmanager
-def claimed_domain() -> Iterator[int]:
+def reserved_domain() -> Iterator[int]:
     """A ROS domain that nobody on this machine has open, and that nobody else is given here until the block ends.
 
     Processes of ours open theirs seconds after it was chosen. From 20 to 99: ports of those above 101 lie where Linux
@@ -57,23 +57,23 @@ def claimed_domain() -> Iterator[int]:
 class Interrupts:
     """SIGINT and SIGTERM as KeyboardInterrupt, so that either ends what we started; a context manager.
 
-    Inside :meth:`held` they wait for the end of the block: a process that was just started must be known to whoever
+    Inside :meth:`deferred` they wait for the end of the block: a process that was just started must be known to whoever
     ends it before anything is raised.
     """
 
     def __init__(self) -> None:
-        self._held = False
-        self._waiting = False
+        self._deferred = False
+        self._pending = False
         self._before: dict[int, Any] = {}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        self._held = True
+    def deferred(self) -> Iterator[None]:
+        self._deferred = True
         try:
             yield
         finally:
-            self._held = False
-        if self._waiting:
+            self._deferred = False
+        if self._pending:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
@@ -87,8 +87,8 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._waiting = True
-        if not self._held:
+        self._pending = True
+        if not self._deferred:
             raise KeyboardInterrupt
 
 

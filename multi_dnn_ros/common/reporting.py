@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,17 +61,17 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write beside, then rename: a reader never sees half a file. Folders are made."""
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
 def write_figure(path: Path, figure: Figure) -> None:
     """A PNG, written as write_text does."""
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         figure.savefig(beside, dpi=120, format="png")
 
 
-def against(value: float | None, first: float | None, digits: int = 3) -> str:
+def with_change(value: float | None, first: float | None, digits: int = 3) -> str:
     """A cell of a table: the value and how far it is from the first row's, `0.359 (-45.3%)`.
 
     value: None is a dash. first: None in the first row itself; nothing is compared with 0.

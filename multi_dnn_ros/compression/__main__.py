@@ -17,7 +17,7 @@ from torch import nn
 from multi_dnn_ros.common.extras import MissingExtra, require
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, output_difference
-from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Choice, Progress, Ratio, Rounding
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
@@ -68,7 +68,7 @@ def paper_macs() -> list[dict[str, Any]]:
         network = load_network(f"torchvision:{builder}", weights="random").module
         inputs = (torch.zeros(1, 3, side, side),)
         before = cost(network, inputs)
-        choices = Ratio(ratio, Rounding(alignment=1, floor=1)).choose(survey(network, inputs))
+        choices = Ratio(ratio, Rounding(alignment=1, floor=1)).choose(list_layers(network, inputs))
         apply_plan(network, {name: choice.plan for name, choice in choices.items() if choice.plan}, builder)
         after = cost(network, inputs)
         rows.append(

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.ranks import RankPolicy
 from multi_dnn_ros.compression.tucker import ITERATIONS, decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, replace_layer
@@ -30,7 +30,7 @@ class Outcome:
     """Where one layer went.
 
     plan: None when it was left as it is, for `reason`. error: ||W - W'|| / ||W||. macs, parameters: before and after.
-    details: what the policy measured, in words.
+    details: what the policy measured, in describe_plan.
     """
 
     name: str
@@ -56,11 +56,11 @@ def decompose(
 ) -> list[Outcome]:
     """Replace the layers of `network` (eval mode, CPU) that `policy` chooses, in place, and say what became of each.
 
-    inputs: example inputs; layers: what survey() found, where that is known already. NothingToDecompose when no layer
+    inputs: example inputs; layers: the result of list_layers(), if known. NothingToDecompose when no layer
     may be replaced, or none is worth it unless `may_keep_all`; the network is then as it was. ModelError when it cannot
     be run or its weights are not finite; ValueError from the policy.
     """
-    layers = list(survey(network, inputs, linear=linear) if layers is None else layers)
+    layers = list(list_layers(network, inputs, linear=linear) if layers is None else layers)
     open_layers = [layer for layer in layers if not layer.kept]
     if not open_layers:
         reasons = sorted({layer.kept for layer in layers}) or ["it has no convolution"]

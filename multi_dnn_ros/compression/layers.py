@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, check_ranks, is_plain
 from multi_dnn_ros.models.errors import ModelError
 
@@ -126,7 +126,7 @@ class Layer:
         return " ".join(words + (["bias"] if module.bias is not None else []))
 
 
-def survey(
+def list_layers(
     network: nn.Module, inputs: tuple[torch.Tensor, ...], *, linear: bool = False, large: int = LARGE_LINEAR
 ) -> list[Layer]:
     """All convolutions and fully connected layers of `network`, in the order of named_modules().
@@ -164,7 +164,9 @@ def run_on_shapes(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             network(*(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in inputs))
     except Exception as error:
-        raise ModelError(f"{type(network).__name__} cannot be run on inputs {shapes}: {reason_of(error)}") from None
+        raise ModelError(
+            f"{type(network).__name__} cannot be run on inputs {shapes}: {summarize_error(error)}"
+        ) from None
 
 
 def _kept(layer: nn.Module, runs: bool, linear: bool, large: int) -> str:

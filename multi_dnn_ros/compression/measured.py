@@ -25,7 +25,7 @@ _WHOLE_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
-class WholeTime:
+class NetworkTime:
     """Milliseconds of the network as it was and decomposed, taking turns, with `instances` running at once."""
 
     instances: int
@@ -61,8 +61,8 @@ class Measured:
     instances: int = 2
     margin: float = 0.03
     compare: Compare = compare
-    whole: list[WholeTime] = field(default_factory=list)
-    accepted: list[WholeTime] = field(default_factory=list)
+    whole: list[NetworkTime] = field(default_factory=list)
+    accepted: list[NetworkTime] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.margin < 1.0:
@@ -90,7 +90,7 @@ class Measured:
         times = self._times(layer, plans)
         original = times[0]
         details = f"{original:.4f} ms as it is; " + ", ".join(
-            f"{words(plan)} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
+            f"{describe_plan(plan)} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
         )
         best = min(range(len(plans)), key=lambda index: times[index + 1])
         gain = original - times[best + 1]
@@ -103,7 +103,7 @@ class Measured:
         totals = [0.0] * (len(plans) + 1)
         for shape, _ in layer.calls:
             where = f"{layer.describe()} | {'x'.join(map(str, (self.target.batch, *shape[1:])))} | {self.target.name()}"
-            keys = [f"{what} | {where}" for what in ("as it is", *map(words, plans))]
+            keys = [f"{what} | {where}" for what in ("as it is", *map(describe_plan, plans))]
             known = [self.cache.get(key) for key in keys]
             if any(ms is None for ms in known):  # all of them, so that all were timed under the same conditions
                 modules = [layer.module, *(empty_chain(layer.module, plan) for plan in plans)]
@@ -124,7 +124,7 @@ class Measured:
             slower, measured = [], []
             pair = (self.network, decomposed)
             for instances, times in self.compare(pair, self.input_shape, self.target, (1, self.instances)).items():
-                measured.append(WholeTime(instances, times[0], times[1], len(plans)))
+                measured.append(NetworkTime(instances, times[0], times[1], len(plans)))
                 if not measured[-1].ratio <= 1.0 - _WHOLE_MARGIN:
                     slower.append(measured[-1])
             self.whole += measured
@@ -162,7 +162,7 @@ def candidate_plans(layer: Layer, base: LayerPlan, rounding: Rounding) -> list[L
     return plans
 
 
-def words(plan: LayerPlan) -> str:
+def describe_plan(plan: LayerPlan) -> str:
     """Kind and ranks: "tucker2 in 24 out 32", "svd 64"."""
     if isinstance(plan, SvdPlan):
         return f"svd {plan.rank}"

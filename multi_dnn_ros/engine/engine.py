@@ -13,7 +13,7 @@ from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import Job
-from multi_dnn_ros.engine.observer import Observer, Unobserved
+from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure
@@ -23,7 +23,7 @@ from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.engine.worker import Worker
 
 
-def _ignore(_: object) -> None:
+def _do_nothing(_: object) -> None:
     pass
 
 
@@ -59,8 +59,8 @@ class Engine:
         tasks: Sequence[DnnTask],
         *,
         on_result: Callable[[Result], None],
-        on_drop: Callable[[Drop], None] = _ignore,
-        on_failure: Callable[[Failure], None] = _ignore,
+        on_drop: Callable[[Drop], None] = _do_nothing,
+        on_failure: Callable[[Failure], None] = _do_nothing,
         workers: int = 2,
         policy: str | Policy = "fifo",
         device: torch.device | None = None,
@@ -73,7 +73,7 @@ class Engine:
     ) -> None:
         _check(tasks, workers, max_launched)
         self._clock = clock
-        self._observer = observer or Unobserved()
+        self._observer = observer or NullObserver()
         self._started = False
         self._policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         self._queue = JobQueue(self._policy, clock)
@@ -98,7 +98,7 @@ class Engine:
         )
         waiting = max_launched if orders and max_launched is not None else 0
         self._is_bounded = waiting > 0
-        self._order()
+        self._update_policy()
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
         self._workers = [
@@ -124,7 +124,7 @@ class Engine:
         It arrives now, unless its `received_ns` says when it did. dnns: only to these; None: to all.
         """
         frame.received_ns = frame.received_ns or self._clock()
-        for dnn in self._serving(frame.camera):
+        for dnn in self._dnns_of(frame.camera):
             if dnns is None or dnn.task.name in dnns:
                 dnn.offer(frame)
 
@@ -137,7 +137,7 @@ class Engine:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return all(
             dnn.submit(frame, None if deadline is None else max(0.0, deadline - time.monotonic()))
-            for dnn in self._serving(frame.camera)
+            for dnn in self._dnns_of(frame.camera)
         )
 
     def update(
@@ -145,7 +145,7 @@ class Engine:
     ) -> None:
         """Change a DNN's settings while it runs; None keeps, 0 means no deadline or no maximum age."""
         self._dnns[dnn].update(priority, deadline_ns, max_age_ns)
-        self._order()
+        self._update_policy()
 
     def statistics(self) -> Statistics:
         streams, disabled = {}, {}
@@ -189,7 +189,7 @@ class Engine:
 
     def launch_ns(self) -> int:
         """CPU time that a DNN that is alone has spent launching jobs, in place of workers."""
-        return 0 if self._launcher is None else self._launcher.at_once_ns
+        return 0 if self._launcher is None else self._launcher.launch_ns
 
     def alive(self) -> list[str]:
         """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
@@ -202,16 +202,18 @@ class Engine:
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
 
     def _runner(self, *, waits: bool = False) -> Runner:
-        return Runner(self._queue, self._device, self.stream_of, self._observer, whole=self._may_run_whole, waits=waits)
+        return Runner(
+            self._queue, self._device, self.stream_of, self._observer, whole=self._may_run_in_one_call, waits=waits
+        )
 
-    def _may_run_whole(self, successor: Job) -> bool:
+    def _may_run_in_one_call(self, successor: Job) -> bool:
         """Whether a frame on a CPU may run as one network in place of its jobs, the second of which is `successor`.
 
         It cannot be interrupted then, so only where nobody waits for it who would not wait for its jobs: no job waits
         that comes before them; and no DNN's frame may come meanwhile that has to go before them, unless each DNN, which
         has one inference under way at most, finds a worker for itself.
         """
-        if not self._queue.is_next(successor):
+        if not self._queue.would_run_next(successor):
             return False
         tasks = [dnn.task for dnn in self._dnns.values()]
         own = successor.inference.task
@@ -219,12 +221,12 @@ class Engine:
             self._policy.may_overtake(task, own) for task in tasks if task.name != own.name
         )
 
-    def _order(self) -> None:
+    def _update_policy(self) -> None:
         """Priorities or deadlines may have changed."""
         tasks = [dnn.task for dnn in self._dnns.values()]
         self._stream_priorities = stream_priorities(task.priority for task in tasks)
         if self._is_bounded:
-            self._queue.bound_by(tasks)
+            self._queue.bound_launches(tasks)
 
     def stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
         """Of a DNN's name, share of the SMs and priority; made by the thread that needs it first."""
@@ -237,7 +239,7 @@ class Engine:
                     self._streams[key] = make_stream(self._device, sms, key[2])
         return self._streams[key]
 
-    def _serving(self, camera: str) -> list[DnnThread]:
+    def _dnns_of(self, camera: str) -> list[DnnThread]:
         try:
             return self._of_camera[camera]
         except KeyError:

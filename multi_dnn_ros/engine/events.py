@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 
 
-class Events:
+class EventPool:
     """Timing events of one device. Any thread may take and give back; lists do both in one step."""
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
 
-    def recorded(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         """An event that stands for what was launched on `stream` until now."""
         try:
             event = self._free.pop()
@@ -22,6 +22,6 @@ class Events:
         event.record(stream)
         return event
 
-    def give_back(self, events: Iterable[torch.cuda.Event]) -> None:
-        """Events that nobody waits for or reads any more."""
+    def release(self, events: Iterable[torch.cuda.Event]) -> None:
+        """EventPool that nobody waits for or reads any more."""
         self._free.extend(events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 #: Seconds until a disabled DNN is tried again, by how often that has failed before; the last one holds from then on.
-TRY_AGAIN_S = (10.0, 60.0, 600.0)
+RETRY_DELAYS_S = (10.0, 60.0, 600.0)
 
 
 class Health:
@@ -19,32 +19,32 @@ class Health:
         self._most = most
         self._clock = clock
         self._disabled: str | None = None
-        self._tries = 0
-        self._try_ns: int | None = None
+        self._retries = 0
+        self._retry_ns: int | None = None
         self.failures = 0  # in a row
 
     @property
     def disabled(self) -> str | None:
         """Why the DNN takes no frames; None: it takes them, maybe once more."""
-        if self._try_ns is not None and self._clock() >= self._try_ns:
-            self._disabled = self._try_ns = None
+        if self._retry_ns is not None and self._clock() >= self._retry_ns:
+            self._disabled = self._retry_ns = None
         return self._disabled
 
-    def try_s(self) -> float | None:
+    def retry_s(self) -> float | None:
         """Seconds until a disabled DNN is tried again; None: never in this engine, or it is not disabled."""
-        return None if self._try_ns is None else max(0.0, (self._try_ns - self._clock()) / 1e9)
+        return None if self._retry_ns is None else max(0.0, (self._retry_ns - self._clock()) / 1e9)
 
     def succeeded(self) -> None:
         """A frame came through."""
-        self.failures = self._tries = 0
+        self.failures = self._retries = 0
 
     def failed(self, message: str) -> None:
         """A frame, or those of a batch, were lost by the DNN's own fault."""
         self.failures += 1
-        if self.disabled is None and (self._tries or self.failures >= self._most):
-            pause_s = TRY_AGAIN_S[min(self._tries, len(TRY_AGAIN_S) - 1)]
-            self._tries += 1
-            self._try_ns = self._clock() + round(pause_s * 1e9)
+        if self.disabled is None and (self._retries or self.failures >= self._most):
+            pause_s = RETRY_DELAYS_S[min(self._retries, len(RETRY_DELAYS_S) - 1)]
+            self._retries += 1
+            self._retry_ns = self._clock() + round(pause_s * 1e9)
             self._disabled = (
                 f"disabled after {self.failures} failures in a row, next try in {pause_s:g} s; the last: {message}"
             )
@@ -52,5 +52,5 @@ class Health:
     def thread_ended(self, message: str) -> None:
         """An error in the engine's own code ended the DNN's thread; nothing can be tried again."""
         self.failures += 1
-        self._try_ns = None
+        self._retry_ns = None
         self._disabled = f"disabled, as its thread ended: {message}"

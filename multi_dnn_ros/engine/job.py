@@ -11,7 +11,7 @@ import torch
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.cuda_graph import together
 from multi_dnn_ros.backends.device_errors import is_device_failure
-from multi_dnn_ros.engine.events import Events
+from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason
 
@@ -50,7 +50,7 @@ class Inference:
     carried: Tensors = ()
     ready: torch.cuda.Event | None = None
     stream: torch.cuda.Stream | None = None
-    events: Events = field(default_factory=Events)
+    events: EventPool = field(default_factory=EventPool)
     spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
     pre_ns: int = 0
     queue_ns: int = 0
@@ -81,7 +81,7 @@ class Inference:
         if self.ready is not None:
             self.ready.synchronize()
             self.compute_ns = int(sum(begin.elapsed_time(end) for begin, end in self.spans) * 1e6)
-            self.events.give_back({event for span in self.spans for event in span if event is not self.ready})
+            self.events.release({event for span in self.spans for event in span if event is not self.ready})
             self.spans.clear()
 
     def outputs(self, row: int) -> Tensors:
@@ -89,7 +89,7 @@ class Inference:
         return self._rows[row] if self.batch > 1 else self.carried
 
 
-def loss_by(error: BaseException, job: int) -> Loss:
+def loss_from_error(error: BaseException, job: int) -> Loss:
     """What the frames are lost by when a job raises."""
     return DropReason.DNN_ERROR, f"job {job}: {type(error).__name__}: {error}"
 
@@ -117,30 +117,30 @@ class Job:
         self,
         device: torch.device,
         stream: torch.cuda.Stream | None = None,
-        goes_on: Callable[[Job], bool] = lambda job: False,
+        may_continue: Callable[[Job], bool] = lambda job: False,
         now: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """Run; leaves the carried tensors in the inference.
 
-        goes_on: whether the inference's next job, which it is given, may run at once. On a CPU all jobs are one call
-        then, where the task has them as one.
+        may_continue: whether the inference's next job, which it is given, may run at once. On a CPU all jobs are one
+        call then, where the task has them as one.
 
         On CUDA this only launches, on `stream`, which is the calling thread's current one: what came before is waited
-        for on the GPU, and an event is left for what comes after. To take turns with equals between two launches would
-        cost and gain nothing there: the inference's next jobs are launched with this one for as long as it goes_on, all
-        of them at once where the task has them as one.
+        for on the GPU, and an event is left for what comes after. Alternating with equal jobs between two
+        launches would gain nothing there, so the inference's next jobs are launched with this one for as long as
+        may_continue allows; all of them in one launch where the task has single_launch.
         """
         inference = self.inference
         if stream is not None:
-            self._launch(device, stream, goes_on, now)
+            self._launch(device, stream, may_continue, now)
             return
         begin = now()
         if self.index == 0:
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - begin
             begin = now()
-        whole = inference.task.in_one.get(inference.batch) if self.index == 0 else None
-        if whole is not None and not self.is_last and goes_on(self.successor()):
+        whole = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
+        if whole is not None and not self.is_last and may_continue(self.successor()):
             inference.carried = whole(inference.carried)
             self.index = len(inference.stages) - 1
         else:
@@ -148,10 +148,14 @@ class Job:
         inference.compute_ns += now() - begin
 
     def _launch(
-        self, device: torch.device, stream: torch.cuda.Stream, goes_on: Callable[[Job], bool], now: Callable[[], int]
+        self,
+        device: torch.device,
+        stream: torch.cuda.Stream,
+        may_continue: Callable[[Job], bool],
+        now: Callable[[], int],
     ) -> None:
         inference = self.inference
-        recorded = inference.events.recorded
+        record = inference.events.record
         in_place = self.index == 0 and (inference.task.in_place or len(inference.items) > 1)
         if self.index == 0:
             before = now()
@@ -166,27 +170,27 @@ class Job:
                 for tensor in inference.carried:  # made on the other stream: its memory must not be reused too early
                     tensor.record_stream(stream)
             inference.stream = stream
-        begin = recorded(stream)
-        all_in_one = inference.task.in_one.get(inference.batch) if self.index == 0 else None
-        if all_in_one is not None and goes_on(self.successor()):
-            inference.carried = all_in_one(inference.carried)
+        begin = record(stream)
+        fused = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
+        if fused is not None and may_continue(self.successor()):
+            inference.carried = fused(inference.carried)
             self.index = len(inference.stages) - 1
         else:
             inference.carried = inference.stages[self.index](inference.carried)
-            while not self.is_last and goes_on(self.successor()):
+            while not self.is_last and may_continue(self.successor()):
                 self.index += 1
                 inference.carried = inference.stages[self.index](inference.carried)
         if self.is_last:
             if inference.task.condense is not None:
                 inference.carried = inference.task.condense(inference.carried)
-            end = recorded(stream)
+            end = record(stream)
             if inference.batch > 1:  # not what it was filled up with
                 rows = sum(item.lost is None for item in inference.items)
                 inference.carried = tuple(tensor[:rows] for tensor in inference.carried)
             inference.carried = tuple(_to_pinned(tensor) for tensor in inference.carried)
-            inference.ready = recorded(stream)
+            inference.ready = record(stream)
         else:
-            end = inference.ready = recorded(stream)
+            end = inference.ready = record(stream)
         inference.spans.append((begin, end))
 
     def _inputs(self, device: torch.device) -> Tensors:
@@ -200,7 +204,7 @@ class Job:
             except Exception as error:
                 if is_device_failure(error):
                     raise
-                item.lost = loss_by(error, self.index)
+                item.lost = loss_from_error(error, self.index)
         if not images:
             raise ValueError("every image of the batch is lost")
         return self._together(images)

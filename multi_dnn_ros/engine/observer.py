@@ -28,7 +28,7 @@ class Observer(Protocol):
         ...
 
 
-class Unobserved:
+class NullObserver:
     """Nobody is told."""
 
     def began(self, dnn: str) -> None:

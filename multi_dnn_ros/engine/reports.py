@@ -18,7 +18,7 @@ class Failure:
     """A DNN lost a frame, or those of a batch, by its own fault.
 
     consecutive: failures in a row. disabled: it takes no more frames; reason: why, if that is more than the message.
-    try_s: seconds until it takes frames again; None: until that is told.
+    retry_s: seconds until it takes frames again; None: until that is told.
     """
 
     dnn: str
@@ -26,7 +26,7 @@ class Failure:
     consecutive: int
     disabled: bool
     reason: str = ""
-    try_s: float | None = None
+    retry_s: float | None = None
 
 
 @dataclass(frozen=True)

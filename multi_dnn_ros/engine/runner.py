@@ -9,8 +9,8 @@ import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.stream_priority import Streams
-from multi_dnn_ros.engine.job import Job, loss_by
-from multi_dnn_ros.engine.observer import Observer, Unobserved
+from multi_dnn_ros.engine.job import Job, loss_from_error
+from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.queue import JobQueue
 
 #: The CUDA stream of a DNN: name, SMs that it runs on, priority.
@@ -23,7 +23,7 @@ class Runner:
     A job that raises loses its frames and nothing else. observer: told of each job. stream_of: the same for all
     threads; not asked on a CPU. waits: on a GPU, whether it waits for the kernels of a job that may be overtaken (see
     JobQueue); its thread sleeps then. whole: whether a frame on a CPU runs as one network, asked with its second
-    job. at_once_ns: CPU time of the jobs that no worker ran.
+    job. launch_ns: CPU time of the jobs that no worker ran.
     """
 
     def __init__(
@@ -37,31 +37,31 @@ class Runner:
         waits: bool = False,
     ) -> None:
         self._queue = queue
-        self._observer = observer or Unobserved()
+        self._observer = observer or NullObserver()
         # Blocking: one that does not sleep takes a core for as long as the kernels run.
         self._finished = torch.cuda.Event(blocking=True) if waits else None
         self._device = device
         self._whole = whole
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
-        self.at_once_ns = 0
+        self.launch_ns = 0
 
     def enter_device(self) -> None:
         """Called once by the thread: the current device is per thread in PyTorch."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def run_at_once(self, job: Job) -> Job | None:
+    def try_run(self, job: Job) -> Job | None:
         """Run a job that is not queued if nobody is before it: to wake a worker takes about as long as to launch.
 
         What is left for the queue, at first the job itself.
         """
-        if not self._queue.take_at_once(job):
+        if not self._queue.try_acquire(job):
             return job
         began = time.thread_time_ns()
         with torch.inference_mode():  # not the whole thread: receivers run in it
             rest = self.run(job)
-        self._queue.ended()
-        self.at_once_ns += time.thread_time_ns() - began
+        self._queue.job_done()
+        self.launch_ns += time.thread_time_ns() - began
         return rest
 
     def run(self, job: Job) -> Job | None:
@@ -85,21 +85,21 @@ class Runner:
             except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
                 if is_device_failure(error):
                     observer.device_failed(name, error)
-                inference.lost = loss_by(error, job.index)
+                inference.lost = loss_from_error(error, job.index)
             if self._streams is None:
                 observer.ended(name)
-        goes_on = inference.lost is None and not job.is_last
-        if not goes_on:
+        continues = inference.lost is None and not job.is_last
+        if not continues:
             inference.done(inference)
         if finished is None or inference.lost is not None:
-            return job.successor() if goes_on else None
+            return job.successor() if continues else None
         try:
             finished.synchronize()
         except Exception as error:  # a kernel's failure; of a frame's last job its DNN meets it, too
             if is_device_failure(error):
                 self._observer.device_failed(inference.task.name, error)
-            if goes_on:
-                inference.lost = loss_by(error, job.index)
+            if continues:
+                inference.lost = loss_from_error(error, job.index)
                 inference.done(inference)
             return None
-        return job.successor() if goes_on else None
+        return job.successor() if continues else None

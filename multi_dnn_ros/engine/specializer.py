@@ -36,7 +36,7 @@ class Specializer:
                 continue
             self._attempts[size] = 0
             try:
-                with self._queue.held():
+                with self._queue.paused():
                     task.specialize(size)
             except Exception as error:
                 self._attempts[size] = left - 1

@@ -11,7 +11,7 @@ import numpy as np
 
 from multi_dnn_ros.engine.task import DropReason, Timing
 
-STAGES = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
+TIMINGS = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Percentiles:
 class StreamStatistics:
     """One DNN on one camera. offered == published + sum of dropped + pending, at every moment.
 
-    stages: end_to_end is from arrival to published; decode the image, on arrival; mailbox waiting for that and for the
-    DNN; pre upload and preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result;
-    publish the receiver.
-    rate_hz: results a second over the window. batch: frames that one inference took, the mean over the window.
+    latencies: end_to_end: arrival to end of publishing; decode: decoding the image, on arrival; mailbox: waiting for
+    decoding and for the DNN; pre: upload and preprocessing; queue: waiting in the shared queue; compute: the layers;
+    post: outputs to result; publish: the receiver's callback.
+    rate_hz: results per second over the window. batch: mean frames per inference over the window.
     """
 
     offered: int = 0
@@ -50,7 +50,7 @@ class StreamStatistics:
     deadline_misses: int = 0
     rate_hz: float = 0.0
     batch: float = 0.0
-    stages: dict[str, Percentiles] = field(default_factory=dict)
+    latencies: dict[str, Percentiles] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class StreamRecorder:
             deadline_misses=self.deadline_misses,
             rate_hz=_rate(at for at, _ in recent),
             batch=sum(t.batch for _, t in recent) / len(recent) if recent else 0.0,
-            stages={stage: Percentiles.of(columns[stage]) for stage in STAGES},
+            latencies={part: Percentiles.of(columns[part]) for part in TIMINGS},
         )
 
 

@@ -21,8 +21,8 @@ class DnnTask:
 
     preprocess: (H, W, 3) uint8 image on the device -> inputs of the first stage; runs inside the first job.
     stages: each takes the tensors that its predecessor carried over and returns those for its successor; one job each.
-    in_one: by number of images, all stages for so many as a single launch on a GPU, with the same results in the same
-    place, or a single call on a CPU; run where no job that waits comes before the frame's next.
+    single_launch: by number of images, all stages for so many as a single launch on a GPU, with the same results in the
+    same place, or a single call on a CPU; run where no job that waits comes before the frame's next.
     decode: raw outputs on the CPU and the image's (height, width) -> result; runs in the DNN's thread.
     cameras: whose frames it takes, one mailbox each.
     priority: higher goes first under the priority policy. deadline_ns: from arrival, for EDF and the statistics; None:
@@ -54,7 +54,7 @@ class DnnTask:
     batch_delay_ns: int = 0
     condense: Callable[[Tensors], Tensors] | None = None
     remaining_ns: tuple[int, ...] | None = None
-    in_one: Mapping[int, Stage] = field(default_factory=dict, hash=False)
+    single_launch: Mapping[int, Stage] = field(default_factory=dict, hash=False)
 
     @property
     def max_batch(self) -> int:

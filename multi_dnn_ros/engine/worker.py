@@ -42,13 +42,17 @@ class Worker(threading.Thread):
             while job is not None:
                 successor = self._runner.run(job)
                 job = None  # its tensors must not live on while this thread waits for the next one
-                job = self._next(successor) if successor is not None else self._queue.get(ended=True, waits=self._waits)
+                job = (
+                    self._next(successor)
+                    if successor is not None
+                    else self._queue.get(job_done=True, waits=self._waits)
+                )
 
     def _next(self, successor: Job) -> Job | None:
         if self._waits is False:  # the next job may be one that it must not take
             if self._queue.put(successor):
-                return self._queue.get(ended=True, waits=False)
-            self._queue.ended()
+                return self._queue.get(job_done=True, waits=False)
+            self._queue.job_done()
         else:
             job = self._queue.exchange(successor)
             if job is not None:

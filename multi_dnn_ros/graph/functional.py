@@ -76,7 +76,7 @@ def make_functional(graph_module: fx.GraphModule) -> bool:
 
     False where that cannot be done: the graph is of no use then.
     """
-    _remove_what_does_nothing(graph_module.graph)
+    _remove_no_ops(graph_module.graph)
     passed: set[fx.Node] = set()
     for node in graph_module.graph.nodes:
         if node.target in _IN_PLACE and not _becomes_functional(node, passed):
@@ -91,7 +91,7 @@ def _trains(node: fx.Node) -> bool:
     return place is not None and bool(node.args[place])
 
 
-def _remove_what_does_nothing(graph: fx.Graph) -> None:
+def _remove_no_ops(graph: fx.Graph) -> None:
     """Dropout that is off, and casts to the type that there is."""
     for node in list(graph.nodes):
         nothing = node.target in _DROPOUTS

@@ -104,7 +104,7 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
     traced = [tensor for node in graph_module.graph.nodes if (tensor := tensor_of(node)) is not None]
     fake_mode = detect_fake_mode(traced)
 
-    def stand_in(node: fx.Node) -> Any:
+    def fake_value(node: fx.Node) -> Any:
         if node.op != "get_attr":
             return node.meta.get("val")
         value = attribute(graph_module, node)
@@ -120,13 +120,13 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
         inputs = tuple(shape for source in sources for shape in _shapes(source.meta.get("val")))
         if is_selection(node) or is_view(node) or not isinstance(node.target, torch._ops.OpOverload) or not fake_mode:
             return Operation("view", name, inputs, results, Counts())
-        args = fx.node.map_arg(node.args, stand_in)
-        kwargs = fx.node.map_arg(node.kwargs, stand_in)
+        args = fx.node.map_arg(node.args, fake_value)
+        kwargs = fx.node.map_arg(node.kwargs, fake_value)
         with fake_mode, FlopCounterMode(display=False) as flops, torch.no_grad():
             result = node.target(*args, **kwargs)
         read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         written = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        weights = [stand_in(source) for source in node.all_input_nodes if source.op == "get_attr"]
+        weights = [fake_value(source) for source in node.all_input_nodes if source.op == "get_attr"]
         kind, window, groups = _kind(node, name, read)
         counted = int(flops.get_total_flops())
         taken = sum(tensor.numel() for tensor in read)

@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.functional import is_known, make_functional
 from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection, is_write
 
@@ -52,7 +52,7 @@ def trace(
         _fold_batch_norms(graph_module)
     graph.eliminate_dead_code()  # what was folded is gone, and the device that it was made on
     _forget_devices(graph)
-    _keep_selections_with_their_source(graph)
+    _move_selections_to_source(graph)
     graph_module.recompile()
     return graph_module
 
@@ -70,7 +70,7 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
                 # An empty table: functionalize, but keep convolution, batch norm, linear as the one kernel they are.
                 graph_module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
-        raise TraceError(f"torch.export cannot trace {type(module).__name__}: {reason_of(error)}") from error
+        raise TraceError(f"torch.export cannot trace {type(module).__name__}: {summarize_error(error)}") from error
     finally:
         logger.setLevel(level)
     assert isinstance(graph_module, fx.GraphModule)
@@ -177,7 +177,7 @@ def _arguments(operation: torch._ops.OpOverload) -> Iterable[Any]:
     return operation._schema.arguments
 
 
-def _keep_selections_with_their_source(graph: fx.Graph) -> None:
+def _move_selections_to_source(graph: fx.Graph) -> None:
     """Put every item taken out of a tuple right behind the operation that made the tuple: only tensors are carried."""
     for node in list(graph.nodes):
         if is_selection(node):

@@ -19,8 +19,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.nn import functional
 
-from multi_dnn_ros.common.atomic_files import written_beside
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.reporting import nvidia_smi_id
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.clock import Clock, clock_for
@@ -188,14 +188,14 @@ def _read(path: Path) -> dict[str, Limits]:
             raise ValueError("not a file of device limits")
         return {str(key): Limits.model_validate(value) for key, value in content["devices"].items()}
     except (OSError, ValueError, ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning("device limits in %s are not used: %s", path, reason_of(error))
+        log.warning("device limits in %s are not used: %s", path, summarize_error(error))
         return {}
 
 
 def _write(path: Path, known: dict[str, Limits]) -> None:
     devices = {key: limits.model_dump() for key, limits in known.items()}
     try:
-        with written_beside(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         log.warning("device limits are not kept: %s cannot be written: %s", path, error)

@@ -122,8 +122,8 @@ def check_fit(
     crowd: list[Demand] = []
     # Rounding apart: a set that is advised to be just within the limit is within it.
     if not own and utilization > limit * (1.0 + 1e-9):
-        crowd = [_gives_way(demands, needs, (utilization - limit) * workers)]
-    narrow = [] if own or crowd or shared <= limit * (1.0 + 1e-9) else [_gives_way(demands, shares, shared - limit)]
+        crowd = [_largest_need(demands, needs, (utilization - limit) * workers)]
+    narrow = [] if own or crowd or shared <= limit * (1.0 + 1e-9) else [_largest_need(demands, shares, shared - limit)]
     breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *narrow, *late)))
     ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
     text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late}, unit, overloaded)
@@ -182,7 +182,7 @@ def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
     return times
 
 
-def _gives_way(demands: Sequence[Demand], needs: Mapping[str, float], excess: float) -> Demand:
+def _largest_need(demands: Sequence[Demand], needs: Mapping[str, float], excess: float) -> Demand:
     """Of those without which it would fit, the one of least priority, the heaviest among equals; else the heaviest."""
     enough = [of for of in demands if needs[of.dnn] >= excess - 1e-9]
     if not enough:

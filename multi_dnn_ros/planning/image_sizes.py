@@ -80,7 +80,7 @@ class Fit:
         )
 
 
-class SizesSeen:
+class ObservedSizes:
     """Judges anew when a camera's images turn out to be of another size than was reckoned with.
 
     Of a camera that sends several sizes the largest counts.
@@ -90,7 +90,7 @@ class SizesSeen:
         self._fit = fit
         self._sizes: dict[str, Size] = {}
 
-    def see(self, camera: str, size: Size) -> Verdict | None:
+    def observe(self, camera: str, size: Size) -> Verdict | None:
         """To be told of each image; the new verdict, if there is one."""
         largest = self._sizes.get(camera)
         if camera not in self._fit.cameras or (largest is not None and megapixels(size) <= megapixels(largest)):

@@ -17,7 +17,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.cut import Stage as Job
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MOST_JOBS, JobLength, job_length
@@ -61,7 +61,7 @@ class JobPlan:
         times = [round((job.cost_s + self.launch_s) * 1e9) for job in jobs]
         return tuple(accumulate(reversed(times)))[::-1]
 
-    def words(self, dnn: str, remaining_ns: Sequence[int]) -> str:
+    def summary(self, dnn: str, remaining_ns: Sequence[int]) -> str:
         """What was chosen, in a line: the number of jobs, the longest of them, what launching takes."""
         times_ms = [(now - then) / 1e6 for now, then in pairwise((*remaining_ns, 0))]
         count = f"{len(times_ms)} job{'s' if len(times_ms) > 1 else ''}"
@@ -111,7 +111,7 @@ class JobPlanner:
                 raise
             log.warning(
                 "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimates: %s",
-                dnn.name, dnn.name, reason_of(error),
+                dnn.name, dnn.name, summarize_error(error),
             )  # fmt: skip
             return JobPlan(jobs)
         finally:

@@ -92,8 +92,8 @@ def measure(
 
     costs: what the cut goes by. The two take turns in random order (`seed`). Rounds in which the operating system took
     the processor away for somebody else (it counts such switches) are repeated, within bounds: the medians are the
-    network's, not its neighbours'. hold: entered around each round, see realtime.held. make_clock, preemptions, now:
-    other clocks, for tests. Raises what cutting or the backend raises.
+    network's, not its neighbours'. hold: entered around each round, see realtime_priority. make_clock, preemptions,
+    now: other clocks, for tests. Raises what cutting or the backend raises.
     """
     stages = tuple(split(traced.graph_module, jobs, costs=costs))
     clocks = make_clock or (lambda: clock_for(target.device))
@@ -121,7 +121,7 @@ def measure(
                 rounds[run].append((disturbance, times))
                 quiet[run] += disturbance == 0
             progress(min(min(quiet.values()), target.rounds), target.rounds)
-    of_jobs, of_layers = (_calmest(rounds[run], target.rounds) for run in (served, layered))
+    of_jobs, of_layers = (_least_preempted(rounds[run], target.rounds) for run in (served, layered))
     return Times(
         stages=stages,
         layers=_columns([[ms for job in times for ms in job] for _, times in of_layers]),
@@ -131,7 +131,7 @@ def measure(
     )
 
 
-def _calmest(rounds: list[tuple[int, list[list[float]]]], count: int) -> list[tuple[int, list[list[float]]]]:
+def _least_preempted(rounds: list[tuple[int, list[list[float]]]], count: int) -> list[tuple[int, list[list[float]]]]:
     return sorted(rounds, key=lambda entry: entry[0])[:count]
 
 

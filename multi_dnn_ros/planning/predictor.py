@@ -135,7 +135,7 @@ def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
     return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
 
 
-class Seen(_Part):
+class TrainedRange(_Part):
     """What was learnt of one kind of layer. sizes: flops, bytes read and written, pixels of each different layer."""
 
     samples: int = Field(ge=1)
@@ -184,7 +184,7 @@ class Predictor(_Part):
     flops_per_s: Positive
     bytes_per_s: Positive
     slices: dict[int, Slice] = Field(default_factory=dict)
-    seen: dict[str, Seen]
+    seen: dict[str, TrainedRange]
     loads: dict[str, int]
     model: Model
     scores: tuple[Scores, ...] = ()
@@ -277,14 +277,14 @@ def layers_of(traced: Traced) -> list[LayerShape]:
     return describe(traced, stage.layers)
 
 
-def seen_in(samples: Sequence[Sample]) -> dict[str, Seen]:
+def trained_range(samples: Sequence[Sample]) -> dict[str, TrainedRange]:
     """What a set of samples teaches, by kind of layer."""
     seen = {}
     for kind in KINDS:
         own = [sample.counts for sample in samples if sample.counts.kind == kind]
         if own:
             sizes = sorted({tuple(getattr(counts, name) for name in _SIZES) for counts in own})
-            seen[kind] = Seen(samples=len(own), sizes=tuple(sizes))
+            seen[kind] = TrainedRange(samples=len(own), sizes=tuple(sizes))
     return seen
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.graph.cut import cut, whole
@@ -102,24 +102,24 @@ def _side_by_side(
     if instances > 1 and target.device.type == "cpu":
         torch.set_num_threads(max(1, threads // instances))
     try:
-        crews = [_Crew(module, inputs, target, instances) for module in modules]
+        runners = [_Instances(module, inputs, target, instances) for module in modules]
         try:
-            for crew in crews:
-                crew.calibrate()
-            times: list[list[float]] = [[] for _ in crews]
+            for runner in runners:
+                runner.calibrate()
+            times: list[list[float]] = [[] for _ in runners]
             for turn in range(target.rounds):
-                for place in range(len(crews)):
-                    index = (place + turn) % len(crews)  # nobody is always behind the same one
-                    times[index].append(crews[index].seconds())
+                for place in range(len(runners)):
+                    index = (place + turn) % len(runners)  # nobody is always behind the same one
+                    times[index].append(runners[index].seconds())
         finally:
-            for crew in crews:
-                crew.stop()
+            for runner in runners:
+                runner.stop()
     finally:
         torch.set_num_threads(threads)
     return [1e3 * statistics.median(samples) for samples in times]
 
 
-class _Crew:
+class _Instances:
     """One job, made ready `instances` times; with more than one, a thread runs each."""
 
     def __init__(self, job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, instances: int) -> None:
@@ -231,7 +231,7 @@ class TimingCache:
         if self._path is None:
             return
         try:
-            with written_beside(self._path) as beside:
+            with atomic_write(self._path) as beside:
                 beside.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
         except OSError as error:
             log.warning("timings are not kept: %s cannot be written: %s", self._path, error)

@@ -53,7 +53,7 @@ def importances(samples: Sequence[Sample], seed: int = 0) -> list[Importance]:
     return [importance for _, importance in sorted(found, key=lambda entry: -entry[0])]
 
 
-def words(importance: Importance) -> str:
+def explain(importance: Importance) -> str:
     """One sentence or two."""
     named = [f"{name} ({share:.0%})" for name, share in importance.shares[:_NAMED] if share >= 0.03]
     kind = importance.kind[0].upper() + importance.kind[1:]

@@ -24,7 +24,7 @@ from multi_dnn_ros.planning.predictor import (
     Tree,
     Trees,
     base_ms,
-    seen_in,
+    trained_range,
 )
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import Sample, Setting, known_layers
@@ -137,7 +137,7 @@ def learn(
             for sms, of in sorted(settings.items())
             if sms
         },
-        seen=seen_in(rows),
+        seen=trained_range(rows),
         loads=dict(loads),
         model=models[0],
         scores=tuple(scores),

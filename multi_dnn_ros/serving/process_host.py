@@ -40,7 +40,7 @@ class _Prepared:
 class ProcessHost:
     """A :class:`multi_dnn_ros.serving.host.Host`. build: makes the pipeline in the engine process.
 
-    restart_s, try_s: pauses, see :class:`multi_dnn_ros.serving.groups.Limits`. make: starts a process.
+    restart_s, retry_s: pauses, see :class:`multi_dnn_ros.serving.groups.Limits`. make: starts a process.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class ProcessHost:
         build: Build = builds.build,
         *,
         restart_s: tuple[float, ...] = Limits.restart_s,
-        try_s: tuple[float, ...] = Limits.try_s,
+        retry_s: tuple[float, ...] = Limits.retry_s,
         make: MakeProcess = EngineProcess,
     ) -> None:
         self._build = build
-        self._restart_s, self._try_s = restart_s, try_s
+        self._restart_s, self._try_s = restart_s, retry_s
         self._make = make
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by check and configure

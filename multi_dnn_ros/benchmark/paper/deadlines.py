@@ -16,11 +16,11 @@ import torch
 
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import make_task
-from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_chains
 from multi_dnn_ros.benchmark.paper.partition import Partition
+from multi_dnn_ros.benchmark.paper.prepare import Work, build, make_chains
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.reporting import against, cpu_count, distribution, table
+from multi_dnn_ros.common.reporting import cpu_count, distribution, table, with_change
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
 from multi_dnn_ros.pipeline.choices import default_workers
 
@@ -140,7 +140,7 @@ def deadlines_table(figures: Mapping[str, Any]) -> str:
     rows = []
     for load, policy in itertools.product(LOADS, POLICIES):
         found = [row for row in figures["summary"] if (row["load"], row["policy"]) == (load, policy)]
-        cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {against(row['p99_ms'], None, 1)}" for row in found]
+        cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {with_change(row['p99_ms'], None, 1)}" for row in found]
         rows.append([f"{load:.0%}", str(found[0]["dnns"]), f"{found[0]['rate_hz']:.1f}", policy, *cells])
     return f"{table(header, rows)}\naccounts: {'exact' if figures['passed'] else 'DO NOT ADD UP'}"
 

@@ -17,8 +17,8 @@ from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, prec
 from multi_dnn_ros.benchmark.paper.deadlines import Bench, DeadlinePlan
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.reporting import against, distribution, table
-from multi_dnn_ros.common.switch_interval import short_turns
+from multi_dnn_ros.common.reporting import distribution, table, with_change
+from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
 from multi_dnn_ros.pipeline.choices import default_workers
 
@@ -106,7 +106,7 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
     ]
     random.Random(plan.seed).shuffle(order)
     found: dict[tuple[str, str], list[tuple[list[float], float]]] = {}
-    with short_turns():  # as when serving
+    with short_switch_interval():  # as when serving
         for number, (name, case) in enumerate(order, start=1):
             run = _run(important[name], background, plan, case)
             found.setdefault((name, case.name), []).append(run)
@@ -154,7 +154,7 @@ def important_table(figures: Mapping[str, Any]) -> str:
         [
             row["important"],
             name,
-            *(against(case["latency_ms"][part], None, 2) for part in ("p50", "p99")),
+            *(with_change(case["latency_ms"][part], None, 2) for part in ("p50", "p99")),
             f"{case['p99_ratio']:.2f}",
             *(
                 ("", "")

@@ -42,7 +42,7 @@ class Loop(Protocol):
         ...
 
 
-class InTurn:
+class SequentialLoop:
     """All DNNs in one thread, one after another; with one DNN, what a process of its own does.
 
     calls: each issues the work of one inference. wait: until it is done. mode: gradient mode of the thread. The time of
@@ -80,7 +80,7 @@ class InTurn:
         pass
 
 
-class ThroughEngine:
+class EngineLoop:
     """Ours: a thread for each DNN, jobs in the shared queue, workers.
 
     tasks: each camera has a DNN of its own, or shares one that takes the frames of all of them together. The time of an
@@ -105,7 +105,7 @@ class ThroughEngine:
                 offer(camera)
 
         def offer(camera: str) -> None:
-            engine.offer(_Unseen(camera, time.monotonic_ns(), _IMAGE))
+            engine.offer(_Discarded(camera, time.monotonic_ns(), _IMAGE))
 
         stages = {task.name: len(task.stages) for task in self._tasks}
         device = self._partition.device
@@ -137,7 +137,7 @@ class ThroughEngine:
         pass
 
 
-class _Unseen(Frame):
+class _Discarded(Frame):
     """The inputs lie on the device already, so nothing is uploaded."""
 
     def tensor(self, device: torch.device) -> torch.Tensor:
@@ -148,7 +148,7 @@ def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: P
     """A DNN whose input lies on the device already, as for all other conditions, with a camera of its own name."""
     return DnnTask(
         name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0,
-        in_one=in_one_launch({1: chain}),
+        single_launch=in_one_launch({1: chain}),
     )  # fmt: skip
 
 
@@ -159,7 +159,11 @@ def make_batched_task(
     batches = {size: chain for size, chain in chains.items() if size > 1}
     task = make_task(name, chains[1], inputs, partition)
     return replace(
-        task, cameras=tuple(cameras), batches=batches, batch_delay_ns=_BATCH_DELAY_NS, in_one=in_one_launch(chains)
+        task,
+        cameras=tuple(cameras),
+        batches=batches,
+        batch_delay_ns=_BATCH_DELAY_NS,
+        single_launch=in_one_launch(chains),
     )
 
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
-from multi_dnn_ros.benchmark.paper.crew import RUN_IN_S, WAKE_S, Crew, CrewError
-from multi_dnn_ros.benchmark.paper.floor import Costs, Rates, floor_of, measure_costs, measure_rates
-from multi_dnn_ros.benchmark.paper.make_ready import Work
+from multi_dnn_ros.benchmark.paper.prepare import Work
+from multi_dnn_ros.benchmark.paper.process_group import RUN_IN_S, WAKE_S, ProcessGroup, ProcessGroupError
 from multi_dnn_ros.benchmark.paper.sets import DnnSet
 from multi_dnn_ros.benchmark.paper.statistics import run_figures, summarize
+from multi_dnn_ros.benchmark.paper.time_bound import Costs, Rates, lower_bounds, measure_costs, measure_rates
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.pipeline.choices import default_workers
 
@@ -169,8 +169,8 @@ def _measure_set(
         out = {name for name, entry in before.items() if done and entry.get("error")}
         taking_part = [condition for condition in plan.conditions if condition.name not in out]
         progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(taking_part)} conditions")
-        crews = {
-            condition.name: stack.enter_context(Crew(condition.name, plan.works(dnns, condition)))
+        groups = {
+            condition.name: stack.enter_context(ProcessGroup(condition.name, plan.works(dnns, condition)))
             for condition in taking_part
         }
         for condition in plan.conditions:
@@ -179,13 +179,13 @@ def _measure_set(
                 continue
             entry = entries[condition.name] = {
                 **_describe(plan, condition),
-                "floor": floor_of(dnns, condition, bounds[1], bounds[0], plan.device),
+                "floor": lower_bounds(dnns, condition, bounds[1], bounds[0], plan.device),
                 "runs": list(before.get(condition.name, {}).get("runs", ()))[:done],
             }
-            entry.update(_prepare(plan, condition, crews, progress))
+            entry.update(_prepare(plan, condition, groups, progress))
         of_set = {"dnns": [network.builder for network in dnns.networks], "conditions": entries}
         for block in range(done, plan.repeats):
-            runs = _block(plan, plan.order(dnns, block), crews, entries, progress)
+            runs = _block(plan, plan.order(dnns, block), groups, entries, progress)
             for name, run in runs.items():
                 entries[name]["runs"].append({"block": block, **run})
             of_set["summary"] = summarize(entries)
@@ -194,9 +194,11 @@ def _measure_set(
             times = ", ".join(f"{name} {run['mean_ms']:.2f}" for name, run in runs.items())
             progress(f"{dnns.name}: block {block + 1} of {plan.repeats}, ms: {times}")
             if not runs:
-                raise CrewError(f"every condition of {dnns.name} failed: {next(iter(entries.values()))['error']}")
-        for crew in crews.values():  # all at once, as each takes its time
-            crew.dismiss()
+                raise ProcessGroupError(
+                    f"every condition of {dnns.name} failed: {next(iter(entries.values()))['error']}"
+                )
+        for group in groups.values():  # all at once, as each takes its time
+            group.stop()
 
 
 def _describe(plan: Plan, condition: Condition) -> dict[str, Any]:
@@ -209,28 +211,28 @@ def _describe(plan: Plan, condition: Condition) -> dict[str, Any]:
     }
 
 
-def _prepare(plan: Plan, condition: Condition, crews: dict[str, Crew], progress: Progress) -> dict[str, Any]:
-    """Memory, time and warnings of making a condition ready; its error where it cannot be, and it loses its crew."""
-    crew = crews[condition.name]
-    begin, before = time.monotonic(), _used_bytes(plan.device, crew)
+def _prepare(plan: Plan, condition: Condition, groups: dict[str, ProcessGroup], progress: Progress) -> dict[str, Any]:
+    """Memory, time and warnings of making a condition ready; its error where it cannot be, and it loses its group."""
+    group = groups[condition.name]
+    begin, before = time.monotonic(), _used_bytes(plan.device, group)
     try:
-        notes = crew.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile")
-        crew.run(_WARM_UP_S)
-    except CrewError as error:
-        crews.pop(condition.name).close()
+        notes = group.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile")
+        group.run(_WARM_UP_S)
+    except ProcessGroupError as error:
+        groups.pop(condition.name).close()
         progress(f"{condition.name}: left out: {error}")
         return {"error": str(error)}
-    taken = _used_bytes(plan.device, crew) - (before if plan.device.type == "cuda" else 0)
+    taken = _used_bytes(plan.device, group) - (before if plan.device.type == "cuda" else 0)
     progress(f"{condition.name}: ready after {time.monotonic() - begin:.1f} s, {taken / 2**20:.0f} MiB")
     for note in notes:
         progress(f"{condition.name}: {note}")
     return {"memory_bytes": taken, "prepare_s": time.monotonic() - begin, "notes": list(notes)}
 
 
-def _used_bytes(device: torch.device, crew: Crew) -> int:
-    """On a GPU what all processes together have taken of it; else what belongs to the crew's processes alone."""
+def _used_bytes(device: torch.device, group: ProcessGroup) -> int:
+    """On a GPU what all processes together have taken of it; else what belongs to the group's processes alone."""
     if device.type != "cuda":
-        return crew.resident_bytes()
+        return group.resident_bytes()
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
@@ -238,23 +240,23 @@ def _used_bytes(device: torch.device, crew: Crew) -> int:
 def _block(
     plan: Plan,
     order: Sequence[Condition],
-    crews: dict[str, Crew],
+    groups: dict[str, ProcessGroup],
     entries: Mapping[str, dict[str, Any]],
     progress: Progress,
 ) -> dict[str, dict[str, Any]]:
     """A turn of each condition; one that fails is left out from now on, with what it had measured."""
     runs = {}
     for condition in order:
-        crew = crews.get(condition.name)
-        if crew is None:
+        group = groups.get(condition.name)
+        if group is None:
             continue
         try:
-            reports = crew.run(plan.seconds)
-            beside = crew.run(plan.seconds / 2, ticker=True)
-        except CrewError as error:
+            reports = group.run(plan.seconds)
+            beside = group.run(plan.seconds / 2, ticker=True)
+        except ProcessGroupError as error:
             entries[condition.name]["error"] = str(error)
             progress(f"{condition.name}: left out from here on: {error}")
-            crews.pop(condition.name).close()
+            groups.pop(condition.name).close()
             continue
         runs[condition.name] = run_figures(reports, beside, plan.seconds)
     return runs

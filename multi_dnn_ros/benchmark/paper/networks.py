@@ -10,7 +10,7 @@ from torch import nn
 from multi_dnn_ros.benchmark.paper.conditions import PAPER_RANKS
 from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.models.decomposed import Plan, apply_plan
@@ -54,7 +54,7 @@ def example_image(network: Network, seed: int = 0) -> torch.Tensor:
 def ratio_plan(module: nn.Module, network: Network, alignment: int) -> Plan:
     """Which of its layers become chains, and of which ranks; nothing is decomposed for it."""
     policy = Ratio(network.ratio, Rounding(alignment=alignment, floor=alignment))
-    choices = policy.choose(survey(module, (example_image(network),)))
+    choices = policy.choose(list_layers(module, (example_image(network),)))
     return {name: choice.plan for name, choice in choices.items() if choice.plan is not None}
 
 

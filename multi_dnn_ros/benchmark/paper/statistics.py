@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
-from multi_dnn_ros.benchmark.paper.crew import Report
+from multi_dnn_ros.benchmark.paper.process_group import Report
 from multi_dnn_ros.common.reporting import distribution
 
 _PERCENTILES = ("p50", "p95", "p99")

@@ -24,7 +24,7 @@ def await_outputs(inference: Inference, observer: Observer) -> None:
         observer.ended(inference.task.name)
 
 
-def result_of(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
+def make_result(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
     """The result of an item whose outputs are there; None when they cannot be decoded: it is lost then.
 
     row: of its outputs in those of the batch. begin_ns: when the thread turned to it.

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 #: Seconds; by default ten times as long, more than a job takes. With the three small DNNs on two cores and a camera of
 #: 1280x720 at 10 Hz, it takes a twentieth off p95 from end to end; on a GPU eight VGG16 as one batch are 5 % faster.
-_TURN_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0005
 
 
 @contextlib.contextmanager
-def short_turns() -> Iterator[None]:
+def short_switch_interval() -> Iterator[None]:
     """Inside the block all threads of the process take short turns."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN_S)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         yield
     finally:

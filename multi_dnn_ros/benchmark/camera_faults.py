@@ -27,7 +27,7 @@ _NOTICE_LIMIT_S = 60.0
 STALE, OK = 3, 0
 
 
-def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
+def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
     """Latency and rate of the well cameras for `seconds` in each phase, and how long the node took to notice."""
     phases: dict[str, dict[str, Any]] = {}
     with Rig(folder, config, CAMERAS, seed) as rig:
@@ -77,7 +77,7 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
     well = phases["all well"]["latency_ms"]["p95"]
     for phase in phases.values():
         phase["p95_over_all_well"] = phase["latency_ms"]["p95"] / well
-    passed = all(of["exact"] for of in accounts.values()) and not rough_problems(phases, seconds)
+    passed = all(of["exact"] for of in accounts.values()) and not camera_fault_problems(phases, seconds)
     return {
         "seconds": seconds,
         "seed": seed,
@@ -88,7 +88,7 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
     }
 
 
-def rough_problems(phases: Mapping[str, Mapping[str, Any]], seconds: float) -> list[str]:
+def camera_fault_problems(phases: Mapping[str, Mapping[str, Any]], seconds: float) -> list[str]:
     """What the well cameras noticed, in words; empty when they noticed nothing."""
     problems = []
     for name, phase in phases.items():
@@ -103,7 +103,7 @@ def rough_problems(phases: Mapping[str, Mapping[str, Any]], seconds: float) -> l
     return problems
 
 
-def rough_table(figures: Mapping[str, Any]) -> str:
+def camera_fault_table(figures: Mapping[str, Any]) -> str:
     """For the terminal."""
     rows = [
         [
@@ -118,7 +118,7 @@ def rough_table(figures: Mapping[str, Any]) -> str:
     ]
     header = [f"{BROKEN} is", "others: Hz a stream", "p50 ms", "p95 ms", "of all well", "noticed"]
     exact = all(of["exact"] for of in figures["accounts"].values())
-    problems = [f"\nNOT RIGHT: {problem}" for problem in rough_problems(figures["phases"], figures["seconds"])]
+    problems = [f"\nNOT RIGHT: {problem}" for problem in camera_fault_problems(figures["phases"], figures["seconds"])]
     return table(header, rows) + f"\naccounts: {'exact' if exact else 'DO NOT ADD UP'}" + "".join(problems)
 
 

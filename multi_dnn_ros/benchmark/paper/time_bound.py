@@ -65,7 +65,9 @@ def measure_costs(
     }
 
 
-def floor_of(dnns: DnnSet, condition: Condition, costs: Costs, rates: Rates, device: torch.device) -> dict[str, Any]:
+def lower_bounds(
+    dnns: DnnSet, condition: Condition, costs: Costs, rates: Rates, device: torch.device
+) -> dict[str, Any]:
     """Milliseconds in which every DNN of the set can be through once, at best, and what bounds it."""
     precision = precision_of(condition, device)
     each = [costs[network, condition.decomposed] for network in dnns.networks]

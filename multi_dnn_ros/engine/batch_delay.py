@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Gathering:
+class BatchDelay:
     """Not thread-safe: the DNN thread that owns it holds its lock around every call.
 
     most: frames that one inference takes. delay_ns: longest wait for further ones, from the moment at which the DNN
@@ -18,7 +18,7 @@ class Gathering:
         self._clock = clock
         self._until_ns: int | None = None
 
-    def is_over(self, waiting: int) -> bool:
+    def should_start(self, waiting: int) -> bool:
         """Whether the DNN, which has room for an inference, begins now with the `waiting` frames (1 or more)."""
         if waiting >= self._most or not self._delay_ns:
             return True
@@ -27,7 +27,7 @@ class Gathering:
             self._until_ns = now + self._delay_ns
         return now >= self._until_ns
 
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until it is over without any more frames; None while nothing is waited for."""
         return None if self._until_ns is None else max(0, self._until_ns - self._clock()) / 1e9
 

@@ -14,7 +14,7 @@ from multi_dnn_ros.backends import Backend, Stage, Tensors
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
-from multi_dnn_ros.benchmark.paper.loops import InTurn, Loop, ThroughEngine, make_batched_task, make_task
+from multi_dnn_ros.benchmark.paper.loops import EngineLoop, Loop, SequentialLoop, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import Network
@@ -80,11 +80,11 @@ def make_loop(work: Work, built: Sequence[Built]) -> Loop:
         torch.backends.cuda.matmul.allow_tf32 = False
     partition = Partition(torch.device(work.device), work.sms)
     if work.condition.layout in ("processes", "in_turn"):
-        loop: Loop = _in_turn(work, built, partition)
+        loop: Loop = _sequential(work, built, partition)
     elif work.condition.layout == "shared_queue":
         loop = SharedQueue(*make_chains(work, built, partition), partition)
     else:
-        loop = ThroughEngine(_tasks(work, built, partition), partition)
+        loop = EngineLoop(_tasks(work, built, partition), partition)
     torch.set_num_threads(work.cpu_threads)
     return loop
 
@@ -170,7 +170,7 @@ def _backend(work: Work, device: torch.device) -> tuple[Backend, float]:
     return choose_backend(execution, device, name), PRECISIONS[name].tolerance(device)
 
 
-def _in_turn(work: Work, built: Sequence[Built], partition: Partition) -> Loop:
+def _sequential(work: Work, built: Sequence[Built], partition: Partition) -> Loop:
     """One thread: each DNN as one call, eager, compiled or made ready by a backend."""
     condition = work.condition
     streams = partition.main_stream()
@@ -183,7 +183,7 @@ def _in_turn(work: Work, built: Sequence[Built], partition: Partition) -> Loop:
             for _ in range(_WARM_UP_CALLS):
                 call()
                 partition.synchronize()
-    return InTurn(calls, partition.synchronize, mode)
+    return SequentialLoop(calls, partition.synchronize, mode)
 
 
 def _one_call(work: Work, built: Built, partition: Partition) -> Callable[[], object]:

@@ -14,7 +14,7 @@ _PRIORITY = 10
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def realtime_priority() -> Iterator[None]:
     """Inside, all threads of this process run before anything that is not real-time; afterwards it rests for as long.
 
     The rest is what the others lost, and keeps the kernel from throttling real-time work. Linux, with CAP_SYS_NICE.
