@@ -1,4 +1,4 @@
-"""Engine processes that are killed again and again under load: does every frame end once, is anything left over?"""
+"""Kills engine processes repeatedly under load and checks that every frame is accounted for and nothing leaks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 _SAMPLE_S = 0.2
 _PICTURES = 8
-#: Until all is as in the beginning once the faults have ended.
+#: Time limit for full recovery after the last fault.
 _RECOVERY_S = 300.0
-#: Until processes that were replaced have ended.
+#: Time limit for replaced processes to end.
 _ENDING_S = 20.0
-#: What this process may have grown by: allocators keep what they once had.
+#: Allowed growth of this process: allocators keep freed memory.
 _GROWTH_BYTES, _GROWTH_FILES, _GROWTH_THREADS = 48 << 20, 4, 2
 
 
 @dataclass(frozen=True)
 class ChaosPlan:
-    """every_s: shortest and longest time between two faults. size: of the images, (width, height).
+    """every_s: minimum and maximum time between faults. size: of the images, (width, height).
 
-    restart_s, retry_s: pauses of supervision, see ProcessHost; shorter than its own, so that ten minutes see many of
-    them.
+    restart_s, retry_s: delays of supervision, see ProcessHost; shorter than the defaults, so that a run of ten minutes
+    covers many restarts.
     """
 
     seconds: float
@@ -52,8 +52,9 @@ class ChaosPlan:
 
 @dataclass(frozen=True)
 class ResourceUse:
-    """What this process has at one moment. engines: processes. shared: entries of /dev/shm but those of DDS, which
-    others may use."""
+    """Resources of this process at one moment. engines: number of engine processes. shared: entries of /dev/shm except
+    those of DDS, which other processes may create.
+    """
 
     memory_bytes: int
     files: int
@@ -63,7 +64,7 @@ class ResourceUse:
 
 
 def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = builds.build) -> dict[str, Any]:
-    """Run it; figures with a verdict `passed` and, if that is False, what is wrong as `findings`."""
+    """Run the plan; returns figures with the verdict `passed` and, if False, the reasons as `findings`."""
     before = _resource_use()
     with tempfile.TemporaryDirectory(prefix="multi_dnn_chaos_") as folder:
         flag = Path(folder) / "exit"
@@ -83,7 +84,7 @@ def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = builds.bui
 
 
 def chaos_table(figures: Mapping[str, Any]) -> str:
-    """For people."""
+    """Text for the terminal."""
     rows = [
         [name, str(it["offered"]), str(it["published"]), _counts(it["dropped"])]
         for name, it in figures["streams"].items()
@@ -164,7 +165,7 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
 
 
 class _Watch:
-    """Looks at the host all the time: which processes serve, gaps, restarts."""
+    """Monitors the host: serving processes, gaps, restarts."""
 
     def __init__(self, host: ProcessHost, standby: str) -> None:
         self._host = host
@@ -178,7 +179,7 @@ class _Watch:
         return len(self.gaps_ms)
 
     def serving(self) -> set[int]:
-        """Processes that serve a group."""
+        """Process IDs that serve a group."""
         pids = (condition.values["pid"] for condition in self._host.conditions())
         return {int(str(pid)) for pid in pids if pid != "none"}
 
@@ -189,7 +190,7 @@ class _Watch:
             time.sleep(min(_SAMPLE_S, left_s))
 
     def wait_settled(self, traffic: HostTraffic) -> bool:
-        """Until one process serves all, the standby is there, and each DNN has answered anew."""
+        """Wait until one process serves all DNNs, the standby is ready, and each DNN has produced a new result."""
         until = time.monotonic() + _RECOVERY_S
         wanted = "none (parameter standby)" if self._standby == "none" else f"{self._standby}, ready"
         counts = {dnn: traffic.results(dnn) for dnn in traffic.accounts.streams}
@@ -234,7 +235,7 @@ def _resource_use() -> ResourceUse:
 
 
 def _settled_resource_use(first: ResourceUse) -> ResourceUse:
-    """Once the processes that are not needed any more have ended, or after a while."""
+    """Resource use once replaced processes have ended, or after the time limit."""
     until = time.monotonic() + _ENDING_S
     while _growth(first, last := _resource_use()) and time.monotonic() < until:
         time.sleep(_SAMPLE_S)
@@ -245,7 +246,7 @@ def _shared_memory() -> int:
     try:
         return sum("fastrtps" not in name and "fastdds" not in name for name in os.listdir("/dev/shm"))
     except OSError:
-        return 0  # a system without
+        return 0  # no /dev/shm on this system
 
 
 def _growth(first: ResourceUse, last: ResourceUse) -> list[str]:

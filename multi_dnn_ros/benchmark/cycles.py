@@ -1,4 +1,4 @@
-"""Activate, serve and deactivate a node again and again: does anything stay behind?"""
+"""Activates and deactivates a node repeatedly and checks for leaks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Cycles after which everything that is made once has been made; allocators of many cores take so many.
+#: Cycles until one-time allocations are done; with many cores the allocators need this many.
 WARM_UP = 25
 _SERVE_LIMIT_S = 60.0
 
 
 def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
-    """What the process holds after each deactivation: the last third of the cycles against the first.
+    """Resources of the process after each deactivation: last third of the cycles compared with the first.
 
-    In each cycle every camera sends a frame and every DNN answers. The DNNs run in this process (`isolation: none`),
-    where all that stays behind can be seen.
+    In each cycle every camera sends a frame and every DNN produces a result. The DNNs run in this process (`isolation:
+    none`), where all leaks are visible.
     """
     with reserved_domain() as domain:
         return _measured(config.model_copy(update={"autostart": False, "isolation": "none"}), repeats, domain)
@@ -78,19 +78,19 @@ def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
 
 
 def _minimum_use(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The least of each that was held in these cycles: what lies above it was given back again."""
+    """Minimum of each resource over these cycles; anything above it was released again."""
     return {name: min(sample[name] for sample in samples) for name in samples[0]}
 
 
 def cycles_table(figures: Mapping[str, Any]) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     rows = [
         [name.replace("_", " "), f"{figures['first'][name]:,}", f"{figures['last'][name]:,}", f"{left:+,}"]
         for name, left in figures["left"].items()
     ]
-    header = ["held when inactive", "least in the first third", "least in the last third", "left behind"]
+    header = ["when inactive", "minimum in the first third", "minimum in the last third", "growth"]
     text = f"{table(header, rows)}\n{figures['repeats']} cycles after {WARM_UP} to warm up"
-    return text if figures["passed"] else f"{text}\nNOT RIGHT: something is left behind"
+    return text if figures["passed"] else f"{text}\nFAILED: resources grow"
 
 
 class _Cameras:
@@ -112,12 +112,12 @@ class _Cameras:
 
 
 def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Cameras) -> None:
-    """Send frames until every DNN has answered one of each camera."""
+    """Send frames until every DNN has produced a result for each of its cameras."""
     deadline, next_s = time.monotonic() + _SERVE_LIMIT_S, 0.0
     while not all(node.published().values()):
         now = time.monotonic()
         if now > deadline:
-            raise CommandError(f"a DNN answered nothing for {_SERVE_LIMIT_S:g} s: {node.published()}")
+            raise CommandError(f"a DNN produced no result within {_SERVE_LIMIT_S:g} s: {node.published()}")
         if now >= next_s:
             cameras.publish()
             next_s = now + 0.1

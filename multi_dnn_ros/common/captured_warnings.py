@@ -1,4 +1,4 @@
-"""What is logged within a block, kept for a report."""
+"""Capture log warnings for a report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 class CapturedWarnings(logging.Handler):
-    """The warnings of this package while the block runs, such as a job that cannot be captured: `texts`."""
+    """Context manager that collects this package's warnings, such as a job that cannot be captured, in `messages`."""
 
     def __init__(self, logger: str = "multi_dnn_ros") -> None:
         super().__init__(logging.WARNING)

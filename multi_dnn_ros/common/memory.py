@@ -1,4 +1,4 @@
-"""Memory around serving: settled once a pipeline stands, given back when it is gone, left alone meanwhile."""
+"""Garbage collection and memory around serving."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 def freeze_heap() -> None:
-    """Take what is there now out of garbage collection until memory is given back.
+    """Exclude all current objects from garbage collection until :func:`release_memory`.
 
-    With a pipeline it is several hundred thousand objects: going through them would hold up every thread for a quarter
-    of a second, now and then.
+    A pipeline has several hundred thousand objects; traversing them would stop every thread for a quarter of a second
+    at times.
     """
     gc.collect()
     gc.freeze()
@@ -22,9 +22,9 @@ def freeze_heap() -> None:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """A block in which no garbage is collected: CUDA graphs among it would be destroyed, which breaks off a capture.
+    """Context without garbage collection: destroying a collected CUDA graph would abort a capture.
 
-    It holds for the whole process, so blocks of several threads must not overlap.
+    Affects the whole process, so contexts of several threads must not overlap.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -36,9 +36,9 @@ def gc_paused() -> Iterator[None]:
 
 
 def release_memory(device: torch.device) -> None:
-    """Return what was freed to the system and to other processes on the GPU; allocators keep it otherwise."""
+    """Return freed memory to the system and to other processes on the GPU; allocators keep it otherwise."""
     gc.unfreeze()
-    gc.collect()  # traced graphs refer to themselves
+    gc.collect()  # traced graphs contain reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it

@@ -1,4 +1,4 @@
-"""When a DNN begins an inference: with the frames that wait already, or a little later with more of them."""
+"""When a DNN starts an inference: with the frames that are waiting, or after a short delay with more."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 class BatchDelay:
-    """Not thread-safe: the DNN thread that owns it holds its lock around every call.
+    """Not thread-safe: the owning DNN thread calls it under its own lock.
 
-    most: frames that one inference takes. delay_ns: longest wait for further ones, from the moment at which the DNN
-    could have begun with the first. clock: nanoseconds.
+    most: maximum frames per inference. delay_ns: maximum wait for further frames, from the moment when the DNN could
+    have started with the first. clock: nanoseconds.
     """
 
     def __init__(self, most: int, delay_ns: int, clock: Callable[[], int]) -> None:
@@ -19,7 +19,7 @@ class BatchDelay:
         self._until_ns: int | None = None
 
     def should_start(self, waiting: int) -> bool:
-        """Whether the DNN, which has room for an inference, begins now with the `waiting` frames (1 or more)."""
+        """Whether the idle DNN starts now with the `waiting` frames (1 or more)."""
         if waiting >= self._most or not self._delay_ns:
             return True
         now = self._clock()
@@ -28,9 +28,9 @@ class BatchDelay:
         return now >= self._until_ns
 
     def remaining_s(self) -> float | None:
-        """Seconds until it is over without any more frames; None while nothing is waited for."""
+        """Seconds until the delay has elapsed; None if it is not running."""
         return None if self._until_ns is None else max(0, self._until_ns - self._clock()) / 1e9
 
     def reset(self) -> None:
-        """The inference has begun, or cannot begin."""
+        """The inference has started, or cannot start."""
         self._until_ns = None

@@ -1,4 +1,4 @@
-"""CUDA events that are used again: to make and destroy one costs more than to record it."""
+"""A pool of CUDA events: creating and destroying an event costs more than recording it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 
 class EventPool:
-    """Timing events of one device. Any thread may take and give back; lists do both in one step."""
+    """Timing events of one device. Thread-safe: list operations are atomic."""
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """An event that stands for what was launched on `stream` until now."""
+        """Record an event on `stream`, after everything launched there so far."""
         try:
             event = self._free.pop()
         except IndexError:
@@ -23,5 +23,5 @@ class EventPool:
         return event
 
     def release(self, events: Iterable[torch.cuda.Event]) -> None:
-        """EventPool that nobody waits for or reads any more."""
+        """Return events that nobody waits for or reads any more."""
         self._free.extend(events)

@@ -194,7 +194,7 @@ def test_a_well_camera_that_falls_silent_is_noticed() -> None:
         "stalled: lane on rear at 0.50 Hz, 4.00 when all was well"
     ]
     assert camera_fault_problems({"all well": well, "killed": {**well, "p95_over_all_well": 1.3}}, 10.0) == [
-        "killed: p95 is 1.30 of all well; at most 1.25 is right"
+        "killed: p95 is 1.30 of all well; allowed: at most 1.25"
     ]
 
 

@@ -207,7 +207,7 @@ def test_what_hangs_in_a_batch_is_given_up_with_all_its_frames(start, recorder):
 
 
 def test_preprocessing_in_place_and_batches_exclude_one_another():
-    with pytest.raises(ValueError, match="'a' preprocesses in place; a batch has no such place"):
+    with pytest.raises(ValueError, match="'a' has both in_place and batches"):
         Engine([task(batches=(2,), in_place=True)], on_result=print)
 
 

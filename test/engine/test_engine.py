@@ -157,7 +157,7 @@ def test_a_disabled_dnn_is_tried_again_after_growing_pauses(start, recorder):
 
     for _ in range(3):
         offer()
-    assert "next try in 10 s" in engine.statistics().disabled["bad"]
+    assert "next retry in 10 s" in engine.statistics().disabled["bad"]
     assert recorder.failures[-1].retry_s == 10.0
     for pause_s in (10, 60, 600, 600):
         is_disabled_for(pause_s)
@@ -170,7 +170,7 @@ def test_a_disabled_dnn_is_tried_again_after_growing_pauses(start, recorder):
     for _ in range(3):
         assert not engine.statistics().disabled
         offer()
-    assert "next try in 10 s" in engine.statistics().disabled["bad"]
+    assert "next retry in 10 s" in engine.statistics().disabled["bad"]
     dropped = engine.statistics().streams["bad", "front"].dropped
     assert dropped == {DropReason.DNN_ERROR: 10, DropReason.DISABLED: 5}
 

@@ -1,4 +1,4 @@
-"""The processes of a condition: started, made ready, run at the same moment, and ended whatever happens."""
+"""The processes of a condition: started, prepared, run at the same moment, and always ended."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.memory import freeze_heap
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 
-#: Between the request to run and the window: every process gets the request and is up to speed.
+#: Time between the request to run and the window, so that every process has received it and is warm.
 RUN_IN_S = 0.2
-#: A run before each run, not counted: processes that stood idle get back their memory, caches and clock rates.
+#: Uncounted run before each run: restores memory, caches and clock rates of idle processes.
 WAKE_S = 0.1
 _RUN_EXTRA_S = 120.0
 _END_S = 10.0
 
 
 class ProcessGroupError(CommandError):
-    """A process of a condition failed or fell silent; the message says which and how."""
+    """A process of a condition failed or stopped responding; the message says which and how."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """prepare: bring the DNNs to the device and make them ready. Else run them over the window.
+    """prepare: move the DNNs to the device and prepare them. Otherwise run them over the window.
 
-    ticker: with the 1 kHz thread beside them.
+    ticker: together with the 1 kHz thread.
     """
 
     prepare: bool = False
@@ -45,7 +45,7 @@ class Request:
 
 @dataclass(frozen=True)
 class DnnReport:
-    """What one DNN did. latencies_ms: of the inferences that count. completed: of these, those done in the window."""
+    """Result of one DNN. latencies_ms: of the counted inferences. completed: those that ended in the window."""
 
     network: str
     latencies_ms: list[float]
@@ -55,9 +55,9 @@ class DnnReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a process answers. late_ms: of each tick of the 1 kHz thread. notes: warnings while preparing.
+    """Reply of a process. late_ms: of each tick of the 1 kHz thread. notes: warnings while preparing.
 
-    error: the request failed so.
+    error: why the request failed.
     """
 
     dnns: tuple[DnnReport, ...] = ()
@@ -67,10 +67,10 @@ class Report:
 
 
 class ProcessGroup:
-    """One process for each entry of `works`; a context manager that ends them.
+    """One process per entry of `works`; a context manager that ends them.
 
-    name: of the condition, for messages. The processes start at once and do what needs no device; prepare() does the
-    rest.
+    name: of the condition, for messages. The processes start immediately and do what needs no device; prepare() does
+    the rest.
     """
 
     def __init__(self, name: str, works: Sequence[Any]) -> None:
@@ -91,9 +91,9 @@ class ProcessGroup:
             raise
 
     def prepare(self, timeout_s: float, *, first_alone: bool = False) -> tuple[str, ...]:
-        """Make every process's DNNs ready on the device; the warnings that this gave, each once.
+        """Prepare all DNNs on the device; returns the distinct warnings.
 
-        first_alone: one process before the others, which then find in the compiler's cache what it compiled.
+        first_alone: one process before the others, which then use its compilation results from the compiler's cache.
         """
         numbers = list(range(len(self._processes)))
         groups = [numbers[:1], numbers[1:]] if first_alone else [numbers]
@@ -109,7 +109,7 @@ class ProcessGroup:
         )
 
     def resident_bytes(self) -> int:
-        """Memory that belongs to these processes alone; 0 where the system does not tell."""
+        """Memory exclusive to these processes (USS); 0 if unknown."""
         total = 0
         for process in self._processes:
             try:
@@ -119,12 +119,12 @@ class ProcessGroup:
         return total
 
     def stop(self) -> None:
-        """Tell the processes to end, without waiting for it."""
+        """Tell the processes to end, without waiting."""
         for connection in self._connections:
-            connection.close()  # each process reads the end of the pipe
+            connection.close()  # each process then reads EOF
 
     def close(self) -> None:
-        """End the processes; those that do not end are killed."""
+        """End the processes; kill those that do not end in time."""
         self.stop()
         deadline = time.monotonic() + _END_S
         for process in self._processes:
@@ -170,8 +170,8 @@ class ProcessGroup:
 
 
 def serve(connection: Connection, work: Any) -> None:
-    """The process: answers orders until the other end of the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who started us ends us
+    """Body of the process: serves requests until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     from multi_dnn_ros.benchmark.paper.prepare import build, make_loop
 
     built, loop, failure = None, None, ""
@@ -190,7 +190,7 @@ def serve(connection: Connection, work: Any) -> None:
             elif request.prepare:
                 with CapturedWarnings() as warnings:
                     loop = make_loop(work, built)
-                built = built[:0]  # the device has its own now
+                built = built[:0]  # free the host copies
                 answer = Report(notes=tuple(warnings.messages))
             else:
                 assert loop is not None
@@ -207,10 +207,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
-    # Both as in the node, the turns only for its engine: other ways to run DNNs keep what Python begins with.
+    # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
     freeze_heap()
-    turns = short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext()
-    with turns, Ticker() if with_ticker else contextlib.nullcontext() as ticker:
+    switching = short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext()
+    with switching, Ticker() if with_ticker else contextlib.nullcontext() as ticker:
         tallies = loop.run(window)
     late_ns = [] if ticker is None else ticker.late_ns
     return Report(
