@@ -1,4 +1,4 @@
-"""The generated road as a source of pictures."""
+"""The generated road as an image source."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
 from multi_dnn_ros.training.scenes import SceneGenerator
 
-#: A generated drive goes on along another road, under another weather, every so many seconds.
+#: Seconds after which a generated drive changes road and weather.
 _STRETCH_S = 5.0
 
 
 class SceneSource:
-    """A generated drive with exact truth; the same `seed`, size and rate give the same pictures.
+    """A generated drive with exact ground truth; deterministic for `seed`, size and rate.
 
-    length: frames of one drive; a longer run goes through it again.
+    length: frames of one drive, which repeats in longer runs.
     """
 
     live = False
@@ -33,10 +33,10 @@ class SceneSource:
 
 
 class PreparedSource:
-    """All pictures of another source made in advance and held in memory, so that making them takes no time later.
+    """All images of another source, rendered in advance and kept in memory.
 
-    limit_bytes: of picture data. progress: called with every picture made.
-    Raises SourceError: more than the limit.
+    limit_bytes: of image data. progress: called after every image.
+    Raises SourceError above the limit.
     """
 
     live = False
@@ -56,7 +56,7 @@ class PreparedSource:
             held += shot.image.nbytes + (shot.scene.lane_mask.nbytes if shot.scene else 0)
             if held > limit_bytes:
                 raise SourceError(
-                    f"{self.name}: {source.length} pictures take more than {limit_bytes >> 20} MiB; prepare fewer"
+                    f"{self.name}: {source.length} images take more than {limit_bytes >> 20} MiB; prepare fewer"
                 )
             self._shots.append(shot)
             progress()

@@ -1,4 +1,4 @@
-"""Keeping a rate without drift."""
+"""Keeps a rate without drift."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Pace:
     clock: seconds, monotonic. sleep: pauses for seconds. running: False ends a wait early.
     """
 
-    _SLICE_S = 0.1  # longest sleep before looking at `running` again
+    _SLICE_S = 0.1  # interval of checking `running`
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Pace:
         self._start_s: float | None = None
 
     def wait(self, due_s: float) -> bool:
-        """Wait for the frame that is due `due_s` seconds after the first one; False when told to stop."""
+        """Wait for the frame that is due `due_s` seconds after the first one; False if stopped."""
         now = self._clock()
         if self._start_s is None:
             self._start_s = now - due_s

@@ -1,4 +1,4 @@
-"""What every source of pictures gives."""
+"""The interface of image sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True)
 class SourceImage:
-    """One picture. image: (H, W, 3) uint8 RGB. scene: its exact truth, for generated ones."""
+    """One image. image: (H, W, 3) uint8 RGB. scene: exact ground truth, for generated images."""
 
     image: npt.NDArray[np.uint8]
     scene: Scene | None = None
@@ -35,10 +35,10 @@ class Recorded:
 
 
 class Source(Protocol):
-    """A sequence of pictures that can be gone through again and again.
+    """A sequence of images that can be iterated repeatedly.
 
-    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: what was
-    wrong with it, known once it has been read through.
+    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: problems,
+    known after a complete iteration.
     """
 
     name: str

@@ -30,7 +30,7 @@ class Outcome:
     """Where one layer went.
 
     plan: None when it was left as it is, for `reason`. error: ||W - W'|| / ||W||. macs, parameters: before and after.
-    details: what the policy measured, in describe_plan.
+    details: measurements of the policy, as text.
     """
 
     name: str

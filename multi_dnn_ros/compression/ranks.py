@@ -20,7 +20,7 @@ Progress = Callable[[], None]
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of a layer: a plan, or None and why it is left as it is; and what was measured, in describe_plan."""
+    """What becomes of a layer: a plan, or None and why it is left as it is; and what was measured, as text."""
 
     plan: TuckerPlan | SvdPlan | None
     reason: str

@@ -72,7 +72,7 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
 ) -> None:
     engine = start(task("a", jobs=1), task("b", jobs=1), workers=1)
     broken = engine._dnns["a"]
-    monkeypatch.setattr(broken, "_settle", lambda inference: 1 / 0)
+    monkeypatch.setattr(broken, "_finish", lambda inference: 1 / 0)
     engine.offer(frame(value=1))
     recorder.wait(lambda: recorder.failures and recorder.results)
     (failure,) = recorder.failures
