@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Waits until frames are due, counted from the first one, so that delays of single frames do not add up.
+    """Waits until frames are due, relative to the first one, so that delays of single frames do not accumulate.
 
-    A source that cannot keep up is not followed by a burst: when a frame is more than `slack_s` late, it counts in
-    :attr:`late` and the schedule moves with it.
+    A source that is too slow is not followed by a burst: a frame more than `slack_s` late counts in :attr:`late` and
+    shifts the schedule.
 
     clock: seconds, monotonic. sleep: pauses for seconds. running: False ends a wait early.
     """

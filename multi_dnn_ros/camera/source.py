@@ -27,7 +27,9 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One image message of a recording. due_ns: recording time after the first. data: CDR bytes of a `msgtype`."""
+    """One image message of a recording. due_ns: recording time relative to the first. data: CDR bytes of type
+    `msgtype`.
+    """
 
     msgtype: str
     due_ns: int

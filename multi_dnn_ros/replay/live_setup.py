@@ -41,6 +41,7 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
     """Read cameras and DNNs from the node's parameters, and find each camera's topic in the recording.
 
     node: resolves topic names, so it must have the remote node's namespace and remappings. chosen: see recorded_topics.
+    Raises RemoteNodeError and BagError.
     """
     lists = remote.parameters(["cameras", "dnns"])
     cameras, dnns = (tuple(lists[name] or ()) for name in ("cameras", "dnns"))
