@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from multi_dnn_ros.common.processes import claimed_domain
+from multi_dnn_ros.common.processes import reserved_domain
 
 # What an example takes says more about the computer than about the code.
 settings.register_profile("no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,5 +35,5 @@ def _as_many_threads() -> None:
 @pytest.fixture
 def domain() -> Iterator[int]:
     """A ROS domain of the test's own."""
-    with claimed_domain() as domain:
+    with reserved_domain() as domain:
         yield domain

@@ -11,7 +11,7 @@ import torch
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.stream_graph import StreamGraph
 from multi_dnn_ros.backends.stream_priority import capture_stream
-from multi_dnn_ros.common.memory import no_collection
+from multi_dnn_ros.common.memory import gc_paused
 
 #: Calls before capturing, in which libraries choose their algorithms and workspaces.
 _WARM_UP_CALLS = 3
@@ -70,7 +70,7 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
     stream.synchronize()
     graph = StreamGraph()
     with (
-        no_collection(),
+        gc_paused(),
         _workspaces_in_the_pool(),
         torch.cuda.graph(graph.graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
     ):

@@ -18,7 +18,7 @@ from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.stream_priority import capture_stream
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,10 @@ class CudaGraph:
                         raise
                     torch.cuda.synchronize(device)
                     log.warning(
-                        "job %d of %s runs eager, as it cannot be captured: %s", index, self._dnn, reason_of(error)
+                        "job %d of %s runs eager, as it cannot be captured: %s",
+                        index,
+                        self._dnn,
+                        summarize_error(error),
                     )
                     ready.append(stage)
                 carried = ready[-1](carried)
@@ -93,7 +96,7 @@ class CudaGraph:
             torch.cuda.synchronize(device)
             log.warning(
                 "the jobs of %s are launched one by one, as they cannot be captured as one: %s",
-                self._dnn, reason_of(error),
+                self._dnn, summarize_error(error),
             )  # fmt: skip
 
 

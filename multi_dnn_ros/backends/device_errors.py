@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 _NO_MEMORY = re.compile(r"CUDA error: out of memory|_STATUS_ALLOC_FAILED")
 _FAILURE = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_STATUS")
@@ -35,7 +35,7 @@ def memory_shortage(error: BaseException, device: torch.device, allocated_before
     allocated_before: bytes that this process had allocated on `device` before it began what failed.
     """
     request = _REQUEST.search(str(error))
-    wanted = f"a request for {request.group(1)} failed" if request else reason_of(error)
+    wanted = f"a request for {request.group(1)} failed" if request else summarize_error(error)
     if device.type != "cuda":
         return wanted
     own = torch.cuda.memory_allocated(device)

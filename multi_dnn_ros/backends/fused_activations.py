@@ -30,7 +30,7 @@ from multi_dnn_ros.backends.convolution_nodes import (
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, apart
 from multi_dnn_ros.backends.gpu_time import gpu_ms
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class FusedActivations:
                 raise
             log.warning(
                 "job %d of %s keeps convolutions and activations apart, as one call of both fails: %s",
-                index, self._dnn, reason_of(error),
+                index, self._dnn, summarize_error(error),
             )  # fmt: skip
             return stage
         return own
@@ -167,7 +167,7 @@ def _is_slower(args: tuple[Any, ...]) -> bool:
         if is_out_of_memory(error):
             raise
         if not isinstance(error, RuntimeError):  # by which cuDNN says that it has none
-            log.warning("a kernel for a convolution with ReLU fails, and is not used: %s", reason_of(error))
+            log.warning("a kernel for a convolution with ReLU fails, and is not used: %s", summarize_error(error))
         return True
 
 

@@ -25,7 +25,7 @@ from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.small_products import sum_small_products
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,10 @@ class Inductor:
                 if is_out_of_memory(error):
                     raise
                 log.warning(
-                    "job %d of %s keeps its eager kernels, as Inductor fails: %s", index, self._dnn, reason_of(error)
+                    "job %d of %s keeps its eager kernels, as Inductor fails: %s",
+                    index,
+                    self._dnn,
+                    summarize_error(error),
                 )
                 ready.append(stage)
             taken_s = time.perf_counter() - begin

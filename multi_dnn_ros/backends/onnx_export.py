@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 #: HardSwish (14), LayerNormalization (17); no newer operator makes a network here faster on ONNX Runtime.
 _OPSET = 17
@@ -118,7 +118,7 @@ def _exported(
             try:
                 return export(chain, example, list(input_names), list(output_names))
             except Exception as error:  # whatever an exporter raises, the next one may take it
-                refusals.append(reason_of(error))
+                refusals.append(summarize_error(error))
     raise ExportError("; ".join(refusals))
 
 

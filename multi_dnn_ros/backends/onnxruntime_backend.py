@@ -11,7 +11,7 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.torchscript import TorchScript
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
@@ -54,5 +54,7 @@ class OnnxRuntime:
         except Exception as error:  # whatever exporter or runtime raises, TorchScript takes more
             if is_out_of_memory(error):
                 raise
-            log.warning("%s runs as torchscript, as ONNX Runtime does not take it: %s", self._dnn, reason_of(error))
+            log.warning(
+                "%s runs as torchscript, as ONNX Runtime does not take it: %s", self._dnn, summarize_error(error)
+            )
         return self._fallback.prepare(stages, inputs, device, shared)

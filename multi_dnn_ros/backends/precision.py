@@ -15,7 +15,7 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class InPrecision:
                         raise
                     log.warning(
                         "job %d of %s stays float32, as in %s: %s",
-                        index, self._dnn, self.precision.name, reason_of(error),
+                        index, self._dnn, self.precision.name, summarize_error(error),
                     )  # fmt: skip
                     if shared is None:
                         own = _Cast(stage, torch.float32)

@@ -16,7 +16,7 @@ import torch
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class TorchScript:
                 except Exception as error:  # whatever a tracer raises, eager runs it
                     log.warning(
                         "job %d of %s runs eager, as TorchScript does not take it: %s",
-                        index, self._dnn, reason_of(error),
+                        index, self._dnn, summarize_error(error),
                     )  # fmt: skip
                     ready.append(stage)
                 carried = expected

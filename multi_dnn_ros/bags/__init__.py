@@ -1,6 +1,6 @@
-"""Reading and writing rosbag2 recordings (MCAP and sqlite3) without a ROS graph, through the rosbags library.
+"""Reads and writes rosbag2 recordings (MCAP and sqlite3) without a ROS graph, through the rosbags library.
 
-Messages are CDR bytes here; who wants a message object deserializes them with ``rclpy.serialization``.
+Messages are CDR bytes; deserialize them with ``rclpy.serialization``.
 """
 
 from multi_dnn_ros.bags.reader import BagReader

@@ -1,8 +1,8 @@
-"""The text definition and type hash of a message type, which a recording carries for its readers.
+"""Text definition and type hash of a message type, which a recording stores for its readers.
 
-Derived from the message class itself, so that it is right for whichever ROS 2 (or standalone runtime) is running and
-for types that the rosbags library does not know (vision_msgs). Constants and comments of the .msg file are not in the
-class; readers need neither, and the type hash (REP 2011) does not cover them.
+Derived from the message class, so that they match the running ROS 2 (or standalone runtime), also for types that the
+rosbags library does not know (vision_msgs). The class lacks constants and comments of the .msg file; readers need
+neither, and the type hash (REP 2011) does not cover them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rosbags.typesys.store import Typestore
 
 import multi_dnn_ros.ros  # noqa: F401  makes the message packages importable
 
-# rclpy names field types as IDL does, .msg files as ROS does.
+# rclpy uses IDL names of field types, .msg files use ROS names.
 _IDL_NAMES = {"boolean": "bool", "octet": "byte", "float": "float32", "double": "float64"}
 _SEQUENCE = re.compile(r"sequence<(?P<element>.+?)(?:, (?P<bound>\d+))?>$")
 _ARRAY = re.compile(r"(?P<element>.+)\[(?P<length>\d+)\]$")
@@ -27,7 +27,7 @@ _BOUNDED_STRING = re.compile(r"string<(?P<bound>\d+)>$")
 def message_class(msgtype: str) -> Any:
     """The class of a message type such as ``sensor_msgs/msg/Image``.
 
-    Raises LookupError: there is no such type here.
+    Raises LookupError if the type is not installed.
     """
     package, _, name = msgtype.replace("/msg/", "/").partition("/")
     try:

@@ -9,7 +9,7 @@ import struct
 from typing import BinaryIO, NamedTuple
 from zlib import crc32
 
-from multi_dnn_ros.bags.inflation import DECOMPRESSION_ERRORS, TooLargeError, inflate_chunk, inflate_part
+from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_chunk, decompress_prefix
 
 MAGIC = b"\x89MCAP0\r\n"
 HEADER, FOOTER, SCHEMA, CHANNEL, MESSAGE, CHUNK, MESSAGE_INDEX, DATA_END = 1, 2, 3, 4, 5, 6, 7, 15
@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
     def records(self) -> bytes:
         """The records, inflated and checked. Raises McapDamage."""
         try:
-            data = inflate_chunk(self.stored, self.inflated_bytes, self.compression)
+            data = decompress_chunk(self.stored, self.inflated_bytes, self.compression)
         except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
             raise McapDamage(str(error)) from error
         if len(data) != self.inflated_bytes:
@@ -61,22 +61,22 @@ class Chunk(NamedTuple):
         return data
 
     def first_records(self) -> bytes:
-        """Of a chunk that is cut short: what can be inflated of the records, which cannot be checked."""
+        """Of a truncated chunk: the records that can be decompressed; they cannot be verified."""
         try:
-            return inflate_part(self.stored, self.inflated_bytes, self.compression)
+            return decompress_prefix(self.stored, self.inflated_bytes, self.compression)
         except (TooLargeError, *DECOMPRESSION_ERRORS):
             return b""
 
 
 class Definitions:
-    """Schemas and channels met so far, by their numbers."""
+    """The schemas and channels read so far, by number."""
 
     def __init__(self) -> None:
         self._schemas: dict[int, str] = {}
         self.channels: dict[int, McapChannel] = {}
 
     def take(self, opcode: int, body: bytes) -> None:
-        """Keep what a schema or channel record defines; others are ignored."""
+        """Store the definition of a schema or channel record; ignore other records."""
         if opcode == SCHEMA:
             number, name = schema(body)
             self._schemas[number] = name
@@ -93,7 +93,7 @@ class Definitions:
 
 
 def schema(body: bytes) -> tuple[int, str]:
-    """Number and message type."""
+    """Number and message type of a schema record."""
     (number,) = _unpack("<H", body)
     name, at = _string(body, 2)
     _, at = _string(body, at)
@@ -103,7 +103,7 @@ def schema(body: bytes) -> tuple[int, str]:
 
 
 def channel(body: bytes) -> tuple[int, int, str, str]:
-    """Number, number of the schema, topic and encoding."""
+    """Channel number, schema number, topic and encoding of a channel record."""
     number, schema_number = _unpack("<HH", body)
     topic, at = _string(body, 4)
     encoding, at = _string(body, at)
@@ -113,7 +113,7 @@ def channel(body: bytes) -> tuple[int, int, str, str]:
 
 
 def chunk(body: bytes) -> Chunk:
-    """A chunk, whole or with the end of its records missing."""
+    """A chunk, complete or truncated."""
     _, _, size, checksum = _unpack("<QQQI", body)
     compression, at = _string(body, 28)
     (length,) = _unpack("<Q", body, at)
@@ -121,16 +121,16 @@ def chunk(body: bytes) -> Chunk:
 
 
 def index_count(body: bytes) -> int:
-    """How many messages a message index lists."""
+    """Number of messages in a message index."""
     _, length = _unpack("<HI", body)
     _exactly(body, 6 + length)
     return int(length) // _INDEX_ENTRY_BYTES
 
 
 def read_summary(file: BinaryIO, size: int) -> Definitions | None:
-    """The schemas and channels that the summary at the file's end repeats; None: the file has no summary.
+    """The schemas and channels in the summary at the end of the file; None: there is no summary.
 
-    size: of the file. Raises McapDamage: there is no end, or the summary's checksum is wrong.
+    size: of the file. Raises McapDamage: the end is missing, or the summary's checksum is wrong.
     """
     end = size - len(MAGIC) - _FOOTER_BYTES
     file.seek(max(0, end))

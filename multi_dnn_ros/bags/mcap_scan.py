@@ -1,7 +1,7 @@
-"""Reading a damaged MCAP file from front to back without its index: everything that is whole, and what is not.
+"""Reads a damaged MCAP file sequentially without its index: all intact messages, and a note about each damaged part.
 
-A recorder writes the index last, so a recording that ended with the power has none and the rosbags reader refuses it.
-Where a record makes no sense, the next one that does is searched for.
+A recorder writes the index last, so a recording that ended with a power loss has none, and the rosbags reader rejects
+it. After an invalid record, the next valid one is searched for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from multi_dnn_ros.bags import mcap_records as records
-from multi_dnn_ros.bags.inflation import MAX_CHUNK_BYTES
+from multi_dnn_ros.bags.decompression import MAX_CHUNK_BYTES
 from multi_dnn_ros.bags.mcap_records import PREFIX_BYTES, Definitions, McapDamage, McapMessage
 
 _KNOWN = range(records.HEADER, records.DATA_END + 1)
-#: Opcodes from here on are left to applications.
+#: Opcodes from here on are private to applications.
 _FIRST_PRIVATE = 0x80
 #: An opcode of the data section, and a length below 4 GiB.
 _CANDIDATE = re.compile(rb"(?=[\x03-\x07\x09\x0c\x0f][\s\S]{4}\x00{4})")
@@ -25,13 +25,12 @@ _BLOCK_BYTES = 1 << 20
 
 
 def scan_mcap(path: Path, note: Callable[[str], None]) -> Iterator[McapMessage]:
-    """Every whole message in the order of the file, chunk by chunk (sorted by time within a chunk).
+    """Every intact message in file order, chunk by chunk (sorted by time within a chunk).
 
-    note: told of each damaged part: where it is, what is wrong with it, and how many messages it takes along if that is
-    known. A chunk whose checksum is wrong is left out as a whole. Of a chunk at which the file ends the messages in
-    front of the cut are given; nothing can be checked there.
-
-    Raises McapDamage: the file does not begin as an MCAP file.
+    note: receives each damaged part: its offset, the error, and the number of lost messages if known. A chunk with a
+    wrong checksum is skipped completely. Of a chunk truncated by the end of the file, the messages before the cut are
+    returned unverified.
+    Raises McapDamage if the file does not start as an MCAP file.
     """
     with path.open("rb") as file:
         yield from _Scan(file, path.stat().st_size, note).messages()
@@ -43,7 +42,7 @@ class _Scan:
         self._size = size
         self._note = note
         self._definitions = Definitions()
-        self._lost_chunk: tuple[int, str] | None = None  # where and why, while the indexes behind it are read
+        self._lost_chunk: tuple[int, str] | None = None  # offset and error, while its indexes are read
         self._lost_messages = 0
 
     def messages(self) -> Iterator[McapMessage]:
@@ -60,13 +59,13 @@ class _Scan:
             end = at + PREFIX_BYTES + length
             if opcode == records.DATA_END and length == 4:
                 break
-            fits = self._may_begin(at) and end <= self._size
-            if not fits and self._is_chunk(at):  # both of its lengths say so: the file ends in it
+            fits = self._is_record_start(at) and end <= self._size
+            if not fits and self._is_chunk(at):  # both lengths agree: the file ends inside this chunk
                 yield from self._cut_chunk(at)
                 self._note(f"cut short at byte {at} of {self._size}, in a chunk")
                 break
-            # A wrong length takes the records behind it along: they are found inside.
-            if not fits or not (opcode == records.CHUNK or self._may_begin(end)):
+            # A wrong length would skip the following records, so they are searched for inside.
+            if not fits or not (opcode == records.CHUNK or self._is_record_start(end)):
                 found = self._next_record(at + 1)
                 if not fits and found is None:
                     self._note(f"cut short at byte {at} of {self._size}: no whole record follows")
@@ -101,14 +100,16 @@ class _Scan:
             self._lost_chunk = at, str(error)
             self._lost_messages = 0
             return
-        yield from self._inside(f"chunk at byte {at}", content, whole=True)
+        yield from self._chunk_messages(f"chunk at byte {at}", content, whole=True)
 
     def _cut_chunk(self, at: int) -> Iterator[McapMessage]:
         chunk = records.chunk(self._read(at + PREFIX_BYTES, MAX_CHUNK_BYTES))
-        yield from self._inside(f"chunk at byte {at}", chunk.first_records(), whole=False)
+        yield from self._chunk_messages(f"chunk at byte {at}", chunk.first_records(), whole=False)
 
-    def _inside(self, where: str, content: bytes, *, whole: bool) -> Iterator[McapMessage]:
-        """The messages among a chunk's records, by time. whole: its end is its own, not that of the file."""
+    def _chunk_messages(self, where: str, content: bytes, *, whole: bool) -> Iterator[McapMessage]:
+        """The messages of a chunk's records, by time. whole: the chunk is complete, not truncated by the end of the
+        file.
+        """
         messages = []
         at = 0
         while at < len(content):
@@ -133,7 +134,7 @@ class _Scan:
         yield from sorted(messages, key=lambda message: message.stamp_ns)
 
     def _end_lost_chunk(self) -> None:
-        """All indexes behind a damaged chunk are read: they say how many messages it held."""
+        """All indexes after a damaged chunk are read: report the number of messages it contained."""
         if self._lost_chunk is not None:
             at, why = self._lost_chunk
             lost = f"; {self._lost_messages} messages are lost" if self._lost_messages else ""
@@ -148,22 +149,22 @@ class _Scan:
         return self._file.read(length)
 
     def _prefix(self, at: int) -> tuple[int, int]:
-        """Opcode and length; opcode 0, which does not exist, where the file ends."""
+        """Opcode and length; opcode 0, which is invalid, at the end of the file."""
         head = self._read(at, PREFIX_BYTES)
         if len(head) < PREFIX_BYTES:
             return 0, 0
         opcode, length = struct.unpack("<BQ", head)
         return opcode, length
 
-    def _may_begin(self, at: int) -> bool:
-        """Whether the first bytes there could be those of a record, or the file ends."""
+    def _is_record_start(self, at: int) -> bool:
+        """Whether the bytes there can start a record, or the file ends."""
         opcode, length = self._prefix(at)
         if not opcode:
             return at + PREFIX_BYTES > self._size
         return (opcode in _KNOWN or opcode >= _FIRST_PRIVATE) and length <= MAX_CHUNK_BYTES
 
     def _is_chunk(self, at: int) -> bool:
-        """Whether the head of a chunk is there whose lengths fit one another."""
+        """Whether a chunk header with consistent lengths starts there."""
         opcode, length = self._prefix(at)
         try:
             head = records.chunk(self._read(at + PREFIX_BYTES, min(length, 64)))
@@ -174,16 +175,16 @@ class _Scan:
         return opcode == records.CHUNK and head.compression in names and head.stored_bytes == fits
 
     def _next_record(self, at: int) -> int | None:
-        """Where the next record begins whose body has the layout of its opcode."""
+        """Offset of the next record whose body matches the layout of its opcode."""
         while at < self._size - PREFIX_BYTES:
             block = self._read(at, _BLOCK_BYTES + PREFIX_BYTES)
             for candidate in _CANDIDATE.finditer(block):
-                if self._makes_sense(at + candidate.start()):
+                if self._is_plausible(at + candidate.start()):
                     return at + candidate.start()
             at += _BLOCK_BYTES
         return None
 
-    def _makes_sense(self, at: int) -> bool:
+    def _is_plausible(self, at: int) -> bool:
         opcode, length = self._prefix(at)
         end = at + PREFIX_BYTES + length
         if length > MAX_CHUNK_BYTES or end > self._size:
@@ -204,7 +205,7 @@ class _Scan:
                 return records.index_count(body) > 0
             if opcode == records.MESSAGE:
                 self._definitions.message(body)
-                return self._may_begin(end)
+                return self._is_record_start(end)
         except McapDamage:
             pass
         return False

@@ -1,4 +1,4 @@
-"""Reading a rosbag2 recording: a folder, or one of its .mcap or .db3 files, whole or damaged."""
+"""Reads a rosbag2 recording: a folder, or one of its .mcap or .db3 files, intact or damaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rosbags.interfaces import Connection
 from rosbags.rosbag2 import Reader
 
-import multi_dnn_ros.bags.inflation  # noqa: F401  bounds what the rosbags reader decompresses
+import multi_dnn_ros.bags.decompression  # noqa: F401  bounds what the rosbags reader decompresses
 from multi_dnn_ros.bags.storage_file import (
     READ_ERRORS,
     STORAGE_SUFFIXES,
@@ -23,18 +23,17 @@ from multi_dnn_ros.bags.storage_file import (
 )
 from multi_dnn_ros.common.natural_order import natural_order
 
-#: Damaged parts that are named; more of them are not of use to anybody.
+#: Maximum number of reported damaged parts.
 MAX_DAMAGE = 100
 
 
 class BagReader:
     """A recording open for reading; a context manager.
 
-    path: a rosbag2 folder with or without its ``metadata.yaml`` (a killed recorder writes none), or one .mcap or .db3
-    file. Of a damaged file every whole message is read; nothing is written beside it. :attr:`damage` names each
-    damaged part: file (without its folder), where in it, and what is wrong; the same text wherever the recording lies.
-
-    Raises BagError: it does not exist, is no recording, or nothing in it can be read.
+    path: a rosbag2 folder with or without ``metadata.yaml`` (a killed recorder writes none), or one .mcap or .db3 file.
+    Of a damaged file every intact message is read; nothing is written next to it. :attr:`damage` lists each damaged
+    part: file (without folder), position and error; independent of the recording's location.
+    Raises BagError: it does not exist, is not a recording, or nothing in it can be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -50,9 +49,9 @@ class BagReader:
             raise
 
     def messages(self, topics: Collection[str] | None = None) -> Iterator[BagMessage]:
-        """The messages on `topics` (None: on all), file by file in order of recording time.
+        """The messages on `topics` (None: all), file by file in order of recording time.
 
-        Damage that is found on the way is noted in :attr:`damage` and raises nothing: the rest is read.
+        Damage found while reading is recorded in :attr:`damage` and raises nothing; reading continues.
         """
         wanted = set(self.topics if topics is None else topics)
         if unknown := wanted - self.topics.keys():
@@ -60,7 +59,7 @@ class BagReader:
         for file in self._files:
             try:
                 yield from file.messages(wanted)
-            except BagError as error:  # nothing of what follows can be read
+            except BagError as error:  # the rest of this file is unreadable
                 self._note(str(error))
 
     def close(self) -> None:
@@ -113,7 +112,7 @@ class BagReader:
             except READ_ERRORS as error:
                 failure = str(error)
         found = (file for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES)
-        files = sorted(found, key=lambda file: natural_order(file.name))  # as a recorder numbers them
+        files = sorted(found, key=lambda file: natural_order(file.name))  # the recorder's order
         for packed in sorted(self.path.glob("*.zstd")):
             if packed.with_suffix("") not in files:
                 self._note(f"{packed}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`")
@@ -135,22 +134,22 @@ class BagReader:
         return opened
 
     def _open_listed(self) -> list[StorageFile] | None:
-        """The files that metadata.yaml lists; None when one of them has no index.
+        """The files listed in metadata.yaml; None if one of them has no index.
 
-        Raises when they do not fit metadata.yaml, or one of them is damaged.
+        Raises if they do not match metadata.yaml, or one is damaged.
         """
         if not all(has_index(file) for file in self.path.iterdir() if file.suffix in STORAGE_SUFFIXES):
             return None
         self._folder = Reader(self.path)
         try:
             self._folder.open()
-            # The reader has its topics from metadata.yaml, and leaves out in silence what does not fit there.
+            # The rosbags reader takes its topics from metadata.yaml and silently skips others.
             storages: list[Any] = getattr(self._folder.storage, "storages", [])
             for held in (connection for storage in storages for connection in storage.connections):
                 if held.msgcount and not any(_same_topic(held, listed) for listed in self._folder.connections):
                     raise BagError(f"metadata.yaml does not list {held.topic} ({held.msgtype}) as it was recorded")
             self._listed = list(self._folder.connections)
-            # rosbags leaves the pages of a file that was compressed as a whole in a folder of its own.
+            # rosbags decompresses a file that was compressed as a whole into a temporary folder.
             return [
                 StorageFile(Path(storage.path), partial(self._note, name=Path(storage.path).name), storage)
                 for storage in storages
@@ -164,7 +163,7 @@ class BagReader:
 
 
 def _same_topic(found: Connection, listed: Connection) -> bool:
-    """As the rosbags reader decides it."""
+    """The rosbags reader's criterion."""
     hashes = found.digest, listed.digest
     return (found.topic, found.msgtype, found.ext) == (listed.topic, listed.msgtype, listed.ext) and (
         not all(hashes) or hashes[0] == hashes[1]

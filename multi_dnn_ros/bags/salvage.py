@@ -1,4 +1,4 @@
-"""The messages of a storage file that the rosbags reader cannot read, or not to its end."""
+"""Recovers the messages of a storage file that the rosbags reader cannot read completely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Note = Callable[[str], None]
 
 
 class Salvaged(NamedTuple):
-    """One message: topic, type, recording time, and its bytes as they are stored."""
+    """One message: topic, type, recording time, and its stored bytes."""
 
     topic: str
     msgtype: str
@@ -24,7 +24,7 @@ class Salvaged(NamedTuple):
 
 
 class Salvage(Protocol):
-    """What is whole of one file. counts: messages by (topic, type)."""
+    """The intact content of one file. counts: number of messages by (topic, type)."""
 
     counts: Counter[tuple[str, str]]
 
@@ -34,15 +34,15 @@ class Salvage(Protocol):
 
 
 def salvage(path: Path, note: Note) -> Salvage:
-    """Read a damaged .mcap or .db3 file through once; note: told of each damaged part.
+    """Scan a damaged .mcap or .db3 file once; note: receives each damaged part.
 
-    Raises McapDamage or SqliteDamage: nothing in it can be read.
+    Raises McapDamage or SqliteDamage if nothing in it can be read.
     """
     return McapSalvage(path, note) if path.suffix == ".mcap" else SqliteSalvage(path, note)
 
 
 class McapSalvage:
-    """An MCAP file without its index: read once to count, and again for the messages."""
+    """An MCAP file without its index: scanned once to count, and again for the messages."""
 
     def __init__(self, path: Path, note: Note) -> None:
         self._path = path
@@ -59,7 +59,7 @@ class McapSalvage:
 
 
 class SqliteSalvage:
-    """A database by its pages."""
+    """A database, read by pages."""
 
     def __init__(self, path: Path, note: Note) -> None:
         self._note = note

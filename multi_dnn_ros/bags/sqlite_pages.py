@@ -1,8 +1,7 @@
-"""The pages of an SQLite database file that may be damaged, with what its log says about them.
+"""The pages of a possibly damaged SQLite database file, combined with its logs.
 
-A write-ahead log (`-wal`) holds newer versions of pages, a rollback journal (`-journal`) those from before a
-transaction that did not end. Both are only read here; SQLite itself would write into the folder to bring them in.
-
+A write-ahead log (`-wal`) holds newer versions of pages, a rollback journal (`-journal`) those from before an
+unfinished transaction. Both are only read here; SQLite itself would write into the folder to apply them.
 Source: https://www.sqlite.org/fileformat2.html, sections 1 to 4.
 """
 
@@ -22,13 +21,13 @@ _DEFAULT_PAGE_BYTES = 4096
 
 
 class SqliteDamage(ValueError):
-    """The file is no SQLite database, or its header cannot be used."""
+    """The file is not an SQLite database, or its header is invalid."""
 
 
 class Pages:
     """The pages of `path`, numbered from 1; a context manager.
 
-    note: told of what is wrong with the file as a whole or with its log. Raises SqliteDamage.
+    note: receives damage of the file as a whole or of its log. Raises SqliteDamage.
     """
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
@@ -52,9 +51,9 @@ class Pages:
             self.page_bytes = 65536 if size == 1 else size
             self.usable_bytes = self.page_bytes - header[20]
             changes, claimed, valid_for = (struct.unpack_from(">I", header, at)[0] for at in (24, 28, 92))
-            if changes != valid_for:  # written by an old library that does not keep the count
+            if changes != valid_for:  # written by an old library that does not update the count
                 claimed = 0
-        elif _holds(wal):
+        elif _has_data(wal):
             self.page_bytes = self.usable_bytes = _wal_page_bytes(wal)
         elif header[:1] == b"\0" and self._file_bytes > _DEFAULT_PAGE_BYTES:
             self._note("page 1 is damaged: the file has no header; read with pages of 4096 bytes")
@@ -63,26 +62,26 @@ class Pages:
             raise SqliteDamage("not an SQLite database: wrong magic bytes")
         if self.page_bytes < 512 or self.page_bytes & (self.page_bytes - 1) or self.usable_bytes < 480:
             raise SqliteDamage(f"page size {self.page_bytes} in the file's header")
-        self._pages_in_use: int | None = None  # as a log says
-        if _holds(wal):
+        self._pages_in_use: int | None = None  # according to a log
+        if _has_data(wal):
             self._read_wal(wal)
-        elif _holds(journal):
+        elif _has_data(journal):
             self._read_journal(journal)
-        #: The highest number of a page that may be there.
+        #: The highest possible page number.
         self.count = max(-(-self._file_bytes // self.page_bytes), max(self._in_log, default=0))
         if self._pages_in_use is not None:
             self.count = min(self.count, self._pages_in_use)
         self._note_cut(claimed if self._pages_in_use is None else self._pages_in_use)
 
     def _note_cut(self, pages: int) -> None:
-        """Note it where the file and its log hold fewer than `pages` pages."""
+        """Note if the file and its log hold fewer than `pages` pages."""
         whole = self._file_bytes // self.page_bytes
         in_log = sum(1 for number in self._in_log if whole < number <= pages)
         if pages > whole + in_log:
             self._note(f"cut short at byte {self._file_bytes}: {whole + in_log} of {pages} pages are whole")
 
     def page(self, number: int) -> bytes:
-        """A page, shorter or empty where the file ends in it or before it."""
+        """A page; truncated or empty at the end of the file."""
         if number in self._in_log:
             assert self._log is not None
             self._log.seek(self._in_log[number])
@@ -106,7 +105,7 @@ class Pages:
         self.close()
 
     def _read_wal(self, path: Path) -> None:
-        """Pages of committed transactions, up to the first frame whose salt or checksum is wrong."""
+        """Pages of committed transactions, up to the first frame with a wrong salt or checksum."""
         self._log = log = path.open("rb")
         header = log.read(_WAL_HEADER_BYTES)
         if len(header) < _WAL_HEADER_BYTES:
@@ -151,11 +150,11 @@ class Pages:
             self._note(f"{path.name}: {ended}; the unfinished transaction ({len(transaction)} pages) is left out")
 
     def _read_journal(self, path: Path) -> None:
-        """Pages as they were before a transaction that did not end, whose own pages are thereby left out."""
+        """Pages from before an unfinished transaction, whose own pages are thereby ignored."""
         self._log = log = path.open("rb")
         header = log.read(28)
         if len(header) < 28 or not header.startswith(_JOURNAL_MAGIC):
-            return  # SQLite has ended the transaction: it overwrites the header then
+            return  # the transaction is finished: SQLite has overwritten the header
         records, nonce, pages_before, sector_bytes, page_bytes = struct.unpack_from(">5I", header, 8)
         if page_bytes != self.page_bytes:
             self._note(f"{path.name}: not a rollback journal of this database")
@@ -178,7 +177,7 @@ class Pages:
         self._note(f"{path.name}: the transaction that did not end is left out ({restored} pages as before it)")
 
 
-def _holds(path: Path) -> bool:
+def _has_data(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 

@@ -1,10 +1,9 @@
-"""The rows of a damaged rosbag2 database: every table leaf page that can be read, wherever the tree has lost it.
+"""The rows of a damaged rosbag2 database: every readable table leaf page, even if the tree does not reference it.
 
-Python's SQLite has no recovery (the `sqlite3` program's `.recover` is not part of the library), and its queries end at
-the first bad page. Rows are recognized by what rosbag2 writes: a message is (id, topic, time, bytes), a topic (id,
-name, type, `cdr`, ...). A row counts only when all of it is there; SQLite keeps no checksums in its pages, so a page
-that was overwritten with other bytes inside of an image is not noticed.
-
+Python's SQLite has no recovery (the `sqlite3` program's `.recover` is not part of the library), and its queries stop at
+the first bad page. Rows are recognized by rosbag2's layout: a message is (id, topic, time, bytes), a topic (id, name,
+type, `cdr`, ...). A row counts only if it is complete. SQLite pages have no checksums, so a page inside an image that
+was overwritten is not detected.
 Source: https://www.sqlite.org/fileformat2.html, sections 1.5 to 2.
 """
 
@@ -14,17 +13,17 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from multi_dnn_ros.bags.inflation import MAX_CHUNK_BYTES
+from multi_dnn_ros.bags.decompression import MAX_CHUNK_BYTES
 from multi_dnn_ros.bags.sqlite_pages import Pages
 
 _TABLE_LEAF = 0x0D
-#: Notes about single messages; further ones are summed up.
+#: Maximum number of notes about single messages; further ones are only counted.
 _MAX_NOTES = 20
 _INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8, 8: 0, 9: 0}
 
 
 class BadRow(ValueError):
-    """A cell that is no row, or not wholly there; the message says what is wrong."""
+    """A cell is not a row, or incomplete; the message says why."""
 
 
 class TopicRow(NamedTuple):
@@ -36,7 +35,7 @@ class TopicRow(NamedTuple):
 
 
 class MessageRow(NamedTuple):
-    """A row of the table `messages`, without its bytes. page, offset: where its cell is."""
+    """A row of the table `messages`, without its bytes. page, offset: position of its cell."""
 
     stamp_ns: int
     number: int
@@ -46,7 +45,7 @@ class MessageRow(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """A row of a table leaf: its number, and its record as far as the page itself holds it."""
+    """A row of a table leaf: its number, and the part of its record stored in the page."""
 
     rowid: int
     payload_bytes: int
@@ -55,9 +54,9 @@ class _Cell(NamedTuple):
 
 
 class Rows:
-    """What the pages hold: topics by number, and the messages that are whole, by time.
+    """Content of the pages: topics by number, and the complete messages, by time.
 
-    note: told of each message that is not whole, and of numbers that are missing in between.
+    note: receives each incomplete message, and gaps in the numbering.
     """
 
     def __init__(self, pages: Pages, note: Callable[[str], None]) -> None:
@@ -74,7 +73,7 @@ class Rows:
         self._note_lost(messages.keys(), {row: why for row, why in broken.items() if row not in messages})
 
     def data(self, row: MessageRow) -> bytes:
-        """The bytes of a message. Raises BadRow: they are not there any more."""
+        """The bytes of a message. Raises BadRow if they no longer exist."""
         page = self._pages.page(row.page)
         values = _values(self._payload(_cell(page, row.offset, self._pages.usable_bytes)))
         assert isinstance(values[3], bytes)
@@ -87,7 +86,7 @@ class Rows:
                 cell = _cell(page, offset, self._pages.usable_bytes)
                 shape = _shape(cell.local)
             except BadRow:
-                continue  # page of another use, or a row of which not even the head is there
+                continue  # a page of another type, or a row without a complete header
             if shape[:1] == ["null"] and shape[1:] == ["integer", "integer", "bytes"]:
                 try:
                     self._check_whole(cell)
@@ -110,7 +109,7 @@ class Rows:
         return b"".join(parts)
 
     def _check_whole(self, cell: _Cell) -> None:
-        """BadRow unless every page of the row is there."""
+        """Raise BadRow unless all pages of the row exist."""
         for _ in self._overflow(cell, self._pages.page):
             pass
 
@@ -131,7 +130,7 @@ class Rows:
             number = following
 
     def _free_pages(self) -> set[int]:
-        """Pages that the database does not use; their old content must not come back."""
+        """Pages on the freelist; their old content must be ignored."""
         free: set[int] = set()
         header = self._pages.page(1)[:100]
         number = struct.unpack_from(">I", header, 32)[0] if len(header) == 100 else 0
@@ -156,7 +155,7 @@ class Rows:
 
 
 def _cell_offsets(page: bytes, start: int) -> list[int]:
-    """Where the rows of a table leaf begin; none for a page of another kind."""
+    """Offsets of the rows of a table leaf; none for other pages."""
     if len(page) < start + 8 or page[start] != _TABLE_LEAF:
         return []
     (count,) = struct.unpack_from(">H", page, start + 3)
@@ -185,7 +184,7 @@ def _cell(page: bytes, offset: int, usable: int) -> _Cell:
 
 
 def _columns(record: bytes) -> tuple[list[int], int]:
-    """Serial types of the columns, and where the first value begins."""
+    """Serial types of the columns, and the offset of the first value."""
     header_bytes, at = _varint(record, 0)
     if not at <= header_bytes <= len(record):
         raise BadRow("header longer than the record")
@@ -199,7 +198,7 @@ def _columns(record: bytes) -> tuple[list[int], int]:
 
 
 def _shape(record: bytes) -> list[str]:
-    """What each column is: null, integer, bytes, text or other."""
+    """Type of each column: null, integer, bytes, text or other."""
     return [
         "null" if kind == 0 else "integer" if kind in _INTEGER_BYTES else _long_kind(kind)
         for kind in _columns(record)[0]

@@ -1,4 +1,4 @@
-"""One storage file of a recording: read by rosbags where it is intact, else its whole messages."""
+"""One storage file of a recording: read by rosbags if intact, otherwise its intact messages are recovered."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 
 from rosbags.rosbag2 import Reader
 
-from multi_dnn_ros.bags.inflation import DECOMPRESSION_ERRORS, TooLargeError, inflate_message
+from multi_dnn_ros.bags.decompression import DECOMPRESSION_ERRORS, TooLargeError, decompress_message
 from multi_dnn_ros.bags.mcap_records import McapDamage, read_summary
 from multi_dnn_ros.bags.salvage import Note, Salvage, Salvaged, salvage
 from multi_dnn_ros.bags.sqlite_pages import SqliteDamage
 
 STORAGE_SUFFIXES = (".mcap", ".db3")
 
-#: What the rosbags reader lets through from a damaged file: its own errors, sqlite's and zstd's, those of unpacking and
-#: slicing bytes that are not there, and MemoryError for a length that is garbage.
+#: Errors of the rosbags reader on a damaged file: its own, sqlite's and zstd's, those of unpacking and slicing missing
+#: bytes, and MemoryError for an invalid length.
 READ_ERRORS = Exception
-#: A message that its recorder compressed by itself; CDR begins with a zero.
+#: Start of a message that the recorder compressed individually; CDR starts with a zero.
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -32,7 +32,7 @@ class BagError(ValueError):
 
 @dataclass(frozen=True)
 class BagTopic:
-    """A topic of a recording. count: messages according to the files' index, or counted where there is none."""
+    """A topic of a recording. count: number of messages according to the file's index, or counted if there is none."""
 
     name: str
     msgtype: str
@@ -52,8 +52,8 @@ class BagMessage:
 class StorageFile:
     """A .mcap or .db3 file open for reading.
 
-    storage: the file as rosbags has opened it; None: this opens it. note: told of damage, without the file's name.
-    Raises BagError: nothing in it can be read, or it is a database that computes what it holds.
+    storage: the file as opened by rosbags; None: open it here. note: receives damage, without the file's name.
+    Raises BagError: nothing in it can be read, or it is a database with computed content.
     """
 
     def __init__(self, path: Path, note: Note, storage: Any = None) -> None:
@@ -79,7 +79,7 @@ class StorageFile:
             self._open_salvage(error)
 
     def topics(self) -> list[BagTopic]:
-        """With their messages as the index counts them; of a damaged file those that are whole."""
+        """Topics with the number of messages in the index; for a damaged file, of intact messages."""
         if self._storage is not None:
             counts: Counter[tuple[str, str]] = Counter()
             for connection in self._storage.connections:
@@ -90,9 +90,9 @@ class StorageFile:
         return [BagTopic(topic, msgtype, count) for (topic, msgtype), count in counts.items()]
 
     def messages(self, topics: Collection[str]) -> Iterator[BagMessage]:
-        """The messages on `topics`; in order of time, of a damaged .mcap file so within each chunk."""
+        """The messages on `topics` in order of time; of a damaged .mcap file, only within each chunk."""
         last_ns: int | None = None
-        at_last: Counter[str] = Counter()  # given with that time
+        at_last: Counter[str] = Counter()  # number of messages returned with that time
         failure: Exception | None = None
         try:
             for message in self._indexed(topics):
@@ -100,7 +100,7 @@ class StorageFile:
                     last_ns = message.stamp_ns
                     at_last.clear()
                 at_last[message.topic] += 1
-                yield from self._inflated(message)
+                yield from self._decompressed(message)
         except READ_ERRORS as error:
             failure = error
         if self._storage is not None and failure is None:
@@ -109,15 +109,15 @@ class StorageFile:
             assert failure is not None
             self._open_salvage(failure)
         assert self._salvage is not None
-        # rosbags gives messages by time: what it has not given is later, or as late as the last one.
+        # rosbags returns messages by time: the remaining ones have the last time or a later one.
         for message in self._salvage.messages(topics):
             if last_ns is None or message.stamp_ns > last_ns:
-                yield from self._inflated(message)
+                yield from self._decompressed(message)
             elif message.stamp_ns == last_ns:
                 if at_last[message.topic]:
                     at_last[message.topic] -= 1
                 else:
-                    yield from self._inflated(message)
+                    yield from self._decompressed(message)
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -129,15 +129,15 @@ class StorageFile:
 
     def _indexed(self, topics: Collection[str]) -> Iterator[Salvaged]:
         connections = [x for x in self._storage.connections if x.topic in topics] if self._storage is not None else []
-        if connections:  # rosbags takes an empty list for all of them
+        if connections:  # rosbags treats an empty list as all
             for connection, stamp_ns, data in self._storage.messages(connections):
                 yield Salvaged(connection.topic, connection.msgtype, stamp_ns, data)
 
-    def _inflated(self, message: Salvaged) -> Iterator[BagMessage]:
+    def _decompressed(self, message: Salvaged) -> Iterator[BagMessage]:
         data = message.data
         if data.startswith(_ZSTD_MAGIC):
             try:
-                data = inflate_message(data)
+                data = decompress_message(data)
             except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
                 self._note(f"message on {message.topic} at {message.stamp_ns} ns cannot be decompressed: {error}")
                 return
@@ -163,10 +163,10 @@ class StorageFile:
 
 
 def has_index(path: Path) -> bool:
-    """Whether the parts of a file are there, and right, that the rosbags reader relies on without checking them.
+    """Whether the parts of a file that the rosbags reader relies on without checking exist and are correct.
 
-    False: the file need not be damaged, but it has no summary, or a log beside it holds newer rows. Raises BagError for
-    a database that computes what it holds: a view is a query, which may be meant never to end. Else McapDamage,
+    False: the file may be undamaged, but has no summary, or a log next to it holds newer rows. Raises BagError for a
+    database with computed content: a view is a query, which may be designed never to end. Otherwise raises McapDamage,
     SqliteDamage or sqlite3.Error.
     """
     if path.suffix == ".mcap":
@@ -193,6 +193,6 @@ def has_index(path: Path) -> bool:
 
 
 def _log_of(path: Path) -> bool:
-    """Whether a log beside the database holds what is not in it yet."""
+    """Whether a log next to the database holds content that is not yet in it."""
     logs = (path.with_name(f"{path.name}-{kind}") for kind in ("wal", "journal"))
     return path.suffix == ".db3" and any(log.is_file() and log.stat().st_size for log in logs)

@@ -1,4 +1,4 @@
-"""Writing a rosbag2 recording that appears under its name only when it is complete."""
+"""Writes a rosbag2 recording that gets its name only once it is complete."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rosbags.rosbag2.enums import CompressionFormat, CompressionMode
 
 from multi_dnn_ros.bags.definitions import definition
 from multi_dnn_ros.bags.storage_file import BagError
-from multi_dnn_ros.common.atomic_files import KeptWhenClosed
+from multi_dnn_ros.common.atomic_files import AtomicWriter
 
 Storage = Literal["mcap", "sqlite3"]
 _PLUGINS = {"mcap": StoragePlugin.MCAP, "sqlite3": StoragePlugin.SQLITE3}
-#: Stem of the storage file. Not the folder's name, so that equal recordings are equal in every byte and file name;
-#: metadata.yaml names the file, and every rosbag2 reader follows it.
+#: Stem of the storage file. Independent of the folder's name, so that equal recordings have identical files; readers
+#: take the name from metadata.yaml.
 _STEM = "recording"
 _WRITE_ERRORS = (OSError, sqlite3.Error, WriterError)
 _NO_TIME = QosTime(0, 0)
@@ -37,15 +37,14 @@ _LATCHED = Qos(
 )
 
 
-class BagWriter(KeptWhenClosed):
+class BagWriter(AtomicWriter):
     """A recording open for writing; a context manager.
 
-    It is written into a folder of its own beside `path` and renamed when it is closed; an exception inside the `with`
-    block, or :meth:`discard`, leaves nothing behind. Its files depend on what is written alone: neither on `path`, nor
-    on time, user or host.
-
-    path: the folder to make. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
-    Raises BagError: the path exists already, its parent cannot be written, or (while writing) the disk is full.
+    It is written into a temporary folder next to `path`, which is renamed on close; an exception inside the `with`
+    block, or :meth:`discard`, removes it. Its files depend only on the written content, not on `path`, time, user or
+    host.
+    path: the folder to create. storage: `mcap` (chunks compressed with zstd) or `sqlite3`.
+    Raises BagError: the path exists, its parent cannot be written, or (while writing) the disk is full.
     """
 
     def __init__(self, path: str | Path, storage: Storage = "mcap") -> None:
@@ -59,7 +58,7 @@ class BagWriter(KeptWhenClosed):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix=f"{self.path.name}.tmp-", dir=self.path.parent))
-            # The rosbags writer names the storage file after the folder that it makes.
+            # The rosbags writer names the storage file after its folder.
             self._writer = Writer(self._folder / _STEM, version=9, storage_plugin=_PLUGINS[storage])
             if storage == "mcap":
                 self._writer.set_compression(CompressionMode.STORAGE, CompressionFormat.ZSTD)
@@ -70,16 +69,16 @@ class BagWriter(KeptWhenClosed):
 
     @property
     def partial(self) -> Path:
-        """The unfinished recording's folder; files put here come along when it gets its name."""
+        """Folder of the unfinished recording; files placed here become part of it."""
         if self._folder is None:
             raise BagError(f"{self.path} is closed")
         return self._folder / _STEM
 
     def add_topic(self, topic: str, msgtype: str, *, latched: bool = False) -> None:
-        """Declare a topic, so that it is listed even when nothing is written on it.
+        """Declare a topic, so that it is listed even without messages.
 
-        latched: offered as transient local, so that a player publishes it for late subscribers.
-        Raises LookupError: the message type is not installed.
+        latched: offered as transient local, so that a player republishes it to late subscribers.
+        Raises LookupError if the message type is not installed.
         """
         known = self._connections.get(topic)
         if known is None:
@@ -94,14 +93,14 @@ class BagWriter(KeptWhenClosed):
             raise BagError(f"topic {topic} of {self.path} has type {known.msgtype}; {msgtype} does not fit")
 
     def add_file(self, name: str, text: str) -> None:
-        """A text file in the recording's folder, beside its messages."""
+        """Add a text file to the recording's folder."""
         try:
             (self.partial / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise BagError(f"cannot write {self.path / name}: {error.strerror}") from error
 
     def write(self, topic: str, stamp_ns: int, data: bytes | memoryview) -> None:
-        """Append a message. topic: declared before. stamp_ns: recording time. data: CDR bytes with their header."""
+        """Append a message. topic: declared before. stamp_ns: recording time. data: CDR bytes with header."""
         if topic not in self._connections:
             raise BagError(f"topic {topic} of {self.path} was not declared with add_topic")
         try:
@@ -126,7 +125,7 @@ class BagWriter(KeptWhenClosed):
     def discard(self) -> None:
         """Close without a recording."""
         if self._folder is not None:
-            with suppress(*_WRITE_ERRORS):  # it goes away; what ended it is what counts
+            with suppress(*_WRITE_ERRORS):  # it is removed; report only the original error
                 self._writer.abort()
             self._remove()
 

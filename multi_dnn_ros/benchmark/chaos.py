@@ -1,4 +1,4 @@
-"""Engine processes that are killed again and again under load: does every frame end once, is anything left over?"""
+"""Kills engine processes repeatedly under load and checks that every frame is accounted for and nothing leaks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 _SAMPLE_S = 0.2
 _PICTURES = 8
-#: Until all is as in the beginning once the faults have ended.
+#: Time limit for full recovery after the last fault.
 _RECOVERY_S = 300.0
-#: Until processes that were replaced have ended.
+#: Time limit for replaced processes to end.
 _ENDING_S = 20.0
-#: What this process may have grown by: allocators keep what they once had.
+#: Allowed growth of this process: allocators keep freed memory.
 _GROWTH_BYTES, _GROWTH_FILES, _GROWTH_THREADS = 48 << 20, 4, 2
 
 
 @dataclass(frozen=True)
 class ChaosPlan:
-    """every_s: shortest and longest time between two faults. size: of the images, (width, height).
+    """every_s: minimum and maximum time between faults. size: of the images, (width, height).
 
-    restart_s, try_s: pauses of supervision, see ProcessHost; shorter than its own, so that ten minutes see many of
-    them.
+    restart_s, retry_s: delays of supervision, see ProcessHost; shorter than the defaults, so that a run of ten minutes
+    covers many restarts.
     """
 
     seconds: float
@@ -47,13 +47,14 @@ class ChaosPlan:
     size: tuple[int, int] = (320, 240)
     seed: int = 0
     restart_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0)
-    try_s: tuple[float, ...] = (2.0, 5.0, 10.0)
+    retry_s: tuple[float, ...] = (2.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True)
-class Held:
-    """What this process has at one moment. engines: processes. shared: entries of /dev/shm but those of DDS, which
-    others may use."""
+class ResourceUse:
+    """Resources of this process at one moment. engines: number of engine processes. shared: entries of /dev/shm except
+    those of DDS, which other processes may create.
+    """
 
     memory_bytes: int
     files: int
@@ -63,16 +64,16 @@ class Held:
 
 
 def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = builds.build) -> dict[str, Any]:
-    """Run it; figures with a verdict `passed` and, if that is False, what is wrong as `findings`."""
-    before = _held()
+    """Run the plan; returns figures with the verdict `passed` and, if False, the reasons as `findings`."""
+    before = _resource_use()
     with tempfile.TemporaryDirectory(prefix="multi_dnn_chaos_") as folder:
         flag = Path(folder) / "exit"
-        host = ProcessHost(ExitingBuild(build, str(flag)), restart_s=plan.restart_s, try_s=plan.try_s)
+        host = ProcessHost(ExitingBuild(build, str(flag)), restart_s=plan.restart_s, retry_s=plan.retry_s)
         try:
             figures = _run(config, plan, host, flag)
         finally:
             host.close()
-    after = _held()
+    after = _resource_use()
     if engine_pids():
         figures["findings"].append("engine processes are left")
     if after.files > before.files + 1:
@@ -83,7 +84,7 @@ def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = builds.bui
 
 
 def chaos_table(figures: Mapping[str, Any]) -> str:
-    """For people."""
+    """Text for the terminal."""
     rows = [
         [name, str(it["offered"]), str(it["published"]), _counts(it["dropped"])]
         for name, it in figures["streams"].items()
@@ -101,8 +102,8 @@ def chaos_table(figures: Mapping[str, Any]) -> str:
 
 
 def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> dict[str, Any]:
-    description = host.configure(config, _ignore)
-    pictures = _pictures(config, plan)
+    description = host.configure(config, _do_nothing)
+    pictures = _images(config, plan)
     traffic = HostTraffic(
         host,
         description,
@@ -116,13 +117,13 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
     try:
         if not watch.wait_settled(traffic):
             findings.append("not all DNNs answered before the first fault")
-        first = _held()
+        first = _resource_use()
         faults = Faults(plan.seed, flag, watch.serving)
         begin = time.monotonic()
         while (elapsed := time.monotonic() - begin) < plan.seconds:
             watch.sleep(min(faults.pause_s(*plan.every_s), plan.seconds - elapsed))
             if time.monotonic() - begin < plan.seconds:
-                faults.deal(time.monotonic() - begin)
+                faults.inject(time.monotonic() - begin)
         faults.end()
         begin = time.monotonic()
         if not watch.wait_settled(traffic):
@@ -131,7 +132,7 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
                 + "; ".join(f"{it.name}: {it.text}, standby {it.values.get('standby')}" for it in host.conditions())
             )
         recovery_s = time.monotonic() - begin
-        last = _held_at_last(first)
+        last = _settled_resource_use(first)
     finally:
         hanging = traffic.stop()
     findings += traffic.discrepancies()
@@ -164,7 +165,7 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
 
 
 class _Watch:
-    """Looks at the host all the time: which processes serve, gaps, restarts."""
+    """Monitors the host: serving processes, gaps, restarts."""
 
     def __init__(self, host: ProcessHost, standby: str) -> None:
         self._host = host
@@ -178,7 +179,7 @@ class _Watch:
         return len(self.gaps_ms)
 
     def serving(self) -> set[int]:
-        """Processes that serve a group."""
+        """Process IDs that serve a group."""
         pids = (condition.values["pid"] for condition in self._host.conditions())
         return {int(str(pid)) for pid in pids if pid != "none"}
 
@@ -189,7 +190,7 @@ class _Watch:
             time.sleep(min(_SAMPLE_S, left_s))
 
     def wait_settled(self, traffic: HostTraffic) -> bool:
-        """Until one process serves all, the standby is there, and each DNN has answered anew."""
+        """Wait until one process serves all DNNs, the standby is ready, and each DNN has produced a new result."""
         until = time.monotonic() + _RECOVERY_S
         wanted = "none (parameter standby)" if self._standby == "none" else f"{self._standby}, ready"
         counts = {dnn: traffic.results(dnn) for dnn in traffic.accounts.streams}
@@ -213,7 +214,7 @@ class _Watch:
                 self.gaps_ms.append(float(str(gap)))
 
 
-def _pictures(config: NodeConfig, plan: ChaosPlan) -> dict[str, list[npt.NDArray[np.uint8]]]:
+def _images(config: NodeConfig, plan: ChaosPlan) -> dict[str, list[npt.NDArray[np.uint8]]]:
     noise = np.random.default_rng(plan.seed)
     width, height = plan.size
     return {
@@ -222,33 +223,33 @@ def _pictures(config: NodeConfig, plan: ChaosPlan) -> dict[str, list[npt.NDArray
     }
 
 
-def _held() -> Held:
+def _resource_use() -> ResourceUse:
     process = psutil.Process()
-    return Held(
+    return ResourceUse(
         process.memory_full_info().uss,
         process.num_fds(),
         threading.active_count(),
         len(engine_pids()),
-        _shared(),
+        _shared_memory(),
     )
 
 
-def _held_at_last(first: Held) -> Held:
-    """Once the processes that are not needed any more have ended, or after a while."""
+def _settled_resource_use(first: ResourceUse) -> ResourceUse:
+    """Resource use once replaced processes have ended, or after the time limit."""
     until = time.monotonic() + _ENDING_S
-    while _growth(first, last := _held()) and time.monotonic() < until:
+    while _growth(first, last := _resource_use()) and time.monotonic() < until:
         time.sleep(_SAMPLE_S)
     return last
 
 
-def _shared() -> int:
+def _shared_memory() -> int:
     try:
         return sum("fastrtps" not in name and "fastdds" not in name for name in os.listdir("/dev/shm"))
     except OSError:
-        return 0  # a system without
+        return 0  # no /dev/shm on this system
 
 
-def _growth(first: Held, last: Held) -> list[str]:
+def _growth(first: ResourceUse, last: ResourceUse) -> list[str]:
     limits = {
         "memory_bytes": _GROWTH_BYTES,
         "files": _GROWTH_FILES,
@@ -267,5 +268,5 @@ def _counts(dropped: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "none"
 
 
-def _ignore(progress: Progress) -> None:
+def _do_nothing(progress: Progress) -> None:
     pass

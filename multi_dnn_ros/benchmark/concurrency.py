@@ -1,6 +1,6 @@
-"""The engine against what one would write first: the same DNNs one after another, and a process for each.
+"""The engine compared with two simple alternatives: all DNNs in sequence, and one process per DNN.
 
-Every condition does the whole work of a frame (preprocessing, layers, decoding) on the same images, in one run, in
+Every condition does the complete work per frame (preprocessing, layers, decoding) on the same images, in one run, in
 random order, repeated.
 """
 
@@ -36,10 +36,10 @@ PROCESSES = "one process each"
 
 
 def measure_concurrency(config: NodeConfig, frames: int, repeats: int, seed: int) -> dict[str, Any]:
-    """Milliseconds of wall time a frame (all its DNNs) on the CPU, per condition.
+    """Wall time in milliseconds per frame (all its DNNs) on the CPU, by condition.
 
-    Sequential uses all cores inside each operation. Processes and the engine's workers share the cores: as many threads
-    an operation as cores there are for each, at least one.
+    The sequential condition uses all cores within each operation. Processes and the engine's workers share the cores:
+    each uses its equal share of threads per operation, at least one.
     """
     config = config.model_copy(update={"device": "cpu"})
     if len(config.cameras) != 1:
@@ -49,7 +49,7 @@ def measure_concurrency(config: NodeConfig, frames: int, repeats: int, seed: int
     pipeline = build(config)
     workers = pipeline.workers
     conditions[ENGINE] = lambda: _engine(pipeline.tasks, workers, config, images)
-    # With all cores inside each operation: sessions of ONNX Runtime keep the threads that they are made with.
+    # cpu_threads is set when building, because ONNX Runtime sessions keep their number of threads.
     in_turn = build(config.model_copy(update={"workers": 1, "cpu_threads": cpu_count()}))
     conditions[SEQUENTIAL] = lambda: _sequential(in_turn.tasks, images)
     processes = _Processes(config, frames, seed)
@@ -95,7 +95,7 @@ def _engine(tasks: tuple[DnnTask, ...], workers: int, config: NodeConfig, images
         elapsed = time.perf_counter() - begin
         dropped = {key: stream.dropped for key, stream in engine.statistics().streams.items() if stream.dropped}
         if dropped:
-            raise RuntimeError(f"the engine dropped frames, its time would flatter: {dropped}")
+            raise RuntimeError(f"the engine dropped frames, so its time is not comparable: {dropped}")
         return elapsed
     finally:
         engine.stop(2.0)
@@ -113,13 +113,13 @@ def _sequential(tasks: tuple[DnnTask, ...], images: Images) -> float:
 
 def _infer(task: DnnTask, image: npt.NDArray[np.uint8]) -> None:
     carried = task.preprocess(torch.from_numpy(image))
-    for stage in (task.in_one[1],) if 1 in task.in_one else task.stages:  # nobody waits for it here
+    for stage in (task.single_launch[1],) if 1 in task.single_launch else task.stages:  # no other DNN is waiting
         carried = stage(carried)
     task.decode(carried, (image.shape[0], image.shape[1]))
 
 
 class _Processes:
-    """A process for each DNN, started once; they begin each run together."""
+    """One process per DNN, started once; each run starts in all of them together."""
 
     def __init__(self, config: NodeConfig, frames: int, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -132,18 +132,18 @@ class _Processes:
                 target=_serve, args=(config, name, frames, seed, theirs), name=f"DNN {name}", daemon=True
             )
             process.start()
-            theirs.close()  # so that the end of the process is the end of the pipe
+            theirs.close()  # so that the pipe closes when the process ends
             self._connections.append(ours)
             self._processes.append(process)
 
     def run(self) -> float:
-        """Seconds until the last process is through. CommandError where one has ended."""
+        """Seconds until the last process has finished. Raises CommandError if a process ended."""
         if not self._ready:
             self._await_all()
             self._ready = True
         begin = time.perf_counter()
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # that it has ended is told below
+            with contextlib.suppress(OSError):  # a process that ended is reported below
                 connection.send(None)
         self._await_all()
         return time.perf_counter() - begin
@@ -166,13 +166,13 @@ class _Processes:
 
 
 def _serve(config: NodeConfig, name: str, frames: int, seed: int, connection: Connection) -> None:
-    """The process: says that it is ready, then that it is through each time it was told to begin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who started us ends us
+    """Body of the process: reports when it is ready and after each run."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     threads = max(1, cpu_count() // len(config.dnns))
     own = config.model_copy(update={"dnns": {name: config.dnns[name]}, "workers": 1, "cpu_threads": threads})
     task = build(own).tasks[0]
     images = _images(frames, seed)
-    with torch.inference_mode(), contextlib.suppress(EOFError, OSError):  # the other end was closed, or has ended
+    with torch.inference_mode(), contextlib.suppress(EOFError, OSError):  # the parent closed the pipe or ended
         while True:
             connection.send(None)
             connection.recv()

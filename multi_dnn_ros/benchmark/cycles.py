@@ -1,4 +1,4 @@
-"""Activate, serve and deactivate a node again and again: does anything stay behind?"""
+"""Activates and deactivates a node repeatedly and checks for leaks."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tqdm import tqdm
 
 from multi_dnn_ros.benchmark.rig import flat
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.memory import give_back_memory
-from multi_dnn_ros.common.processes import claimed_domain
+from multi_dnn_ros.common.memory import release_memory
+from multi_dnn_ros.common.processes import reserved_domain
 from multi_dnn_ros.common.reporting import table
 from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Cycles after which everything that is made once has been made; allocators of many cores take so many.
+#: Cycles until one-time allocations are done; with many cores the allocators need this many.
 WARM_UP = 25
 _SERVE_LIMIT_S = 60.0
 
 
 def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
-    """What the process holds after each deactivation: the last third of the cycles against the first.
+    """Resources of the process after each deactivation: last third of the cycles compared with the first.
 
-    In each cycle every camera sends a frame and every DNN answers. The DNNs run in this process (`isolation: none`),
-    where all that stays behind can be seen.
+    In each cycle every camera sends a frame and every DNN produces a result. The DNNs run in this process (`isolation:
+    none`), where all leaks are visible.
     """
-    with claimed_domain() as domain:
+    with reserved_domain() as domain:
         return _measured(config.model_copy(update={"autostart": False, "isolation": "none"}), repeats, domain)
 
 
@@ -71,26 +71,26 @@ def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
         rclpy.try_shutdown()
     samples = samples[WARM_UP:]
     third = (len(samples) + 2) // 3
-    first, last = _held(samples[:third]), _held(samples[len(samples) - third :])
+    first, last = _minimum_use(samples[:third]), _minimum_use(samples[len(samples) - third :])
     left = {name: last[name] - first[name] for name in last}
     passed = all(count < (1 << 20 if name.endswith("bytes") else 1) for name, count in left.items())
     return {"repeats": repeats, "device": config.device, "first": first, "last": last, "left": left, "passed": passed}
 
 
-def _held(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The least of each that was held in these cycles: what lies above it was given back again."""
+def _minimum_use(samples: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Minimum of each resource over these cycles; anything above it was released again."""
     return {name: min(sample[name] for sample in samples) for name in samples[0]}
 
 
 def cycles_table(figures: Mapping[str, Any]) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     rows = [
         [name.replace("_", " "), f"{figures['first'][name]:,}", f"{figures['last'][name]:,}", f"{left:+,}"]
         for name, left in figures["left"].items()
     ]
-    header = ["held when inactive", "least in the first third", "least in the last third", "left behind"]
+    header = ["when inactive", "minimum in the first third", "minimum in the last third", "growth"]
     text = f"{table(header, rows)}\n{figures['repeats']} cycles after {WARM_UP} to warm up"
-    return text if figures["passed"] else f"{text}\nNOT RIGHT: something is left behind"
+    return text if figures["passed"] else f"{text}\nFAILED: resources grow"
 
 
 class _Cameras:
@@ -112,12 +112,12 @@ class _Cameras:
 
 
 def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Cameras) -> None:
-    """Send frames until every DNN has answered one of each camera."""
+    """Send frames until every DNN has produced a result for each of its cameras."""
     deadline, next_s = time.monotonic() + _SERVE_LIMIT_S, 0.0
     while not all(node.published().values()):
         now = time.monotonic()
         if now > deadline:
-            raise CommandError(f"a DNN answered nothing for {_SERVE_LIMIT_S:g} s: {node.published()}")
+            raise CommandError(f"a DNN produced no result within {_SERVE_LIMIT_S:g} s: {node.published()}")
         if now >= next_s:
             cameras.publish()
             next_s = now + 0.1
@@ -125,7 +125,7 @@ def _serve(executor: SingleThreadedExecutor, node: MultiDnnNode, cameras: _Camer
 
 
 def _sample(node: MultiDnnNode) -> dict[str, int]:
-    give_back_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    release_memory(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     process = psutil.Process()
     sample = {
         "threads": threading.active_count(),

@@ -1,4 +1,4 @@
-"""Faults that engine processes meet, made on purpose: signals, an exit while configuring, memory that runs out."""
+"""Fault injection for engine processes: signals, an exit while configuring, memory exhaustion."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 KINDS = ("SIGKILL", "SIGSEGV", "SIGSTOP", "exit in configure", "allocation failure")
 
-#: How long a process gets no more memory.
+#: Duration of a memory limit.
 _STARVED_S = 2.0
-#: Part of the faults that hit a process that serves; the others hit any.
+#: Share of faults that target a serving process; the rest target any.
 _SERVING = 0.7
 _EXIT_CODE = 9
 
 
 @dataclass(frozen=True)
 class ExitingBuild:
-    """A Build that ends its process once for each file that it finds. flag: of the file; build: what it does else."""
+    """A Build that exits its process once for each time that the file `flag` exists. build: the real one."""
 
     build: Build
     flag: str
 
     def __call__(self, config: NodeConfig, progress: Callable[[str], None]) -> Any:
-        """FileNotFoundError is the usual case."""
+        """Without the file (the usual case) calls `build`."""
         try:
             os.unlink(self.flag)
         except FileNotFoundError:
@@ -44,7 +44,7 @@ class ExitingBuild:
 
 @dataclass(frozen=True)
 class Fault:
-    """at_s: since the run began. serving: it hit a process that served."""
+    """at_s: since the start of the run. serving: whether the process was serving."""
 
     at_s: float
     kind: str
@@ -52,7 +52,7 @@ class Fault:
 
 
 class Faults:
-    """Deals faults out. flag: of the ExitingBuild. serving: the processes that serve, by number."""
+    """Injects faults. flag: file of the ExitingBuild. serving: returns the process IDs that serve."""
 
     def __init__(self, seed: int, flag: Path, serving: Callable[[], set[int]]) -> None:
         self._random = random.Random(seed)
@@ -63,11 +63,11 @@ class Faults:
         self.dealt: list[Fault] = []
 
     def pause_s(self, shortest_s: float, longest_s: float) -> float:
-        """Until the next one."""
+        """Random time until the next fault."""
         return self._random.uniform(shortest_s, longest_s)
 
-    def deal(self, at_s: float) -> None:
-        """One fault to one process, if there is one. All kinds come equally often."""
+    def inject(self, at_s: float) -> None:
+        """Inject one fault into one process, if there is one. All kinds are equally frequent."""
         hits_serving = self._random.random() < _SERVING
         serving, every = self._serving(), set(engine_pids())
         victims = (serving & every if hits_serving else every) or every
@@ -76,12 +76,12 @@ class Faults:
         if not self._deck:
             self._deck = self._random.sample(KINDS, len(KINDS))
         kind, pid = self._deck.pop(), self._random.choice(sorted(victims))
-        with suppress(psutil.Error, ProcessLookupError):  # it has just ended
+        with suppress(psutil.Error, ProcessLookupError):  # the process has just ended
             self._hit(kind, pid)
             self.dealt.append(Fault(at_s, kind, pid in serving))
 
     def end(self) -> None:
-        """No more of them; what was taken is given back."""
+        """Stop injecting and lift the limits still in force."""
         for timer in self._timers:
             timer.cancel()
             timer.function()
@@ -89,7 +89,7 @@ class Faults:
         self._flag.unlink(missing_ok=True)
 
     def _hit(self, kind: str, pid: int) -> None:
-        if kind == "exit in configure":  # of whatever is configured next
+        if kind == "exit in configure":  # exits when the next process configures
             self._flag.touch()
             os.kill(pid, signal.SIGKILL)
         elif kind == "allocation failure":
@@ -98,7 +98,7 @@ class Faults:
             os.kill(pid, signal.Signals[kind])
 
     def _starve(self, process: psutil.Process) -> None:
-        """No new memory for a while."""
+        """Deny new memory for a while."""
         _, hard = process.rlimit(psutil.RLIMIT_AS)
         process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, hard))
 
@@ -113,7 +113,7 @@ class Faults:
 
 
 def engine_pids() -> list[int]:
-    """The engine processes that this process started and that live."""
+    """Process IDs of the running engine processes that this process started."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):

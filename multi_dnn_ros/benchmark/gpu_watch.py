@@ -1,4 +1,4 @@
-"""How busy the GPU is while something runs, as NVIDIA's own tool counts it."""
+"""GPU utilization during a run, from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _QUERY = "utilization.gpu,memory.used"
 
 
 class GpuWatch:
-    """Asks nvidia-smi once a second, in a process of its own; a context manager. Without the tool it sees nothing."""
+    """Context manager that polls nvidia-smi once per second in a process of its own. Without nvidia-smi there are no
+    figures.
+    """
 
     def __init__(self, index: int = 0) -> None:
         self._index = index
@@ -46,15 +48,15 @@ class GpuWatch:
             self._process.wait()
 
     def figures(self) -> dict[str, Any]:
-        """Share of the time in which a kernel ran, mean and least and most, and memory in use; empty without a GPU."""
+        """Utilization (mean, maximum) and memory in use (minimum, maximum); empty without a GPU."""
         if self._output is None:
             return {}
         self._output.seek(0)
-        return parsed(self._output.read().decode(errors="replace"))
+        return parse_output(self._output.read().decode(errors="replace"))
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """Figures of the tool's lines; what is not two numbers is left out, as its first and last line may be."""
+def parse_output(text: str) -> dict[str, Any]:
+    """Figures from nvidia-smi's lines. Lines without two numbers are skipped; the first and last may be incomplete."""
     rows = []
     for line in text.splitlines():
         try:

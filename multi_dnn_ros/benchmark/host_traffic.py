@@ -1,4 +1,4 @@
-"""Cameras in front of a host, without ROS: images at a steady rate, decoded as the node does it, and counted."""
+"""Simulated cameras for a host, without ROS: images at a fixed rate, decoded as in the node; all results counted."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
 from multi_dnn_ros.serving.host import Description, Host
 
-#: (camera, number of the image) -> image, (H, W, 3) uint8.
+#: (camera, index of the image) -> image, (H, W, 3) uint8.
 Picture = Callable[[str, int], npt.NDArray[np.uint8]]
 
 
 @dataclass
-class Seen:
-    """What came out, by DNN and camera. results_ns: when. counted: ends of frames by what they were."""
+class Observed:
+    """What the host reported, by DNN and camera. results_ns: times of results. counted: number of frames by outcome."""
 
     results_ns: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     counted: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class HostTraffic:
         picture: Picture,
         stop_timeout_s: float = 2.0,
     ) -> None:
-        self.seen = Seen()
+        self.seen = Observed()
         self._host = host
         self._rates_hz = rates_hz
         self._picture = picture
@@ -66,13 +66,13 @@ class HostTraffic:
         self._threads = [threading.Thread(target=self._feed, args=(camera,), daemon=True) for camera in rates_hz]
 
     def start(self) -> None:
-        """Let the host serve, and the cameras run."""
+        """Start the host and the cameras."""
         self._host.start(self.accounts)
         for thread in (*self._decoders.values(), *self._threads):
             thread.start()
 
     def stop(self) -> list[str]:
-        """End the cameras, then the host's serving; names what hangs."""
+        """Stop the cameras, then the host; returns the names of threads that hang."""
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -81,11 +81,11 @@ class HostTraffic:
         return self._host.stop(self._stop_timeout_s)
 
     def streams(self) -> Mapping[tuple[str, str], StreamStatistics]:
-        """The accounts."""
+        """The accounts of all streams."""
         return self.accounts.statistics().streams
 
     def discrepancies(self) -> list[str]:
-        """After :meth:`stop`: what does not add up, a line each. None is right."""
+        """After :meth:`stop`: inconsistencies between accounts and reports, one line each."""
         found = []
         for (dnn, camera), figures in self.streams().items():
             dropped = sum(figures.dropped.values())
@@ -100,15 +100,15 @@ class HostTraffic:
         return found
 
     def gap_ms(self, dnn: str) -> float:
-        """The longest time between two results of a DNN that follow one another, over all its cameras."""
+        """Longest time between consecutive results of a DNN, over all its cameras."""
         times = sorted(at for (name, _), of_stream in self.seen.results_ns.items() if name == dnn for at in of_stream)
         return max(((after - before) / 1e6 for before, after in pairwise(times)), default=0.0)
 
     def results(self, dnn: str) -> int:
-        """Of a DNN so far."""
+        """Number of a DNN's results so far."""
         return sum(len(times) for (name, _), times in self.seen.results_ns.items() if name == dnn)
 
-    # -- threads of cameras
+    # -- called in the cameras' threads
 
     def _feed(self, camera: str) -> None:
         period_s = 1.0 / self._rates_hz[camera]
@@ -128,7 +128,7 @@ class HostTraffic:
 
         return decode
 
-    # -- threads of the host
+    # -- called in the host's threads
 
     def _on_answered(self, dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
         self._decoders[camera].answered(dnn, handed_ns, timing)

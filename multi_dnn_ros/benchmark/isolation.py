@@ -1,4 +1,4 @@
-"""What engine processes cost: the same node and cameras with parameter `isolation` process and none, in turns."""
+"""Cost of engine processes: the same node and cameras with parameter `isolation` process and none, alternating."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
 
 BASELINE, OURS = "none", "process"
-#: That of the CPU demo.
+#: The camera of the CPU demo.
 CAMERAS = (CameraPlan("front", (640, 480), "rgb8", 10.0),)
 _WARM_UP_S = 3.0
 _MIB = 1 << 20
@@ -29,9 +29,9 @@ def measure_isolation(
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Serve `cameras` for `seconds`, `repeats` times with each value of `isolation`, which take turns.
+    """Serve `cameras` for `seconds`, `repeats` times per value of `isolation`, alternating.
 
-    Every turn is a node of its own. CommandError when one does not serve.
+    Each run starts a new node. Raises CommandError if one does not serve.
     """
     cameras = cameras or CAMERAS
     turns = [(BASELINE, OURS) if number % 2 == 0 else (OURS, BASELINE) for number in range(repeats)]
@@ -65,7 +65,7 @@ def measure_isolation(
 def _serve(
     config: NodeConfig, folder: Path, seconds: float, cameras: Sequence[CameraPlan], seed: int
 ) -> tuple[dict[str, Any], list[float]]:
-    """One run: its figures, and the latencies of its results in ms."""
+    """One run: its figures, and its results' latencies in ms."""
     with Rig(folder, config, cameras, seed) as rig:
         start_cameras(rig)
         rig.spin(_WARM_UP_S)
@@ -93,7 +93,7 @@ def _serve(
 
 
 def _summary(blocks: Sequence[Mapping[str, Any]], latencies: Sequence[float]) -> dict[str, Any]:
-    """Medians over the runs; latencies of all their results together."""
+    """Medians over the runs; latencies over all their results."""
     medians = {
         key: float(np.median([block[key] for block in blocks]))
         for key in ("results_hz", "cpu_cores", "cpu_ms_per_result", "memory_bytes")
@@ -112,7 +112,7 @@ def _ratios(ours: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, f
 
 
 def isolation_table(figures: Mapping[str, Any]) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     rows = []
     for isolation, of in figures["isolation"].items():
         latency = of["latency_ms"]
@@ -126,7 +126,7 @@ def isolation_table(figures: Mapping[str, Any]) -> str:
             table(header, rows),
             f"sent for {figures['sent_results_hz']:g} results/s; {figures['repeats']} runs of {figures['seconds']:g} s "
             "each",
-            f"process against none: CPU per result x {ratios['cpu_ms_per_result']:.3f}, p95 "
+            f"process compared with none: CPU per result x {ratios['cpu_ms_per_result']:.3f}, p95 "
             f"{ratios['latency_p95_added_ms']:+.1f} ms, p99 {ratios['latency_p99_added_ms']:+.1f} ms, memory "
             f"{ratios['memory_added_bytes'] / _MIB:+.0f} MiB",
         ]

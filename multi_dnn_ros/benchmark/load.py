@@ -1,4 +1,4 @@
-"""A long run under more load than can be served: is it still as quick, as small and as exact at the end?"""
+"""A long run under overload: are latency, memory and accounts at the end the same as at the beginning?"""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
 
 FLOODED = "front"
-#: Different size, rate, encoding and transport.
+#: Cameras of different size, rate, encoding and transport.
 CAMERAS = (
     CameraPlan(FLOODED, (320, 240), "rgb8", 60.0),
     CameraPlan("left", (640, 480), "", 10.0),
     CameraPlan("rear", (480, 360), "yuv422_yuy2", 5.0),
 )
-#: The flooded camera sends so many times what was served of it when it sent less.
+#: The flooding camera sends this many times its served rate in calibration.
 _FLOOD = 4.4
 _CALIBRATION_S = 15.0
-#: While more than this part of what is sent is served, more can be served: a GPU that serves 70 of 90 Hz, as two frames
-#: may come close together, serves 140 of 300.
+#: The engine is saturated once it serves less than this share. Above it more can be served: a GPU that serves 70 of 90
+#: Hz, because frames arrive in bursts, serves 140 of 300.
 _SATURATED = 0.5
-#: A camera process of ours can hardly send faster.
+#: Approximate maximum rate of one camera process.
 _FASTEST_HZ = 400.0
-#: At least of the node's memory: a window of a short run has some too.
+#: Minimum number of memory samples per run, so that the windows of a short run have some, too.
 _SAMPLES = 30
-#: A node that was told to end has so long; killed is what hangs, and not what is late.
+#: Time in which the node must end. It is killed only later, at _END_LIMIT_S, to distinguish slow from hanging.
 _END_S = 3.0
 _END_LIMIT_S = 60.0
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
@@ -41,7 +41,7 @@ _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s"
 
 @dataclass(frozen=True)
 class LoadRun:
-    """What was measured, and what the plots are made of. Times are on the monotonic clock."""
+    """Measurements and the data for plots. Times are on the monotonic clock."""
 
     figures: dict[str, Any]
     receipts: Mapping[Stream, Receipts]
@@ -53,10 +53,10 @@ class LoadRun:
 def measure_load(
     config: NodeConfig, folder: Path, seconds: float, seed: int = 0, cameras: Sequence[CameraPlan] = ()
 ) -> LoadRun:
-    """Serve cameras for `seconds`: those given, at their rates; else three, one of them at over four times the rate
+    """Serve cameras for `seconds`: the given ones at their rates; by default three, one at over four times the rate
     that can be served.
 
-    The second window (a minute of a run of ten) is what the last one is compared with.
+    The last window is compared with the second one (windows of a minute in a run of ten).
     """
     flooded = None if cameras else FLOODED
     cameras = cameras or CAMERAS
@@ -65,7 +65,7 @@ def measure_load(
         start_cameras(rig)
         if flooded is not None:
             rig.start_camera(flooded, flooding_rate(rig))
-        rig.spin(3.0)  # the new process finds its subscriber
+        rig.spin(3.0)  # discovery of the new camera process
         rig.sample_s = min(1.0, seconds / _SAMPLES)
         before, begin_s = rig.accounts(), rig.samples[-1].at_s
         with tqdm(total=seconds, desc="under load", bar_format=_BAR, disable=None) as bar:
@@ -129,7 +129,7 @@ def measure_load(
 
 
 def start_cameras(rig: Rig) -> None:
-    """All cameras, until every DNN has answered on each."""
+    """Start all cameras, and wait until every DNN has produced a result for each."""
     for name in rig.plans:
         rig.start_camera(name)
     if not rig.until(lambda: all(map(len, rig.receipts.values())), 60.0):
@@ -140,7 +140,7 @@ def start_cameras(rig: Rig) -> None:
 
 
 def flooding_rate(rig: Rig) -> float:
-    """The rate at which the flooded camera is to send: from what is served of it while all cameras send."""
+    """Rate for the flooding camera, derived from its served rate while all cameras send."""
     rate_hz = rig.rates_hz[FLOODED]
     while True:
         before = {stream: len(receipts) for stream, receipts in rig.receipts.items()}
@@ -158,12 +158,12 @@ def flooding_rate(rig: Rig) -> float:
 
 
 def _window_s(begin_s: float, end_s: float) -> float:
-    """A minute of a run of ten; shorter runs have shorter windows."""
+    """A minute in a run of ten minutes; proportional for shorter runs, up to a minute for longer ones."""
     return min(60.0, (end_s - begin_s) / 5.0)
 
 
 def _latency(receipts: Mapping[Stream, Receipts], begin_s: float, end_s: float) -> dict[str, Any]:
-    """Stamp to receipt of all streams together and of each, in the second and in the last window."""
+    """Latency from stamp to receipt, of all streams together and of each, in the second and in the last window."""
     window = _window_s(begin_s, end_s)
 
     def compared(of: Iterable[Receipts]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _memory(samples: Sequence[NodeSample], begin_s: float, end_s: float) -> dict
     window = _window_s(begin_s, end_s)
     first_s, last_s = begin_s + window, begin_s + 2 * window
 
-    def nearest(time_s: float) -> NodeSample:  # where the machine stood still for as long as a window
+    def nearest(time_s: float) -> NodeSample:  # if the machine stalled for a whole window
         return min(samples, key=lambda sample: abs(sample.at_s - time_s))
 
     second = [s for s in samples if first_s <= s.at_s < last_s] or [nearest(first_s)]
@@ -207,7 +207,9 @@ def _memory(samples: Sequence[NodeSample], begin_s: float, end_s: float) -> dict
 def _fairness(
     rates: Mapping[Stream, Mapping[str, float]], cameras: Sequence[str], dnns: Sequence[str]
 ) -> dict[str, Any]:
-    """What each camera got of each DNN, against its share: all that it asks for, or an equal part of what is left."""
+    """Rate of each camera per DNN relative to its fair share: its full demand, or an equal part of the remaining
+    capacity.
+    """
     table = {}
     for dnn in dnns:
         served = [camera for camera in cameras if (dnn, camera) in rates]
@@ -223,7 +225,7 @@ def _fairness(
 
 
 def fair_shares(wanted: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """Max-min fair: nobody gets more than is wanted, and what they leave is shared equally among the others."""
+    """Max-min fair shares: no one gets more than their demand, and unused shares are split equally among the others."""
     shares: dict[str, float] = {}
     left = capacity
     for position, (name, rate) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
@@ -233,31 +235,31 @@ def fair_shares(wanted: Mapping[str, float], capacity: float) -> dict[str, float
 
 
 def load_problems(figures: Mapping[str, Any]) -> list[str]:
-    """What was not as it should be, in words; empty when all was."""
+    """Violated conditions, one sentence each; empty if all are met."""
     problems = []
     latency, memory = figures["latency"]["all"].get("p95_last_over_second", np.inf), figures["memory"]["growth"]
     if latency > 1.10:
-        problems.append(f"latency p95 of the last window is {latency:.2f} of the second one's; at most 1.10 is right")
+        problems.append(f"latency p95 of the last window is {latency:.2f} of the second one's; allowed: at most 1.10")
     if memory >= 0.01:
-        problems.append(f"resident memory grew by {memory:.1%} after the second window; under 1 % is right")
+        problems.append(f"resident memory grew by {memory:.1%} after the second window; allowed: under 1 %")
     problems += [f"{name}: the accounts do not add up" for name, of in figures["accounts"].items() if not of["exact"]]
     flood = figures["flood_ratio"]
     if flood is not None and flood < 4.0 and figures["cameras"][FLOODED]["rate_hz"] < _FASTEST_HZ:
-        problems.append(f"{FLOODED} sent {flood:.1f} times what was served; at least 4 was asked for")
+        problems.append(f"{FLOODED} sent {flood:.1f} times what was served; required: at least 4")
     if flood is not None and figures["fairness"]["least_of_share"] < 0.8:
         problems.append(
-            f"a camera got {figures['fairness']['least_of_share']:.0%} of its share; at least 80 % is right"
+            f"a camera got {figures['fairness']['least_of_share']:.0%} of its share; required: at least 80 %"
         )
     if figures["ended_after_s"] > _END_S or figures["exit_code"] != 0:
         problems.append(
             f"the node ended after {figures['ended_after_s']:.1f} s with exit code {figures['exit_code']}; "
-            f"within {_END_S:g} s with 0 is right"
+            f"required: within {_END_S:g} s with 0"
         )
     return problems
 
 
 def load_table(figures: Mapping[str, Any]) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     rows = []
     for stream, accounts in figures["accounts"].items():
         dnn, _, camera = stream.partition(" on ")
@@ -279,6 +281,6 @@ def load_table(figures: Mapping[str, Any]) -> str:
         f"the node kept {figures['cpu_cores']['p50']:.2f} CPU cores busy"
         + (f", the GPU {figures['gpu']['busy_mean']:.0%} of the time" if figures["gpu"] else ""),
         *([f"{FLOODED} sent {figures['flood_ratio']:.1f} times what was served"] if figures["flood_ratio"] else []),
-        *(f"NOT RIGHT: {problem}" for problem in load_problems(figures)),
+        *(f"FAILED: {problem}" for problem in load_problems(figures)),
     ]
     return "\n".join(lines)

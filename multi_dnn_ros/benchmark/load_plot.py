@@ -1,4 +1,4 @@
-"""A picture of a long run: latency of each camera and memory of the node over time."""
+"""Plot of a long run: latency of each camera and memory of the node over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BINS = 60
 
 
 def plot_load(run: LoadRun, path: Path) -> None:
-    """Write a PNG: p95 of the latency by camera in 60 steps, and resident memory."""
+    """Write a PNG: p95 latency by camera in 60 steps, and resident memory."""
     with optional("a picture"):
         from matplotlib.figure import Figure
 

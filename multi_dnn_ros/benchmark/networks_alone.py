@@ -1,4 +1,4 @@
-"""Each network alone on one core: as the node serves it, against ONNX Runtime run directly on the whole network."""
+"""Each network alone on one core: as the node serves it, compared with ONNX Runtime on the whole network."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ DIRECT = "ONNX Runtime directly"
 WHOLE = "as one network"
 JOBS = "job by job"
 TORCHSCRIPT = "torchscript, job by job"
-#: What networks without a size of their own take, as classifiers are trained.
+#: Input size of networks that specify none; usual for classifiers.
 _SIZE = (224, 224)
 _OPSET = 17
 
 
 def measure_alone(models: Sequence[str], jobs: int, rounds: int, seed: int) -> list[dict[str, Any]]:
-    """Milliseconds of processor time of one image, batch 1, float32, one thread, for each of `models`.
+    """CPU time in milliseconds per image, batch 1, float32, one thread, for each of `models`.
 
-    Preprocessing is left out. All conditions compute in the calling thread, whose processor time is the elapsed time
-    on an idle machine, and which other processes change less. models: as parameter `dnn.<dnn>.model`; torchvision's
-    have random weights. jobs: that each is cut into. In each round every condition runs once, in random order.
-    ValueError where a condition computes something else.
+    Without preprocessing. All conditions compute in the calling thread; its CPU time equals the elapsed time on an idle
+    machine and is less affected by other processes. models: as for parameter `dnn.<dnn>.model`; torchvision models have
+    random weights. jobs: number of jobs per network. In each round every condition runs once, in random order. Raises
+    ValueError if the conditions' outputs differ.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -84,13 +84,13 @@ def _measure(model: str, jobs: int, rounds: int, order: random.Random) -> dict[s
 
 
 def _conditions(network: nn.Module, inputs: Tensors, jobs: int) -> dict[str, Callable[[Tensors], Tensors]]:
-    direct = _directly(network, inputs)
+    direct = _run_directly(network, inputs)
     served = _prepared("onnxruntime", network, inputs, jobs)
     scripts = _prepared("torchscript", network, inputs, jobs)
     whole = getattr(served[0], "chain", None)
     if whole is None:
         raise ValueError(f"{type(network).__name__} does not run as sessions, or has one job only")
-    return {DIRECT: direct, WHOLE: whole, JOBS: _through(served), TORCHSCRIPT: _through(scripts)}
+    return {DIRECT: direct, WHOLE: whole, JOBS: _run_stages(served), TORCHSCRIPT: _run_stages(scripts)}
 
 
 def _prepared(backend: str, network: nn.Module, inputs: Tensors, jobs: int) -> Sequence[Stage]:
@@ -98,7 +98,7 @@ def _prepared(backend: str, network: nn.Module, inputs: Tensors, jobs: int) -> S
     return choose_backend(backend, cpu).prepare(cut(network, inputs, jobs, fold_batch_norm=True), inputs, cpu)
 
 
-def _through(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
+def _run_stages(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
     def run(carried: Tensors) -> Tensors:
         for stage in stages:
             carried = stage(carried)
@@ -107,8 +107,8 @@ def _through(stages: Sequence[Stage]) -> Callable[[Tensors], Tensors]:
     return run
 
 
-def _directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Tensors]:
-    """What one would write first: the network itself exported by PyTorch, arrays in and out."""
+def _run_directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Tensors]:
+    """Plain use of ONNX Runtime: the network exported by PyTorch, arrays in and out."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     with memory_file("network.onnx") as path:

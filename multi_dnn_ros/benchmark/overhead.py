@@ -1,4 +1,4 @@
-"""What the engine itself costs: jobs that compute next to nothing, through the engine and called in a loop."""
+"""The engine's overhead: jobs that compute almost nothing, through the engine and called in a loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ IMAGE = np.zeros((4, 4, 3), np.uint8)
 
 
 def measure_overhead(jobs: int, frames: int, repeats: int, dnns: int, workers: int) -> dict[str, Any]:
-    """Microseconds of wall time a job, `frames` frames of `dnns` DNNs with `jobs` jobs each, `repeats` times.
+    """Wall time in microseconds per job: `frames` frames of `dnns` DNNs with `jobs` jobs each, `repeats` times.
 
-    The engine's figure includes everything between `submit` and the result: mailbox, queue, thread changes, accounts.
-    The direct figure is the same stages called one after another in one thread.
+    The engine's figure covers everything from `submit` to the result: mailbox, queue, thread switches, statistics. The
+    direct figure calls the same stages in sequence in one thread.
     """
     tasks = [
         DnnTask(

@@ -1,4 +1,4 @@
-"""A process and all that it started, measured as one."""
+"""Resource use of a process and all its descendants."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import psutil
 
 @dataclass(frozen=True)
 class TreeSample:
-    """memory_bytes: memory that processes share counts once (proportional set size). cpu_s: user and system, since the
-    processes began, with those that have ended as far as they were seen."""
+    """memory_bytes: proportional set size, so that shared memory counts once. cpu_s: user and system time since the
+    processes started, including ended ones as last sampled.
+    """
 
     memory_bytes: int
     threads: int
@@ -21,14 +22,14 @@ class TreeSample:
 
 
 class ProcessTree:
-    """pid: of the process at the top. psutil.NoSuchProcess when there is none."""
+    """pid: of the root process. Raises psutil.NoSuchProcess if it does not exist."""
 
     def __init__(self, pid: int) -> None:
         self._top = psutil.Process(pid)
         self._cpu_s: dict[tuple[int, float], float] = {}
 
     def sample(self) -> TreeSample:
-        """Look at every process. psutil.NoSuchProcess when the one at the top has ended."""
+        """Sample all processes. Raises psutil.NoSuchProcess if the root process has ended."""
         memory = threads = files = processes = 0
         for process in (self._top, *self._top.children(recursive=True)):
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied), process.oneshot():

@@ -1,4 +1,4 @@
-"""A node and cameras as processes on loopback DDS, and an observer: what long and rough runs are measured on."""
+"""A node and cameras as processes on loopback DDS, and an observer: the set-up of long runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.processes import Child, Interrupts, claimed_domain, on_loopback
+from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
@@ -41,11 +41,11 @@ from multi_dnn_ros.training.scenes import SceneGenerator
 
 NODE = "/multi_dnn"
 _START_LIMIT_S = 300.0
-#: DDS matches each side by itself: a publisher may know its readers some milliseconds later.
+#: DDS matches both sides independently: a publisher may discover its readers some milliseconds later.
 _SETTLE_S = 1.0
 _RECORDED_FRAMES = 20
 _ERROR = 2  # as in DiagnosticStatus
-#: The encapsulation of CDR, then the header's stamp: first field of every message we publish.
+#: CDR encapsulation and the header's stamp, the first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
 
@@ -71,9 +71,9 @@ class CameraPlan:
 
 
 class Receipts:
-    """Results that arrived on one stream. at_s: monotonic clock. latency_ms: from the image's stamp to the receipt.
+    """Results received on one stream. at_s: monotonic clock. latency_ms: from the image's stamp to the receipt.
 
-    Numbers in arrays: of as many objects the garbage collector's pauses would grow, and the latencies with them.
+    Stored in arrays: as objects they would lengthen the garbage collector's pauses and thereby the latencies.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Receipts:
         self.latency_ms.append(latency_ms)
 
     def between(self, begin_s: float, end_s: float) -> list[float]:
-        """Latencies of what arrived from `begin_s` until before `end_s`."""
+        """Latencies of results received in [begin_s, end_s)."""
         first, last = bisect_left(self.at_s, begin_s), bisect_left(self.at_s, end_s)
         return self.latency_ms[first:last].tolist()
 
@@ -95,9 +95,9 @@ class Receipts:
 
 @dataclass(frozen=True)
 class NodeSample:
-    """What the node holds, with its engine processes. at_s: monotonic clock.
+    """Resources of the node, engine processes included. at_s: monotonic clock.
 
-    cpu: cores that they kept busy since the sample before. cpu_s: CPU time since the start.
+    cpu: mean number of busy cores since the previous sample. cpu_s: CPU time since the start.
     """
 
     at_s: float
@@ -109,12 +109,12 @@ class NodeSample:
 
 
 class Rig:
-    """Starts a node that serves `cameras` with the DNNs of `config`; a context manager. Cameras start one by one.
+    """Context manager that starts a node serving `cameras` with the DNNs of `config`. Cameras are started individually.
 
-    folder: for logs and the parameter file. recordings: what cameras publish; they go when it ends. Everything runs in
-    a ROS domain of its own, on loopback. A DNN serves those of the cameras that it serves in `config`; UsageError for a
-    DNN or a camera that is left with none. `receipts`, `samples` (one in `sample_s`) and `statuses` (newest diagnostics
-    by name) fill while :meth:`spin` runs.
+    folder: for logs and the parameter file. recordings: temporary bags that the cameras publish. Everything runs in a
+    reserved ROS domain on loopback. A DNN serves those of `cameras` that it serves in `config`; raises UsageError if a
+    DNN or a camera is left with none. `receipts`, `samples` (one per `sample_s`) and `statuses` (latest diagnostics by
+    name) are filled while :meth:`spin` runs.
     """
 
     def __init__(self, folder: Path, config: NodeConfig, cameras: Sequence[CameraPlan], seed: int = 0) -> None:
@@ -129,7 +129,7 @@ class Rig:
         self.samples: list[NodeSample] = []
         self.statuses: dict[str, Any] = {}
         self.reports = 0
-        self.reported_s = 0.0  # when the newest report was made, on the system's clock
+        self.reported_s = 0.0  # time of the latest report, system clock
         self.cameras: dict[str, Child] = {}
         self.rates_hz: dict[str, float] = {}
         self.sample_s = 1.0
@@ -160,8 +160,8 @@ class Rig:
         self.recordings = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_recordings_")))
         parameters = self.folder / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(self.config)}}), encoding="utf-8")
-        domain = self._stack.enter_context(claimed_domain())
-        self._environment = on_loopback(domain)
+        domain = self._stack.enter_context(reserved_domain())
+        self._environment = loopback_environment(domain)
         os.environ.update(self._environment)
         configure()
         rclpy.init(args=[], domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
@@ -177,12 +177,12 @@ class Rig:
             ),
             *(self._listen(*stream) for stream in self.streams),
         ]
-        with self._interrupts.held():
+        with self._interrupts.deferred():
             self.node = self._stack.enter_context(
                 Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
             )
         self._processes = ProcessTree(self.node.pid)
-        for plan in self.plans.values():  # while the node is configured
+        for plan in self.plans.values():  # the node is being configured meanwhile
             _record(self.recordings / plan.name, plan, self._seed)
         if not self.until(self._active, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
@@ -192,13 +192,13 @@ class Rig:
         self.spin(_SETTLE_S)
 
     def _active(self) -> bool:
-        """CommandError when the node could not be configured: it stays as it is then."""
+        """Raises CommandError if configuring failed: the node then stays unconfigured."""
         if self.level("node") == _ERROR and self.value("node", "state") == "unconfigured":
             raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
         return self.value("node", "state") == "active"
 
     def start_camera(self, name: str, rate_hz: float | None = None, recording: Path | None = None) -> None:
-        """Start (again) the process of a camera; what ran before is ended."""
+        """Start or restart the process of a camera; a running one is stopped first."""
         self.stop_camera(name)
         plan = self.plans[name]
         self.rates_hz[name] = rate_hz or plan.rate_hz
@@ -209,22 +209,22 @@ class Rig:
             *("--rate", f"{self.rates_hz[name]:g}", "--wait-for-subscribers", "1"),
         ]
         log = self.folder / f"camera_{name}_{self._started}.log"
-        with self._interrupts.held():
+        with self._interrupts.deferred():
             self.cameras[name] = self._stack.enter_context(Child(f"camera {name}", arguments, log, self._environment))
 
     def stop_camera(self, name: str) -> None:
-        """End the process of a camera, if one runs."""
+        """Stop the process of a camera, if it is running."""
         if name in self.cameras:
             self.cameras.pop(name).stop()
 
     def kill_camera(self, name: str) -> None:
-        """End the process of a camera without a chance to say goodbye."""
+        """Kill the process of a camera with SIGKILL."""
         child = self.cameras.pop(name)
         child.send(signal.SIGKILL)
         child.stop()
 
     def spin(self, seconds: float, progress: Callable[[float], object] = lambda seconds: None) -> None:
-        """Observe for so long. progress: called with the seconds passed since its last call."""
+        """Observe for `seconds`. progress: called with the seconds since its last call."""
         end, told = time.monotonic() + seconds, time.monotonic()
         while (now := time.monotonic()) < end:
             self._once(min(0.1, end - now))
@@ -232,7 +232,7 @@ class Rig:
             told = time.monotonic()
 
     def until(self, condition: Callable[[], object], limit_s: float) -> bool:
-        """Observe until the condition holds; False when it takes longer."""
+        """Observe until the condition holds; False on timeout."""
         end = time.monotonic() + limit_s
         while not condition():
             if time.monotonic() > end:
@@ -245,32 +245,32 @@ class Rig:
         return time.monotonic()
 
     def settle(self, limit_s: float = 20.0) -> None:
-        """Observe until the node has nothing under way, and two reports in a row, made from now on, say so."""
+        """Observe until two consecutive reports, both made from now on, show no frame in progress."""
         quiet, seen, begin_s = 0, self.reports, time.time()
 
         def settled() -> bool:
             nonlocal quiet, seen
-            if self.reports > seen and self.reported_s >= begin_s:  # older ones may wait in our own queue
+            if self.reports > seen and self.reported_s >= begin_s:  # older reports may still be in our queue
                 pending = sum(accounts["pending"] for accounts in self.accounts().values())
                 quiet, seen = (quiet + 1 if pending == 0 else 0), self.reports
             return quiet >= 2
 
         if not self.until(settled, limit_s):
-            raise CommandError(f"the node still has frames under way {limit_s:g} s after the last one was sent")
-        # Results may still wait in our own queues; whether all came is for the accounts to say.
+            raise CommandError(f"the node still has frames in progress {limit_s:g} s after the last one was sent")
+        # Results may still be in our queues; completeness is checked by the accounts.
         self.until(lambda: all(of["published"] == len(self.receipts[s]) for s, of in self.accounts().items()), 5.0)
 
     def value(self, status: str, key: str) -> str | None:
-        """A value of the newest diagnostics: of `node`, `camera front`, `lane on front`."""
+        """A value of the latest diagnostics, for a status such as `node`, `camera front`, `lane on front`."""
         found: str | None = self.statuses.get(status, {}).get(key)
         return found
 
     def level(self, status: str) -> int:
-        """OK 0, WARN 1, ERROR 2, STALE 3; -1 when there was no report yet."""
+        """OK 0, WARN 1, ERROR 2, STALE 3; -1 before the first report."""
         return int(self.statuses.get(status, {}).get("level", -1))
 
     def accounts(self) -> dict[Stream, dict[str, Any]]:
-        """offered, published, pending and dropped (by reason, without zeros) of every stream, as last reported."""
+        """offered, published, pending and dropped (by reason, without zeros) of every stream; latest report."""
         accounts = {}
         for dnn, camera in self.streams:
             values = self.statuses.get(f"{dnn} on {camera}", {})
@@ -279,7 +279,7 @@ class Rig:
             accounts[dnn, camera] = {**counts, "dropped": dropped}
         return accounts
 
-    # -- inside
+    # -- internal
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)
@@ -322,7 +322,7 @@ class Rig:
 
 
 def _streams(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
-    """Which DNN serves which of `cameras`, as configured."""
+    """Which DNN serves which of `cameras`, according to `config`."""
     streams = []
     for name, dnn in config.dnns.items():
         served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
@@ -336,7 +336,9 @@ def _streams(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
 
 
 def flat(config: NodeConfig) -> Mapping[str, Any]:
-    """As a parameter file has it; empty lists cannot stand in one and are defaults anyway."""
+    """Parameters as in a parameter file, without empty lists: YAML parameter files cannot contain them, and they are
+    defaults.
+    """
     values = config.model_dump()
     cameras, dnns = values.pop("cameras"), values.pop("dnns")
     values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
@@ -351,7 +353,7 @@ def _without_empty_lists(value: Any) -> Any:
 
 
 def _record(path: Path, plan: CameraPlan, seed: int) -> None:
-    """What a camera publishes over and over, so that making pictures takes no time from the node."""
+    """Record images that the camera publishes in a loop, so that rendering takes no CPU time from the node."""
     drive = SceneGenerator(*plan.size, seed).drive(_RECORDED_FRAMES, 5.0)
     pixels = [drive.frame(number).image for number in range(_RECORDED_FRAMES)]
     write_recording(path, plan, [np.ascontiguousarray(image) for image in pixels])
@@ -360,7 +362,9 @@ def _record(path: Path, plan: CameraPlan, seed: int) -> None:
 def write_recording(
     path: Path, plan: CameraPlan, pictures: Sequence[Any], change: Callable[[Any], None] = lambda message: None
 ) -> None:
-    """A bag of a camera's messages. pictures: (H, W, 3) uint8 RGB. change: does something to each message before."""
+    """Write a bag of a camera's messages. pictures: (H, W, 3) uint8 RGB. change: modifies each message before it is
+    written.
+    """
     shape = CameraFormat(plan.topic, plan.name, compressed=not plan.encoding, encoding=plan.encoding or "rgb8")
     with BagWriter(path) as writer:
         writer.add_topic(plan.topic, f"sensor_msgs/msg/{'Image' if plan.encoding else 'CompressedImage'}")

@@ -1,4 +1,4 @@
-"""RGB pictures as the bytes of a sensor_msgs/Image in each encoding that the node reads."""
+"""Encodes RGB images as sensor_msgs/Image data in each encoding that the node reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Picture = npt.NDArray[np.uint8]
 
 
 class Encoded(NamedTuple):
-    """What a sensor_msgs/Image carries. step: bytes of a row. data: (bytes,) uint8."""
+    """Fields of a sensor_msgs/Image. step: bytes per row. data: (bytes,) uint8."""
 
     height: int
     width: int
@@ -23,10 +23,10 @@ class Encoded(NamedTuple):
 
 
 def encode(rgb: Picture, encoding: str) -> Encoded:
-    """A picture, (H, W, 3) uint8 RGB, in a ROS encoding.
+    """Encode an image, (H, W, 3) uint8 RGB, in a ROS encoding.
 
     The YUV encodings are BT.601 with limited range, as OpenCV reads them, and need an even width (nv12: and height).
-    Raises ValueError: unknown encoding, or a size that it cannot carry.
+    Raises ValueError for an unknown encoding, or a size that it cannot represent.
     """
     if encoding not in ENCODERS:
         raise ValueError(f"encoding is '{encoding}'; it must be one of {', '.join(ENCODERS)}")
@@ -39,16 +39,16 @@ def encode(rgb: Picture, encoding: str) -> Encoded:
 
 
 def compress(rgb: Picture, image_format: str, quality: int = 90) -> npt.NDArray[np.uint8]:
-    """A picture, (H, W, 3) uint8 RGB, as the bytes of a `jpeg` or `png` file."""
+    """Encode an image, (H, W, 3) uint8 RGB, as the bytes of a `jpeg` or `png` file."""
     options = [cv2.IMWRITE_JPEG_QUALITY, quality] if image_format == "jpeg" else []
     done, data = cv2.imencode(f".{image_format}", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), options)
     if not done:
-        raise ValueError(f"a picture of {rgb.shape[1]}x{rgb.shape[0]} cannot be written as {image_format}")
+        raise ValueError(f"an image of {rgb.shape[1]}x{rgb.shape[0]} cannot be written as {image_format}")
     return np.asarray(data, np.uint8).reshape(-1)
 
 
 def resize(rgb: Picture, size: tuple[int, int]) -> Picture:
-    """A picture stretched to `size`, (width, height)."""
+    """Stretch an image to `size`, (width, height)."""
     if (rgb.shape[1], rgb.shape[0]) == size:
         return rgb
     shrinks = size[0] * size[1] < rgb.shape[0] * rgb.shape[1]
@@ -101,7 +101,7 @@ def _bayer(pattern: str) -> Callable[[Picture], Picture]:
 
 _YUV = ("yuv422", "yuv422_yuy2", "nv12")
 
-#: Every encoding: (H, W, 3) uint8 RGB to the array whose bytes are the message's data.
+#: By encoding: (H, W, 3) uint8 RGB -> array whose bytes are the message's data.
 ENCODERS: dict[str, Callable[[Picture], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]] = {
     "rgb8": lambda rgb: rgb,
     "bgr8": _convert(cv2.COLOR_RGB2BGR),

@@ -1,20 +1,20 @@
-"""The generated road as a source of pictures."""
+"""The generated road as an image source."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from multi_dnn_ros.camera.source import Recorded, Shot, SourceError
+from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
 from multi_dnn_ros.training.scenes import SceneGenerator
 
-#: A generated drive goes on along another road, under another weather, every so many seconds.
+#: Seconds after which a generated drive changes road and weather.
 _STRETCH_S = 5.0
 
 
 class SceneSource:
-    """A generated drive with exact truth; the same `seed`, size and rate give the same pictures.
+    """A generated drive with exact ground truth; deterministic for `seed`, size and rate.
 
-    length: frames of one drive; a longer run goes through it again.
+    length: frames of one drive, which repeats in longer runs.
     """
 
     live = False
@@ -26,17 +26,17 @@ class SceneSource:
         self.length = length
         self._drive = SceneGenerator(*size, seed).drive(length, rate_hz, _STRETCH_S)
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         for index in range(self.length):
             scene = self._drive.frame(index)
-            yield Shot(scene.image, scene)
+            yield SourceImage(scene.image, scene)
 
 
 class PreparedSource:
-    """All pictures of another source made in advance and held in memory, so that making them takes no time later.
+    """All images of another source, rendered in advance and kept in memory.
 
-    limit_bytes: of picture data. progress: called with every picture made.
-    Raises SourceError: more than the limit.
+    limit_bytes: of image data. progress: called after every image.
+    Raises SourceError above the limit.
     """
 
     live = False
@@ -50,16 +50,16 @@ class PreparedSource:
         self.name = source.name
         self.notes = source.notes
         self.rate_hz = source.rate_hz
-        self._shots: list[Shot | Recorded] = []
+        self._shots: list[SourceImage | Recorded] = []
         held = 0
         for shot in source.items():
             held += shot.image.nbytes + (shot.scene.lane_mask.nbytes if shot.scene else 0)
             if held > limit_bytes:
                 raise SourceError(
-                    f"{self.name}: {source.length} pictures take more than {limit_bytes >> 20} MiB; prepare fewer"
+                    f"{self.name}: {source.length} images take more than {limit_bytes >> 20} MiB; prepare fewer"
                 )
             self._shots.append(shot)
             progress()
 
-    def items(self) -> Iterator[Shot | Recorded]:
+    def items(self) -> Iterator[SourceImage | Recorded]:
         return iter(self._shots)

@@ -1,4 +1,4 @@
-"""Pictures and the truth of generated scenes as messages."""
+"""Images and the ground truth of generated scenes as messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CameraFormat:
-    """How pictures go out. size: (width, height) or None for the source's own. image_format: of the compressed ones."""
+    """Format of the published images. size: (width, height), or None for the source's own.
+    image_format: if compressed.
+    """
 
     topic: str
     frame_id: str
@@ -59,6 +61,6 @@ def truth_labels_message(header: Header) -> Any:
 
 def _image(header: Header, image: Encoded) -> Image:
     message = Image(header=header, height=image.height, width=image.width, encoding=image.encoding, step=image.step)
-    # array.array is what rclpy keeps without checking every byte.
+    # rclpy accepts an array.array without checking every byte.
     message.data = array.array("B", image.data.tobytes())
     return message

@@ -1,4 +1,4 @@
-"""Keeping a rate without drift."""
+"""Keeps a rate without drift."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Waits until frames are due, counted from the first one, so that delays of single frames do not add up.
+    """Waits until frames are due, relative to the first one, so that delays of single frames do not accumulate.
 
-    A source that cannot keep up is not followed by a burst: when a frame is more than `slack_s` late, it counts in
-    :attr:`late` and the schedule moves with it.
+    A source that is too slow is not followed by a burst: a frame more than `slack_s` late counts in :attr:`late` and
+    shifts the schedule.
 
     clock: seconds, monotonic. sleep: pauses for seconds. running: False ends a wait early.
     """
 
-    _SLICE_S = 0.1  # longest sleep before looking at `running` again
+    _SLICE_S = 0.1  # interval of checking `running`
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Pace:
         self._start_s: float | None = None
 
     def wait(self, due_s: float) -> bool:
-        """Wait for the frame that is due `due_s` seconds after the first one; False when told to stop."""
+        """Wait for the frame that is due `due_s` seconds after the first one; False if stopped."""
         now = self._clock()
         if self._start_s is None:
             self._start_s = now - due_s

@@ -1,4 +1,4 @@
-"""Playing a source through a publisher in time."""
+"""Plays a source through a publisher in real time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from multi_dnn_ros.camera.pace import Pace
-from multi_dnn_ros.camera.source import Recorded, Shot, Source
+from multi_dnn_ros.camera.source import Recorded, Source, SourceImage
 
 DEFAULT_RATE_HZ = 10.0
 
 
 class Publisher(Protocol):
-    """Where pictures go. stamp_ns: of the header; None: a recorded message keeps its own. False: it was unreadable."""
+    """Publishes images. stamp_ns: of the header; None: a recorded message keeps its own. Returns False if it was
+    unreadable.
+    """
 
-    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool: ...
+    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool: ...
 
 
 @dataclass
 class Report:
-    """What was played. late: pictures more than a period after they were due. notes: damage of the source."""
+    """Result of playing. late: number of images more than a period late. notes: damage of the source."""
 
     published: int = 0
     unreadable: int = 0
@@ -31,7 +33,7 @@ class Report:
 
     @property
     def rate_hz(self) -> float:
-        """Mean rate between the first and the last picture."""
+        """Mean rate between the first and the last image."""
         return (self.published - 1) / self.duration_s if self.published > 1 and self.duration_s > 0.0 else 0.0
 
     def __str__(self) -> str:
@@ -44,12 +46,12 @@ class Report:
 
 
 class Player:
-    """Plays a source once, or for ever with `loop`; :attr:`report` is up to date at any time, also when interrupted.
+    """Plays a source once, or repeatedly with `loop`; :attr:`report` is always current, also after an interruption.
 
-    rate_hz: None is the source's own rate (a recording: its own intervals), else 10. start_at: items left out at the
-    beginning. count: items after which to stop. source_stamps: headers carry the source's time, counted from 0
-    (recordings: what they carried), instead of `now_ns`.
-    running: asked between items; False ends the playing.
+    rate_hz: None: the source's own rate (for a recording: its own intervals), else 10. start_at: number of items to
+    skip. count: number of items to play. source_stamps: headers carry the source's time, counted from 0 (recordings:
+    their original stamps), instead of `now_ns`.
+    running: checked between items; False ends playing.
     """
 
     def __init__(
@@ -105,19 +107,19 @@ class Player:
     def _pace_hz(self) -> float:
         return self._rate_hz or self._source.rate_hz or DEFAULT_RATE_HZ
 
-    def _stamp_ns(self, own_s: float, item: Shot | Recorded) -> int | None:
+    def _stamp_ns(self, own_s: float, item: SourceImage | Recorded) -> int | None:
         if not self._source_stamps:
             return self._now_ns()
         return None if isinstance(item, Recorded) else round(own_s * 1e9)
 
-    def _timed(self) -> Iterator[tuple[float, float, Shot | Recorded]]:
-        """Every item with the second it is due and the second of the source's own time it shows, both from 0."""
+    def _timed(self) -> Iterator[tuple[float, float, SourceImage | Recorded]]:
+        """Every item with its due time and its time in the source, in seconds from 0."""
         if self._source.live:
-            yield from ((0.0, 0.0, item) for item in self._thinned())
+            yield from ((0.0, 0.0, item) for item in self._subsampled())
             return
         own_hz = self._source.rate_hz or self._pace_hz()
-        passed = 0  # items of earlier rounds
-        passed_s = 0.0  # recorded time of earlier rounds
+        passed = 0  # items of earlier loops
+        passed_s = 0.0  # recorded time of earlier loops
         while True:
             index, recorded_s, interval_s = -1, 0.0, 0.0
             for index, item in enumerate(self._source.items()):
@@ -131,13 +133,13 @@ class Player:
             passed += index + 1
             passed_s += recorded_s + (interval_s or 1.0 / self._pace_hz())
 
-    def _thinned(self) -> Iterator[Shot | Recorded]:
-        """The pictures of a live source, as they come, but no more than the rate that was asked for."""
+    def _subsampled(self) -> Iterator[SourceImage | Recorded]:
+        """The images of a live source as they arrive, limited to the requested rate."""
         due_s = self._clock()
         for item in self._source.items():
             now_s = self._clock()
             if self._rate_hz is not None:
-                if now_s < due_s - 0.25 / self._rate_hz:  # the device's own jitter is no reason to lose a picture
+                if now_s < due_s - 0.25 / self._rate_hz:  # tolerate the device's jitter
                     continue
                 due_s = max(due_s + 1.0 / self._rate_hz, now_s)
             yield item

@@ -1,4 +1,4 @@
-"""A camera as a ROS node sees it: pictures, and for generated scenes their truth, on topics."""
+"""A camera's topics: images, and ground truth for generated scenes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vision_msgs.msg import Detection2DArray
 
 from multi_dnn_ros.camera.encodings import resize
 from multi_dnn_ros.camera.messages import CameraFormat, image_message, truth_labels_message, truth_message
-from multi_dnn_ros.camera.source import Recorded, Shot, SourceError
+from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
 from multi_dnn_ros.ros.middleware import rmem_max_bytes
 from multi_dnn_ros.ros.qos import LATCHED
 from multi_dnn_ros.ros.receive_check import publisher_warning
@@ -35,10 +35,10 @@ _MESSAGES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": 
 
 
 class CameraPublisher:
-    """Publishes on `format.topic`, and truth on `<truth_prefix>/detections` and `<truth_prefix>/lane_mask` if asked to,
-    with the class names of the detections latched on `<truth_prefix>/label_info`.
+    """Publishes on `format.topic`; optionally ground truth on `<truth_prefix>/detections` and
+    `<truth_prefix>/lane_mask`, with the class names of the detections latched on `<truth_prefix>/label_info`.
 
-    Must be made after ``rclpy.init``. warn: takes a line about the first raw image, where subscribers may lose it.
+    Create it after ``rclpy.init``. warn: receives a warning, at the first raw image, if subscribers may lose it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CameraPublisher:
 
     @property
     def topic(self) -> str:
-        """Resolved topic of the pictures."""
+        """Resolved topic of the images."""
         return str(self._images.topic_name)
 
     def wait_for_subscribers(self, count: int, timeout_s: float, running: Callable[[], bool] = lambda: True) -> None:
@@ -80,7 +80,7 @@ class CameraPublisher:
         while running():
             missing = [(publisher, least) for publisher, least in wanted if publisher.get_subscription_count() < least]
             if not missing:
-                # DDS matches each side by itself: a subscriber may know us some milliseconds after we know it.
+                # DDS matches both sides independently: a subscriber may discover us some milliseconds later.
                 time.sleep(_SETTLE_S)
                 return
             if time.monotonic() > deadline:
@@ -91,10 +91,10 @@ class CameraPublisher:
                 )
             time.sleep(0.02)
 
-    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool:
-        """Publish a picture and its truth with the same stamp, or a recorded message with a new stamp (None: its own).
+    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool:
+        """Publish an image and its truth with the same stamp, or a recorded message with a new stamp (None: its own).
 
-        False: the recorded bytes are no such message; nothing is published.
+        False: the recorded bytes are not a valid message; nothing is published.
         """
         if isinstance(item, Recorded):
             return self._publish_recorded(item, stamp_ns)
@@ -112,7 +112,7 @@ class CameraPublisher:
         return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every reliable subscriber has all that was published; False when it takes longer."""
+        """Wait until every reliable subscriber has received everything; False on timeout."""
         deadline = time.monotonic() + timeout_s
         done = True
         for publisher in (self._images, *(self._truth or ())):
@@ -134,7 +134,7 @@ class CameraPublisher:
         return True
 
     def _check_size(self, message: Any) -> None:
-        """Once, before the first image."""
+        """Check once, before the first image."""
         warn, self._warn = self._warn, None
         if warn is not None and isinstance(message, Image):
             text = publisher_warning(self.topic, len(message.data), rmem_max_bytes())

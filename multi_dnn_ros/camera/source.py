@@ -1,4 +1,4 @@
-"""What every source of pictures gives."""
+"""The interface of image sources."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SourceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Shot:
-    """One picture. image: (H, W, 3) uint8 RGB. scene: its exact truth, for generated ones."""
+class SourceImage:
+    """One image. image: (H, W, 3) uint8 RGB. scene: exact ground truth, for generated images."""
 
     image: npt.NDArray[np.uint8]
     scene: Scene | None = None
@@ -27,7 +27,9 @@ class Shot:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One image message of a recording. due_ns: recording time after the first. data: CDR bytes of a `msgtype`."""
+    """One image message of a recording. due_ns: recording time relative to the first. data: CDR bytes of type
+    `msgtype`.
+    """
 
     msgtype: str
     due_ns: int
@@ -35,10 +37,10 @@ class Recorded:
 
 
 class Source(Protocol):
-    """A sequence of pictures that can be gone through again and again.
+    """A sequence of images that can be iterated repeatedly.
 
-    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: what was
-    wrong with it, known once it has been read through.
+    rate_hz: its own rate; None: it has none. live: it delivers in real time and cannot be repeated. notes: problems,
+    known after a complete iteration.
     """
 
     name: str
@@ -46,4 +48,4 @@ class Source(Protocol):
     live: bool
     notes: list[str]
 
-    def items(self) -> Iterator[Shot | Recorded]: ...
+    def items(self) -> Iterator[SourceImage | Recorded]: ...

@@ -1,4 +1,4 @@
-"""Where pictures come from: a video, a folder of images, a V4L2 device, a recording, or the generated road."""
+"""Image sources: a video, a folder of images, a V4L2 device, a recording, or the generated road."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.storage_file import STORAGE_SUFFIXES
-from multi_dnn_ros.camera.source import Recorded, Shot, Source, SourceError
+from multi_dnn_ros.camera.source import Recorded, Source, SourceError, SourceImage
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.natural_order import natural_order
 from multi_dnn_ros.vision.image_files import check_image_file
@@ -23,7 +23,7 @@ IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
 class VideoSource:
-    """A video file, through OpenCV."""
+    """A video file, read by OpenCV."""
 
     live = False
 
@@ -40,7 +40,7 @@ class VideoSource:
         if not readable:
             raise SourceError(f"video {path} is broken: its first frame cannot be decoded")
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         capture = self._open()
         count = 0
         try:
@@ -49,10 +49,10 @@ class VideoSource:
                 if not readable:
                     break
                 count += 1
-                yield Shot(_rgb(bgr))
+                yield SourceImage(_rgb(bgr))
         finally:
             capture.release()
-        # Containers overstate by a frame or two; more is a file that was cut short.
+        # Containers may overstate the count by a frame or two; a larger difference is a truncated file.
         if count < self._expected - 2:
             note = f"video {self._path} is cut short: {count} of {self._expected} frames could be decoded"
             if note not in self.notes:
@@ -61,12 +61,12 @@ class VideoSource:
     def _open(self) -> cv2.VideoCapture:
         capture = cv2.VideoCapture(str(self._path))
         if not capture.isOpened():
-            raise SourceError(f"video {self._path} cannot be opened: no video format that OpenCV knows")
+            raise SourceError(f"video {self._path} cannot be opened: not a video format that OpenCV supports")
         return capture
 
 
 class ImageSource:
-    """The images of a folder in the order of their names, numbers by value (frame9 before frame10), or one image."""
+    """One image, or the images of a folder in natural order of their names (frame9 before frame10)."""
 
     live = False
     rate_hz: float | None = None
@@ -79,11 +79,11 @@ class ImageSource:
             raise SourceError(f"folder {path} holds no image ({', '.join(IMAGE_SUFFIXES)}) and no recording")
         self._files = sorted(files, key=lambda file: natural_order(file.name))
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         for file in self._files:
-            # imdecode of the bytes, because imread fails without a reason and on names with odd characters.
+            # imdecode instead of imread, which gives no reason and fails on unusual file names.
             content = file.read_bytes()
-            if content.startswith((b"\xff\xd8\xff", b"\x89PNG")):  # checked as those that come as messages
+            if content.startswith((b"\xff\xd8\xff", b"\x89PNG")):  # the same checks as for messages
                 try:
                     check_image_file(content, file.suffix, _check_size)
                 except FrameError as error:
@@ -95,11 +95,11 @@ class ImageSource:
                 raise SourceError(f"image {file} cannot be decoded: {error.err}") from None
             if bgr is None:
                 raise SourceError(f"image {file} cannot be decoded")
-            yield Shot(_rgb(bgr))
+            yield SourceImage(_rgb(bgr))
 
 
 class DeviceSource:
-    """A V4L2 device such as /dev/video0; the driver chooses the nearest size and rate it has."""
+    """A V4L2 device such as /dev/video0; the driver selects the nearest supported size and rate."""
 
     live = True
 
@@ -117,13 +117,13 @@ class DeviceSource:
         own_hz = float(self._capture.get(cv2.CAP_PROP_FPS))
         self.rate_hz: float | None = own_hz if 0.0 < own_hz < 1000.0 else None
 
-    def items(self) -> Iterator[Shot]:
+    def items(self) -> Iterator[SourceImage]:
         try:
             while True:
                 readable, bgr = self._capture.read()
                 if not readable:
-                    raise SourceError(f"device {self.name} stopped delivering pictures")
-                yield Shot(_rgb(bgr))
+                    raise SourceError(f"device {self.name} stopped delivering images")
+                yield SourceImage(_rgb(bgr))
         finally:
             self._capture.release()
 
@@ -131,7 +131,7 @@ class DeviceSource:
 class BagSource:
     """The image messages on one topic of a recording, unchanged and at their recorded intervals.
 
-    topic: None chooses the only image topic there is.
+    topic: None selects the only image topic.
     """
 
     live = False
@@ -166,14 +166,14 @@ def open_source(
     count: int | None = None,
     topic: str | None = None,
 ) -> Source:
-    """The source that `name` stands for: `scenes`, a /dev device, a recording, a folder of images, an image or a video.
+    """Open the source `name`: `scenes`, a /dev device, a recording, a folder of images, an image or a video.
 
-    size, rate_hz: asked of a device and of generated scenes; files have their own. count: frames wanted, if known.
-    topic: for recordings.
-    Raises SourceError (BagError for a recording): there is no such thing, or it cannot be read.
+    size, rate_hz: requested from a device and for generated scenes; files have their own. count: number of wanted
+    frames, if known. topic: for recordings.
+    Raises SourceError (BagError for a recording): it does not exist or cannot be read.
     """
     if name == "scenes":
-        from multi_dnn_ros.camera.generated import SceneSource  # the renderer is heavy; files do not need it
+        from multi_dnn_ros.camera.generated import SceneSource  # slow import, not needed for files
 
         rate = rate_hz or 10.0
         return SceneSource(size or (640, 480), seed, rate, length=count or round(600 * rate))

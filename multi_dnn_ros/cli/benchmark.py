@@ -57,7 +57,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     scenarios = parser.add_subparsers(title="scenarios", dest="scenario", metavar="SCENARIO", required=True)
     for name, (text, add_options, measure) in _SCENARIOS.items():
         end = "" if text.endswith(("?", ")")) else "."
-        scenario = scenarios.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}{end}")
+        description = f"{text[0].upper()}{text[1:]}{end}"
+        scenario = scenarios.add_parser(name, aliases=_ALIASES.get(name, ()), help=text, description=description)
         add_options(scenario)
         scenario.add_argument("--output", type=Path, help="write the figures to this JSON file")
         scenario.set_defaults(run=run, measure=measure)
@@ -109,7 +110,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     _add_logs(parser)
 
 
-def _add_rough(parser: argparse.ArgumentParser) -> None:
+def _add_camera_faults(parser: argparse.ArgumentParser) -> None:
     _add_dnns(parser)
     _add_device(parser)
     _add_seed(parser)
@@ -251,13 +252,13 @@ def _load(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return measured.figures, load_table(measured.figures)
 
 
-def _rough(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+def _camera_faults(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
-    from multi_dnn_ros.benchmark.rough import measure_rough, rough_table
+    from multi_dnn_ros.benchmark.camera_faults import camera_fault_table, measure_camera_faults
 
     with _logs(args) as folder:
-        figures = measure_rough(_config(args), folder, args.seconds, args.seed)
-    return figures, rough_table(figures)
+        figures = measure_camera_faults(_config(args), folder, args.seconds, args.seed)
+    return figures, camera_fault_table(figures)
 
 
 def _isolation(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -328,6 +329,8 @@ def _logs(args: argparse.Namespace) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+#: Earlier names of scenarios, still accepted.
+_ALIASES = {"camera-faults": ("rough",)}
 _SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[str, Any], str]]]] = {
     "cpu": (
         "the configured DNNs through the engine, one after another in one thread, and as one process each",
@@ -341,10 +344,10 @@ _SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[s
         _add_load,
         _load,
     ),
-    "rough": (
+    "camera-faults": (
         "cameras that stall, send broken images, are killed and come back: do the others notice?",
-        _add_rough,
-        _rough,
+        _add_camera_faults,
+        _camera_faults,
     ),
     "isolation": (
         "the node with its engine in a process of its own and with all in one process, in turns: rates, latency, CPU "

@@ -231,7 +231,7 @@ def run_deadlines(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.paper.deadlines import DeadlinePlan, deadlines_table, measure_deadlines
     from multi_dnn_ros.benchmark.paper.plot import plot_deadlines
     from multi_dnn_ros.common.reporting import provenance, write_json
-    from multi_dnn_ros.common.switch_interval import short_turns
+    from multi_dnn_ros.common.thread_switching import short_switch_interval
 
     device = _device(args)
     (condition,) = choose_conditions([args.condition], device)
@@ -248,7 +248,7 @@ def run_deadlines(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     print(f"about {(60 + 9 * plan.repeats * (plan.seconds + 1)) / 60:.0f} min on {device}", flush=True)
-    with short_turns():  # as when serving
+    with short_switch_interval():  # as when serving
         figures = measure_deadlines(plan, _progress())
     print(deadlines_table(figures))
     if args.output is not None:

@@ -109,10 +109,10 @@ def run(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.camera.playback import Player
     from multi_dnn_ros.camera.publisher import CameraPublisher
-    from multi_dnn_ros.common.allocator import keep_image_memory
+    from multi_dnn_ros.common.allocator import configure_malloc
     from multi_dnn_ros.ros.middleware import configure
 
-    keep_image_memory()
+    configure_malloc()
     middleware = configure()
     rclpy.init(args=["--ros-args", *args.ros_args])
     node = None

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
     from multi_dnn_ros.compression.decompose import decompose, plan_of
     from multi_dnn_ros.compression.graph_layers import with_layers
-    from multi_dnn_ros.compression.layers import survey
+    from multi_dnn_ros.compression.layers import list_layers
     from multi_dnn_ros.compression.macs import cost
     from multi_dnn_ros.compression.report import JSON_NAME
     from multi_dnn_ros.graph.balance import balance, random_image
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     file = weights_file(args.model)
     bytes_before = file.stat().st_size if file is not None else _bytes(whole)
     original = copy.deepcopy(network) if timed else network
-    layers = survey(network, inputs, linear=args.linear)
+    layers = list_layers(network, inputs, linear=args.linear)
     target = read_target(args, args.batch) if timed else None
     policy = _policy(args, layers, before.macs, original, tuple(inputs[0].shape), target)
     with _bar() as progress:
@@ -209,7 +209,7 @@ def _latency(
     target: Target | None,
 ) -> list[dict[str, Any]]:
     """Original and result in the same run: what the policy measured of its choice, or measured now."""
-    from multi_dnn_ros.compression.measured import Measured, WholeTime
+    from multi_dnn_ros.compression.measured import Measured, NetworkTime
     from multi_dnn_ros.planning.timing import compare
 
     if target is None:
@@ -218,7 +218,7 @@ def _latency(
         chosen = policy.accepted
     else:
         times = compare([original, network], shape, target, (1, instances(args, target)))
-        chosen = [WholeTime(count, before, after, 0) for count, (before, after) in times.items()]
+        chosen = [NetworkTime(count, before, after, 0) for count, (before, after) in times.items()]
     return [
         {"instances": time.instances, "original_ms": time.original_ms, "decomposed_ms": time.decomposed_ms}
         for time in chosen

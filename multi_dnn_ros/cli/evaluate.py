@@ -17,7 +17,7 @@ from multi_dnn_ros.cli.network_arguments import (
     instances,
     read_data,
     read_target,
-    read_trainee,
+    read_trainable,
 )
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import require
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data, Rows
     from multi_dnn_ros.training.operating_points import OperatingPoint
-    from multi_dnn_ros.training.trainee import Trainee
+    from multi_dnn_ros.training.trainable import Trainable
 
 _DESCRIPTION = f"""\
 Score DNNs on data that none of them was trained on, and show what each costs: MACs, parameters, file size and, with
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
     device = choose_device(args.device)
-    networks = [read_trainee(args, model) for model in args.models]
+    networks = [read_trainable(args, model) for model in args.models]
     if args.thresholds and networks[0].task == "classes":
         raise UsageError(f"--thresholds is for detectors and lane networks; {networks[0].model} is a classifier")
     for network in networks[1:]:
@@ -133,7 +133,7 @@ def _target(args: argparse.Namespace) -> Target:
 
 
 def _scored(
-    args: argparse.Namespace, network: Trainee, device: torch.device, target: Target | None
+    args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
     """The entry of a network and, with a target, that of the network as it is served there."""
     from multi_dnn_ros.training.comparison import label
@@ -160,7 +160,7 @@ def _scored(
     return entries
 
 
-def _cost(network: Trainee) -> dict[str, Any]:
+def _cost(network: Trainable) -> dict[str, Any]:
     import torch
 
     from multi_dnn_ros.compression.macs import cost
@@ -183,10 +183,10 @@ def _cost(network: Trainee) -> dict[str, Any]:
     }
 
 
-def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.Module, name: str) -> dict[str, float]:
-    from multi_dnn_ros.training.exercise import score_rows
+def _scores(args: argparse.Namespace, network: Trainable, data: Data, module: nn.Module, name: str) -> dict[str, float]:
     from multi_dnn_ros.training.metrics import NoTruth
     from multi_dnn_ros.training.retrain import check_labels
+    from multi_dnn_ros.training.setup import score_rows
     from multi_dnn_ros.vision.results import OutputError
 
     check_labels(network, data)
@@ -206,7 +206,7 @@ def _scores(args: argparse.Namespace, network: Trainee, data: Data, module: nn.M
 
 
 def _points(
-    args: argparse.Namespace, network: Trainee, data: Data, module: nn.Module, name: str
+    args: argparse.Namespace, network: Trainable, data: Data, module: nn.Module, name: str
 ) -> list[OperatingPoint]:
     from multi_dnn_ros.training.operating_points import operating_points
 
@@ -230,7 +230,7 @@ def _rows(args: argparse.Namespace, data: Data) -> Rows:
 
 
 def _add_latency(
-    args: argparse.Namespace, target: Target, networks: list[Trainee], entries: list[list[dict[str, Any]]]
+    args: argparse.Namespace, target: Target, networks: list[Trainable], entries: list[list[dict[str, Any]]]
 ) -> None:
     """Time each network once; all its rows show that, for it is timed as it is served."""
     from multi_dnn_ros.planning.timing import compare

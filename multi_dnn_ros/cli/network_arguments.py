@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multi_dnn_ros.models.dnn import Source
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data
-    from multi_dnn_ros.training.trainee import Trainee
+    from multi_dnn_ros.training.trainable import Trainable
 
 #: As the parameter dnn.<dnn>.precision.
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
@@ -57,10 +57,10 @@ def add_data(parser: argparse._ActionsContainer) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
 
 
-def read_trainee(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainee:
+def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainable:
     """The network `model` with the arguments of add_network."""
     from multi_dnn_ros.models.sources import load_network
-    from multi_dnn_ros.training.trainee import trainee
+    from multi_dnn_ros.training.trainable import make_trainable
 
     # The rest of the arguments is for builders alone; files know their own.
     built = model.startswith("torchvision:")
@@ -69,16 +69,16 @@ def read_trainee(args: argparse.Namespace, model: str, *, smoothing: float = 0.1
         weights=args.weights if built else "default",
         num_classes=args.num_classes if built else 0,
     )
-    return trainee(
+    return make_trainable(
         source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing
     )
 
 
-def read_data(args: argparse.Namespace, network: Trainee) -> list[Data]:
+def read_data(args: argparse.Namespace, network: Trainable) -> list[Data]:
     """The sets of --data for a network."""
-    from multi_dnn_ros.training.data import Wanted, open_data
+    from multi_dnn_ros.training.data import DataRequest, open_data
 
-    wanted = Wanted(network.task, network.framing, network.labels, args.scenes)
+    wanted = DataRequest(network.task, network.framing, network.labels, args.scenes)
     return [open_data(name, wanted) for name in args.data]
 
 

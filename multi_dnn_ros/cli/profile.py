@@ -96,7 +96,7 @@ def _layers(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.planning.device import busy_warning, default_path, limits_of, measure_limits
     from multi_dnn_ros.profiling.network import load, profile_network
-    from multi_dnn_ros.profiling.realtime import held
+    from multi_dnn_ros.profiling.realtime_priority import realtime_priority
     from multi_dnn_ros.profiling.report import closing_lines, job_table, kind_table, layer_table, write_profile
 
     for option, file in (("--output", args.output and args.output / "profile.json"), ("--summary", args.summary)):
@@ -106,7 +106,7 @@ def _layers(args: argparse.Namespace) -> int:
         networks = [
             load(model, weights=args.weights, num_classes=args.num_classes, size=args.size) for model in args.models
         ]
-        hold = held if args.realtime else nullcontext
+        hold = realtime_priority if args.realtime else nullcontext
         busy = "" if args.realtime else busy_warning(target.device)
         limits = limits_of(
             target, args.limits or default_path(), keep=not busy, measure=lambda of: measure_limits(of, hold=hold)

@@ -94,7 +94,7 @@ def _learn(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import provenance, write_json
     from multi_dnn_ros.planning.predictor import write_predictor
     from multi_dnn_ros.planning.samples import read_samples
-    from multi_dnn_ros.profiling.analysis import importances, plot_importances, words
+    from multi_dnn_ros.profiling.analysis import explain, importances, plot_importances
     from multi_dnn_ros.profiling.learn import learn
 
     check_writable("--output", args.output / "predictor.json")
@@ -105,7 +105,7 @@ def _learn(args: argparse.Namespace) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     write_predictor(args.output / "predictor.json", predictor)
     plot_importances(args.output / "importances.png", found)
-    sentences = [words(importance) for importance in found]
+    sentences = [explain(importance) for importance in found]
     if not found:
         print("no kind of layer has enough samples to say what decides its time")
     write_json(args.output / "learnt.json", {**provenance(), **_figures(predictor, found, sentences)})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import positive_float
-from multi_dnn_ros.common.allocator import keep_image_memory
+from multi_dnn_ros.common.allocator import configure_malloc
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out_bag.exists():
         raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten")
     _check_options(args)
-    keep_image_memory()
+    configure_malloc()
     if args.live:
         from multi_dnn_ros.cli.replay_live import run_live
 

@@ -17,13 +17,13 @@ from multi_dnn_ros.cli.network_arguments import (
     check_writable,
     origin,
     read_data,
-    read_trainee,
+    read_trainable,
 )
 from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.training.retrain import Result
-    from multi_dnn_ros.training.trainee import Trainee
+    from multi_dnn_ros.training.trainable import Trainable
 
 _DESCRIPTION = f"""\
 Train a DNN on data, score it on the part of the data that training never saw, and write it as one file that goes
@@ -105,9 +105,9 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--checkpoint", args.checkpoint)
         if args.checkpoint.absolute() == args.output.absolute():
             raise UsageError(f"--checkpoint and --output are both {args.output}; they are two files")
-    pupil = read_trainee(args, args.model, smoothing=args.label_smoothing)
+    pupil = read_trainable(args, args.model, smoothing=args.label_smoothing)
     check_output(args.output, args.model, pupil.source)
-    teacher = read_trainee(args, args.teacher) if args.teacher else None
+    teacher = read_trainable(args, args.teacher) if args.teacher else None
     sets = read_data(args, pupil)
     schedule = Schedule(
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(args: argparse.Namespace, pupil: Trainee, labels: tuple[str, ...], training: dict[str, Any]) -> None:
+def _write(args: argparse.Namespace, pupil: Trainable, labels: tuple[str, ...], training: dict[str, Any]) -> None:
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.artifact import Description, save_artifact
 
@@ -152,7 +152,7 @@ def _write(args: argparse.Namespace, pupil: Trainee, labels: tuple[str, ...], tr
     save_artifact(args.output, pupil.source.module.eval() if _has_modes(pupil) else pupil.source.module, description)
 
 
-def _has_modes(pupil: Trainee) -> bool:
+def _has_modes(pupil: Trainable) -> bool:
     """Exported programs refuse eval(): what they compute was fixed when they were exported."""
     from torch import fx
 

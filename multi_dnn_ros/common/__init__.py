@@ -1,1 +1,1 @@
-"""What every part may use. Imports nothing of ours."""
+"""Shared basics: errors, files, processes, reports. Imports no other package of multi_dnn_ros."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def written_beside(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
-    """Gives the path to write to; after the block that file takes the place of `path`.
+def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
+    """Yield a temporary path to write to; on exit that file replaces `path`.
 
-    A reader meets the old file or the new one, and so does whoever comes after a kill. Folders are made. to_disk: the
-    content is on the disk before it counts, so that this holds for a loss of power too. When the block raises, `path`
-    stays what it was, and nothing is left beside it.
+    Readers see the old or the new file, also after a kill. Parent folders are created. to_disk: fsync before the
+    replacement, so that this also holds after a power loss. If the block raises, `path` is unchanged and the temporary
+    file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -35,12 +35,14 @@ def written_beside(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
             beside.unlink(missing_ok=True)
 
 
-class KeptWhenClosed(ABC):
-    """What is written bit by bit and gets its name at the end; a context manager: closed, or discarded by an error."""
+class AtomicWriter(ABC):
+    """A file written in steps that gets its name at the end. A context manager: closes it, or discards it on an
+    exception.
+    """
 
     @abstractmethod
     def close(self) -> None:
-        """Finish it and give it its name."""
+        """Finish the file and give it its name."""
 
     @abstractmethod
     def discard(self) -> None:

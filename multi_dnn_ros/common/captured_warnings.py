@@ -1,22 +1,22 @@
-"""What is logged within a block, kept for a report."""
+"""Capture log warnings for a report."""
 
 from __future__ import annotations
 
 import logging
 
 
-class HeardWarnings(logging.Handler):
-    """The warnings of this package while the block runs, such as a job that cannot be captured: `texts`."""
+class CapturedWarnings(logging.Handler):
+    """Context manager that collects this package's warnings, such as a job that cannot be captured, in `messages`."""
 
     def __init__(self, logger: str = "multi_dnn_ros") -> None:
         super().__init__(logging.WARNING)
         self._logger = logging.getLogger(logger)
-        self.texts: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
-    def __enter__(self) -> HeardWarnings:
+    def __enter__(self) -> CapturedWarnings:
         self._logger.addHandler(self)
         return self
 

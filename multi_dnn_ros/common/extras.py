@@ -1,7 +1,7 @@
-"""Optional libraries: the extra of setup.py that brings each, and the error that names it where one is missing.
+"""Optional libraries: which extra of setup.py provides each, and the error that names it if one is missing.
 
 Serving needs none of them. They are imported inside the functions that use them, within :func:`optional`; a command
-that works for minutes before it gets there calls :func:`require` first.
+that runs for minutes before it needs one calls :func:`require` first.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def optional(purpose: str) -> Iterator[None]:
 def require(purpose: str, *libraries: str) -> None:
     """Import optional libraries now, so that a missing one is reported before the work begins.
 
-    purpose: as for :func:`optional`. libraries: import names, keys of EXTRA_OF. Raises MissingExtra for the first one
-    that is missing.
+    purpose: as for :func:`optional`. libraries: import names, keys of EXTRA_OF. Raises MissingExtra for the first
+    missing one.
     """
     with optional(purpose):
         for library in libraries:

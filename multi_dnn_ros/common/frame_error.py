@@ -1,5 +1,5 @@
-"""The error of an image that cannot be used, for who decodes images and has no need of PyTorch."""
+"""The error of an unusable image, separate so that image decoding does not import PyTorch."""
 
 
 class FrameError(ValueError):
-    """The image of a frame cannot be used; the message names what is wrong with it."""
+    """The image of a frame cannot be used; the message says why."""

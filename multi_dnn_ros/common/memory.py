@@ -1,4 +1,4 @@
-"""Memory around serving: settled once a pipeline stands, given back when it is gone, left alone meanwhile."""
+"""Garbage collection and memory around serving."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 import torch
 
 
-def settle_memory() -> None:
-    """Take what is there now out of garbage collection until memory is given back.
+def freeze_heap() -> None:
+    """Exclude all current objects from garbage collection until :func:`release_memory`.
 
-    With a pipeline it is several hundred thousand objects: going through them would hold up every thread for a quarter
-    of a second, now and then.
+    A pipeline has several hundred thousand objects; traversing them would stop every thread for a quarter of a second
+    at times.
     """
     gc.collect()
     gc.freeze()
 
 
 @contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """A block in which no garbage is collected: CUDA graphs among it would be destroyed, which breaks off a capture.
+def gc_paused() -> Iterator[None]:
+    """Context without garbage collection: destroying a collected CUDA graph would abort a capture.
 
-    It holds for the whole process, so blocks of several threads must not overlap.
+    Affects the whole process, so contexts of several threads must not overlap.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -35,10 +35,10 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def give_back_memory(device: torch.device) -> None:
-    """Return what was freed to the system and to other processes on the GPU; allocators keep it otherwise."""
+def release_memory(device: torch.device) -> None:
+    """Return freed memory to the system and to other processes on the GPU; allocators keep it otherwise."""
     gc.unfreeze()
-    gc.collect()  # traced graphs refer to themselves
+    gc.collect()  # traced graphs contain reference cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it

@@ -1,4 +1,4 @@
-"""Names with numbers in them in the order that people count in."""
+"""Sort key for names that contain numbers."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import re
 
 
 def natural_order(name: str) -> list[tuple[int, str]]:
-    """To sort by: image_2 comes before image_10."""
+    """Sort key: image_2 comes before image_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,4 +1,4 @@
-"""Our commands as processes: started with their output in a log file, and ended whatever happens."""
+"""Run our commands as child processes, with output in a log file and guaranteed termination."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ import psutil
 
 from multi_dnn_ros.common.errors import CommandError
 
-#: The next block of a process gets another domain: nothing of the one before may still be heard there.
+#: Consecutive reservations get different domains: late messages of the previous session must not arrive.
 _claims = itertools.count()
 
 
-def on_loopback(domain: int) -> dict[str, str]:
-    """Environment in which ROS speaks in this domain, on this machine only."""
+def loopback_environment(domain: int) -> dict[str, str]:
+    """Environment that restricts ROS to this domain and machine."""
     return {
         "ROS_DOMAIN_ID": str(domain),
         "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
-        # Before Iron there was only this one; newer ones warn about it.
+        # The only option before Iron; later distributions warn about it.
         **({"ROS_LOCALHOST_ONLY": "1"} if os.environ.get("ROS_DISTRO") == "humble" else {}),
     }
 
 
 @contextmanager
-def claimed_domain() -> Iterator[int]:
-    """A ROS domain that nobody on this machine has open, and that nobody else is given here until the block ends.
+def reserved_domain() -> Iterator[int]:
+    """Reserve a ROS domain ID that is unused on this machine until the block ends.
 
-    Processes of ours open theirs seconds after it was chosen. From 20 to 99: ports of those above 101 lie where Linux
-    takes the ports of outgoing connections from.
+    Needed because our processes open their ports seconds after the domain was chosen. IDs are 20 to 99: the ports of
+    IDs above 101 overlap Linux's ephemeral port range.
     """
     first = os.getpid() + next(_claims)
     for step in range(80):
         domain = 20 + (first + step) % 80
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
             try:
-                claim.bind(f"\0multi_dnn_ros/domain/{domain}")  # no file: it is gone with the process that has it
+                claim.bind(f"\0multi_dnn_ros/domain/{domain}")  # abstract socket: released when the process ends
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                    probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))  # its first participant listens there
+                    probe.bind(("127.0.0.1", 7400 + 250 * domain + 10))  # discovery port of the first participant
             except OSError:
                 continue
             yield domain
@@ -55,29 +55,29 @@ def claimed_domain() -> Iterator[int]:
 
 
 class Interrupts:
-    """SIGINT and SIGTERM as KeyboardInterrupt, so that either ends what we started; a context manager.
+    """Context manager that turns SIGINT and SIGTERM into KeyboardInterrupt, so that both stop our children.
 
-    Inside :meth:`held` they wait for the end of the block: a process that was just started must be known to whoever
-    ends it before anything is raised.
+    Inside :meth:`deferred` the exception is delayed to the end of the block, so that a child just started is registered
+    before anything is raised.
     """
 
     def __init__(self) -> None:
-        self._held = False
-        self._waiting = False
+        self._deferred = False
+        self._pending = False
         self._before: dict[int, Any] = {}
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        self._held = True
+    def deferred(self) -> Iterator[None]:
+        self._deferred = True
         try:
             yield
         finally:
-            self._held = False
-        if self._waiting:
+            self._deferred = False
+        if self._pending:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
-        with suppress(ValueError):  # not the main thread: whoever has it decides
+        with suppress(ValueError):  # not the main thread: handlers stay as they are
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -87,16 +87,16 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._waiting = True
-        if not self._held:
+        self._pending = True
+        if not self._deferred:
             raise KeyboardInterrupt
 
 
 class Child:
-    """A ``multi-dnn`` command in a process of its own; a context manager that ends it.
+    """A ``multi-dnn`` command as a child process; a context manager that stops it.
 
-    name: for messages. log: file for its output. environment: on top of ours.
-    The process gets a session of its own: a Ctrl-C in the terminal reaches us only, and we end it in our order.
+    name: for messages. log: file for its output. environment: added to ours.
+    The child has its own session: Ctrl-C in the terminal reaches only us, and we stop children in order.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -119,16 +119,16 @@ class Child:
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """None while it is running."""
         return self._process.poll()
 
     def sample(self) -> None:
-        """Look at the resident memory of it and its processes, for :attr:`peak_memory_bytes`."""
+        """Update :attr:`peak_memory_bytes` with the resident memory of the child and its descendants."""
         memory = 0
         try:
             for process in (self._statistics, *self._statistics.children(recursive=True)):
                 memory += process.memory_info().rss
-        except psutil.Error:  # one has just ended
+        except psutil.Error:  # a process has just ended
             return
         self.peak_memory_bytes = max(self.peak_memory_bytes, memory)
 
@@ -137,7 +137,7 @@ class Child:
         self._process.send_signal(number)
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End it as Ctrl-C does; kill it when that takes too long. False when it had to be killed."""
+        """Stop it with SIGINT; kill it after the timeout. False if it had to be killed."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
         try:
@@ -151,7 +151,7 @@ class Child:
         return True
 
     def last_lines(self, count: int = 5) -> str:
-        """The end of its output, for an error message."""
+        """The last lines of its output, for an error message."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-count:])
 

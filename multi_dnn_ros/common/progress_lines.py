@@ -1,9 +1,9 @@
-"""Lines of progress that say more than their text."""
+"""Progress lines that carry a meaning besides their text."""
 
 from __future__ import annotations
 
 
 class DnnReady(str):
-    """A line which says that one more DNN is ready. Who only shows lines need not know."""
+    """A line reporting that one more DNN is ready. Consumers that only display lines can ignore the type."""
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""What every result says of its origin, and how it is written."""
+"""Provenance of results, and how they are written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multi_dnn_ros import __version__
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Packages whose versions decide what was measured.
+#: Packages whose versions affect measurements.
 PACKAGES = ("torch", "torchvision", "onnxruntime", "numpy", "opencv-python-headless", "cyclonedds", "rosbags")
 
 
@@ -39,7 +39,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _program() -> str:
-    """What a person types to start this process."""
+    """The command that starts this process."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec is not None else ""
     tool = module.startswith("multi_dnn_ros.") and module != "multi_dnn_ros.cli.main"
@@ -47,7 +47,7 @@ def _program() -> str:
 
 
 def distribution(samples: Sequence[float]) -> dict[str, float]:
-    """Median, tails and count of a list of measurements, in the unit that they came in."""
+    """Minimum, percentiles, maximum and count of measurements, in their own unit."""
     values = np.asarray(samples, dtype=np.float64)
     p50, p95, p99 = np.percentile(values, (50, 95, 99))
     return {"samples": len(values), "min": float(values.min()), "p50": float(p50), "p95": float(p95), "p99": float(p99),
@@ -55,26 +55,26 @@ def distribution(samples: Sequence[float]) -> dict[str, float]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """As write_text."""
+    """Write JSON as :func:`write_text` does."""
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader never sees half a file. Folders are made."""
-    with written_beside(path) as beside:
+    """Write a text file atomically. Parent folders are created."""
+    with atomic_write(path) as beside:
         beside.write_text(text, encoding="utf-8")
 
 
 def write_figure(path: Path, figure: Figure) -> None:
-    """A PNG, written as write_text does."""
-    with written_beside(path) as beside:
+    """Write a PNG atomically."""
+    with atomic_write(path) as beside:
         figure.savefig(beside, dpi=120, format="png")
 
 
-def against(value: float | None, first: float | None, digits: int = 3) -> str:
-    """A cell of a table: the value and how far it is from the first row's, `0.359 (-45.3%)`.
+def with_change(value: float | None, first: float | None, digits: int = 3) -> str:
+    """Table cell with a value and its relative change from the first row: `0.359 (-45.3%)`.
 
-    value: None is a dash. first: None in the first row itself; nothing is compared with 0.
+    value: None gives a dash. first: None for the first row itself. No change is shown for a first value of 0.
     """
     if value is None:
         return "-"
@@ -82,12 +82,12 @@ def against(value: float | None, first: float | None, digits: int = 3) -> str:
 
 
 def three_digits(value: float) -> str:
-    """For people: 0.0123, 4.56, 789, 12346."""
+    """Format with three significant digits: 0.0123, 4.56, 789, 12346."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns line up in a terminal too."""
+    """A Markdown table with aligned columns."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     lines.insert(1, ["-" * width for width in widths])
@@ -107,21 +107,21 @@ def _versions() -> dict[str, str]:
 
 
 def cpu_count() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def nvidia_smi_id(index: int = 0) -> str:
-    """What nvidia-smi calls the GPU that PyTorch calls cuda:<index>: CUDA_VISIBLE_DEVICES numbers them anew."""
+    """nvidia-smi's identifier of PyTorch's device cuda:<index>: CUDA_VISIBLE_DEVICES renumbers devices."""
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return visible[index] if index < len(visible) else str(index)
 
 
 def cpu_model() -> str:
-    """Name of this machine's processor."""
+    """Name of this machine's CPU."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("model name", "Model")):  # some ARM boards have the second alone
+            if line.startswith(("model name", "Model")):  # some ARM boards have only "Model"
                 return line.partition(":")[2].strip()
     except OSError:
         pass  # not Linux

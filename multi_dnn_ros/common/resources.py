@@ -1,4 +1,4 @@
-"""Where the package's files are: what is installed with it, and what it keeps for the user."""
+"""Paths of installed configuration files and of the user's cache."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PACKAGE = "multi_dnn_ros"
 
 
 def config_file(name: str) -> Path:
-    """Path of a file of the package's ``config`` folder, such as ``multi_dnn.yaml``.
+    """Path of a file in the package's ``config`` folder, such as ``multi_dnn.yaml``.
 
-    Looks in the source checkout first (an edit of its YAML is then what runs), then where colcon installs it (the ament
-    index), then where pip installs it (``<prefix>/share/multi_dnn_ros/config``).
+    Searches the source checkout first (so that edits of its YAML take effect), then colcon's installation (the ament
+    index), then pip's (``<prefix>/share/multi_dnn_ros/config``).
 
-    Raises FileNotFoundError, which names the file and the folders that were searched.
+    Raises FileNotFoundError that names the file and the searched folders.
     """
     if Path(name).name != name:
         raise ValueError(f"config file {name!r}: expected a plain file name without folders")
@@ -32,13 +32,13 @@ def config_file(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where the package keeps what it can make again: $XDG_CACHE_HOME/multi_dnn_ros, ~/.cache without that."""
+    """Folder for files that can be rebuilt: $XDG_CACHE_HOME/multi_dnn_ros, by default below ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _PACKAGE
 
 
 def _config_folders() -> Iterator[Path]:
     checkout = Path(__file__).resolve().parents[2]
-    if (checkout / "package.xml").is_file():  # else this is site-packages, whose `config` would be somebody else's
+    if (checkout / "package.xml").is_file():  # otherwise site-packages, whose `config` belongs to another package
         yield checkout / "config"
     try:
         from ament_index_python.packages import PackageNotFoundError, get_package_share_directory

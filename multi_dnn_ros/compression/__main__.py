@@ -1,4 +1,4 @@
-"""``python -m multi_dnn_ros.compression``: the proofs behind `multi-dnn decompose`, as JSON under results/."""
+"""``python -m multi_dnn_ros.compression``: checks of `multi-dnn decompose`, as JSON under results/."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torch import nn
 from multi_dnn_ros.common.extras import MissingExtra, require
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.compression.decompose import decompose, output_difference
-from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Choice, Progress, Ratio, Rounding
 from multi_dnn_ros.models.decomposed import TuckerPlan, apply_plan
 from multi_dnn_ros.models.sources import load_network
 
-#: (builder, input side, uniform ratio, MAC cut of the paper's Fig. 3).
+#: (builder, input side, uniform ratio, reduction of MACs in the paper's Fig. 3).
 PAPER = (
     ("vgg16", 224, 0.328, 0.81),
     ("resnet152", 224, 0.375, 0.386),
     ("inception_v3", 299, 0.312, 0.628),
     ("regnet_y_32gf", 224, 0.40, 0.358),
 )
-#: The networks that the engine's tests cut, with an input side that keeps a run short.
+#: The networks of the engine's tests, with a small input side for short runs.
 NETWORKS = (
     ("alexnet", 224),
     ("squeezenet1_1", 224),
@@ -50,10 +50,10 @@ NETWORKS = (
 
 
 class FullRank:
-    """Every layer at all of its ranks, as a chain of three: nothing is lost."""
+    """Every layer at full rank, as a chain of three: lossless."""
 
     def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
-        """As RankPolicy."""
+        """See RankPolicy."""
         return {
             layer.name: Choice(TuckerPlan(in_rank=layer.channels[0], out_rank=layer.channels[1]), "")
             for layer in layers
@@ -62,13 +62,13 @@ class FullRank:
 
 
 def paper_macs() -> list[dict[str, Any]]:
-    """MACs of the paper's four networks before and after, at its uniform ratios; shapes alone, no weights."""
+    """MACs of the paper's four networks before and after, at its uniform ratios; from shapes only."""
     rows = []
     for builder, side, ratio, expected in PAPER:
         network = load_network(f"torchvision:{builder}", weights="random").module
         inputs = (torch.zeros(1, 3, side, side),)
         before = cost(network, inputs)
-        choices = Ratio(ratio, Rounding(alignment=1, floor=1)).choose(survey(network, inputs))
+        choices = Ratio(ratio, Rounding(alignment=1, floor=1)).choose(list_layers(network, inputs))
         apply_plan(network, {name: choice.plan for name, choice in choices.items() if choice.plan}, builder)
         after = cost(network, inputs)
         rows.append(
@@ -86,7 +86,7 @@ def paper_macs() -> list[dict[str, Any]]:
 
 
 def full_rank(builder: str, side: int) -> dict[str, Any]:
-    """How far the decomposed network is from the original when no rank is cut."""
+    """Difference between the original network and its full-rank decomposition."""
     source = load_network(f"torchvision:{builder}", weights="random")
     network = source.network
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +107,9 @@ def full_rank(builder: str, side: int) -> dict[str, Any]:
 
 
 def _settle(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Give each batch norm the statistics of what reaches it: untrained, the signal dies out in deep networks."""
+    """Set each batch norm's statistics to those of its inputs: otherwise activations vanish in
+    untrained deep networks.
+    """
 
     def observe(norm: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
         assert isinstance(norm, nn.BatchNorm2d)
@@ -126,7 +128,7 @@ def _settle(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one of the proofs; 1 when it fails."""
+    """Run one of the checks; returns 1 if it fails."""
     parser = argparse.ArgumentParser(prog="python -m multi_dnn_ros.compression", description=__doc__)
     parser.add_argument(
         "proof",

@@ -1,4 +1,4 @@
-"""Decompose a network: choose ranks, compute the weights, replace the layers, and keep account of each."""
+"""Decomposes a network: choose ranks, compute the weights, replace the layers, and record each layer's outcome."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.ranks import RankPolicy
 from multi_dnn_ros.compression.tucker import ITERATIONS, decomposed_layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, replace_layer
 from multi_dnn_ros.models.errors import ModelError
 
-#: Called with (layers done, layers in all, what is being done).
+#: Called with (number of finished layers, number of layers, current step).
 Progress = Callable[[int, int, str], None]
 
 
 class NothingToDecompose(ModelError):
-    """No layer of the network may be decomposed, or none is worth it; the message says why."""
+    """No layer of the network can be decomposed, or none is worth it; the message says why."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where one layer went.
+    """Outcome of one layer.
 
-    plan: None when it was left as it is, for `reason`. error: ||W - W'|| / ||W||. macs, parameters: before and after.
-    details: what the policy measured, in words.
+    plan: None if it was kept, for `reason`. error: ||W - W'|| / ||W||. macs, parameters: before and after. details:
+    measurements of the policy, as text.
     """
 
     name: str
@@ -54,13 +54,14 @@ def decompose(
     may_keep_all: bool = False,
     progress: Progress = lambda done, total, what: None,
 ) -> list[Outcome]:
-    """Replace the layers of `network` (eval mode, CPU) that `policy` chooses, in place, and say what became of each.
+    """Replace the layers of `network` (eval mode, CPU) that `policy` selects, in place; returns the outcome of each
+    layer.
 
-    inputs: example inputs; layers: what survey() found, where that is known already. NothingToDecompose when no layer
-    may be replaced, or none is worth it unless `may_keep_all`; the network is then as it was. ModelError when it cannot
-    be run or its weights are not finite; ValueError from the policy.
+    inputs: example inputs. layers: the result of list_layers(), if known. Raises NothingToDecompose if no layer can be
+    replaced, or if none is worth it and not `may_keep_all`; the network is then unchanged. Raises ModelError if it
+    cannot run or its weights are not finite; ValueError from the policy.
     """
-    layers = list(survey(network, inputs, linear=linear) if layers is None else layers)
+    layers = list(list_layers(network, inputs, linear=linear) if layers is None else layers)
     open_layers = [layer for layer in layers if not layer.kept]
     if not open_layers:
         reasons = sorted({layer.kept for layer in layers}) or ["it has no convolution"]
@@ -99,12 +100,14 @@ def decompose(
 
 
 def plan_of(outcomes: Sequence[Outcome]) -> dict[str, TuckerPlan | SvdPlan]:
-    """The plan of what was decomposed."""
+    """The plans of the decomposed layers."""
     return {outcome.name: outcome.plan for outcome in outcomes if outcome.plan is not None}
 
 
 def output_difference(first: nn.Module, second: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
-    """Largest difference of two networks' outputs on `inputs`, relative to the largest value of the same output."""
+    """Largest difference of two networks' outputs on `inputs`, relative to the largest absolute value of the same
+    output.
+    """
     with torch.inference_mode():
         left, right = (
             [leaf for leaf in pytree.tree_leaves(network(*inputs)) if isinstance(leaf, torch.Tensor)]

@@ -1,8 +1,8 @@
-"""How many singular values of a noisy matrix are signal: empirical variational Bayesian matrix factorization.
+"""Number of singular values of a noisy matrix that are signal: empirical variational Bayesian matrix factorization.
 
 S. Nakajima, M. Sugiyama, S. D. Babacan, R. Tomioka, "Global analytic solution of fully-observed variational Bayesian
-matrix factorization", JMLR 14 (2013). The rank is the number of singular values above the threshold of their
-Theorem 2; the noise variance, unknown, is the one that minimizes their free energy.
+matrix factorization", JMLR 14 (2013). The rank is the number of singular values above the threshold of their Theorem 2;
+the unknown noise variance is the minimizer of their free energy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _GRID = 200
 def evbmf_rank(singular_values: NDArray[np.float64], rows: int, columns: int) -> int:
     """Rank of the signal in a (rows, columns) matrix of low rank plus Gaussian noise, from its singular values.
 
-    singular_values: all min(rows, columns) of them, descending. 0 when all is noise or all is zero; a matrix that is
-    exactly of low rank gives that rank.
+    singular_values: all min(rows, columns) of them, descending. 0 if all is noise or all is zero; for a matrix of
+    exactly low rank, that rank.
     """
     short, long = min(rows, columns), max(rows, columns)
     if len(singular_values) != short:
@@ -30,7 +30,7 @@ def evbmf_rank(singular_values: NDArray[np.float64], rows: int, columns: int) ->
     largest = float(energy[0]) if short else 0.0
     if not largest > 0.0 or not math.isfinite(largest):
         return 0
-    # Values at the level of rounding are zeros: an exact low rank has no noise to estimate.
+    # Treat values at rounding level as zeros: an exact low rank has no noise to estimate.
     energy = energy / largest
     numerical = int(np.count_nonzero(energy > (max(rows, columns) * np.finfo(np.float32).eps) ** 2))
     if numerical < short:
@@ -79,7 +79,7 @@ def _noise_variance(energy: NDArray[np.float64], long: int, alpha: float, thresh
         psi[kept] += np.log1p(tau) + alpha * np.log1p(tau / alpha) - tau
         return float(psi.sum())
 
-    # Several local minima are possible: look at the whole range first, then exactly around the best place.
+    # Several local minima are possible: search the whole range on a grid, then refine around the best point.
     grid = np.linspace(math.log(lower), math.log(upper), _GRID)
     best = int(np.argmin([free_energy(place) for place in grid]))
     around = (float(grid[max(best - 1, 0)]), float(grid[min(best + 1, _GRID - 1)]))

@@ -1,4 +1,4 @@
-"""Layers of exported programs: their graphs call convolutions as operations, which are made modules again here."""
+"""Layers of exported programs: their graphs call convolutions as operations, which this turns into modules again."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _aten = torch.ops.aten
 
 
 def with_layers(network: nn.Module) -> nn.Module:
-    """`network`, an exported program's module, with its convolutions and fully connected layers as modules, in place.
+    """Convert convolutions and fully connected layers of `network`, an exported program's module, to modules, in place.
 
-    A layer takes the place and the name of the module that held its weight (`features.0` for `features.0.weight`). An
-    operation whose weight is computed or read by more than layers, or whose options a module has not, stays an
-    operation. Any other module is returned as it is.
+    A layer takes the place and name of the module that held its weight (`features.0` for `features.0.weight`). An
+    operation stays an operation if its weight is computed or shared with other operations, or if a module lacks its
+    options. Any other module is returned unchanged.
     """
     if not isinstance(network, fx.GraphModule):
         return network
     made: dict[tuple[Any, ...], str] = {}
     found = dict.fromkeys(node for node in network.graph.nodes if _is_layer(node))
-    # A weight that something else reads too must stay where it is: what takes a layer's place later may not have it.
+    # A weight that other operations read must stay: a replacement of the layer may not have it.
     shared = {
         node.target for node in network.graph.find_nodes(op="get_attr") if any(user not in found for user in node.users)
     }
@@ -52,7 +52,7 @@ def with_layers(network: nn.Module) -> nn.Module:
 
 
 def _is_layer(node: fx.Node) -> bool:
-    """Whether it is an operation of _MAKERS on weights that are stored, not computed."""
+    """Whether it is an operation of _MAKERS on stored, not computed, weights."""
     if node.op != "call_function" or node.target not in _MAKERS:
         return False
     arguments = _arguments(node)
@@ -99,7 +99,7 @@ _MAKERS: dict[OpOverload, Callable[[nn.Parameter, nn.Parameter | None, dict[str,
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Arguments by name, the operation's defaults included."""
+    """Arguments by name, with the operation's defaults."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     values = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
     values.update(zip((argument.name for argument in schema), node.args, strict=False))
@@ -122,7 +122,7 @@ def _value(network: fx.GraphModule, node: fx.Node) -> nn.Parameter:
 
 
 def _free_name(network: fx.GraphModule, weight: str) -> str:
-    """Name of the module that held the weight, or, where that holds more than a layer does, one beside it."""
+    """Name of the module that held the weight or, if that holds more than one layer, a new name next to it."""
     holder, _, last = weight.rpartition(".")
     if holder and last == "weight":
         module: Any = reduce(getattr, holder.split("."), network)
@@ -136,7 +136,7 @@ def _free_name(network: fx.GraphModule, weight: str) -> str:
 
 
 def _forget_unused(network: fx.GraphModule) -> None:
-    """Drop weights that no node reads any more, as they now belong to the layers."""
+    """Remove weights that no node reads any more; they now belong to the layers."""
     read = {str(node.target) for node in network.graph.nodes if node.op == "get_attr"}
     called = {str(node.target) for node in network.graph.nodes if node.op == "call_module"}
     for name, _ in [*network.named_parameters(remove_duplicate=False), *network.named_buffers(remove_duplicate=False)]:

@@ -1,4 +1,4 @@
-"""What there is to decompose in a network: each layer with the shapes it meets, its MACs, and whether it may be."""
+"""The layers of a network for decomposition: shapes, MACs, and whether each can be decomposed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, check_ranks, is_plain
 from multi_dnn_ros.models.errors import ModelError
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-#: A fully connected layer with fewer weights than this is not worth a second kernel.
+#: Fully connected layers with fewer weights are not worth a second kernel.
 LARGE_LINEAR = 1_000_000
 
 
@@ -26,8 +26,8 @@ LARGE_LINEAR = 1_000_000
 class Layer:
     """A convolution or fully connected layer of a network.
 
-    name: qualified. kept: why it is left as it is; "": it may be decomposed. calls: input and output shape of every
-    call in one inference.
+    name: qualified. kept: why it must not be decomposed; "": it may be. calls: input and output shape of every call in
+    one inference.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Layer:
 
     @property
     def channels(self) -> tuple[int, int]:
-        """(inputs, outputs) of one group."""
+        """(inputs, outputs) per group."""
         module: Any = self.module
         if isinstance(module, nn.Linear):
             return module.in_features, module.out_features
@@ -45,7 +45,7 @@ class Layer:
 
     @property
     def kernel(self) -> int:
-        """Weights of one input channel in one output channel."""
+        """Number of weights per pair of input and output channel."""
         return int(np.prod(getattr(self.module, "kernel_size", (1,))))
 
     @property
@@ -53,7 +53,7 @@ class Layer:
         return int(getattr(self.module, "groups", 1))
 
     def macs(self, plan: TuckerPlan | SvdPlan | None = None) -> int:
-        """Multiply-accumulates of one inference, all calls together; of the chain that `plan` makes, where given."""
+        """Multiply-accumulates per inference over all calls; with `plan`, of the decomposed layer."""
         return sum(self._call_macs(before, after, plan) for before, after in self.calls)
 
     def _call_macs(self, before: tuple[int, ...], after: tuple[int, ...], plan: TuckerPlan | SvdPlan | None) -> int:
@@ -74,7 +74,7 @@ class Layer:
         return self.groups * macs
 
     def parameters(self, plan: TuckerPlan | SvdPlan | None = None) -> int:
-        """Weights without biases; of the chain that `plan` makes, where given."""
+        """Number of weights without biases; with `plan`, of the decomposed layer."""
         inputs, outputs = self.channels
         if isinstance(plan, SvdPlan):
             return plan.rank * (inputs + outputs)
@@ -89,9 +89,9 @@ class Layer:
 
     @cached_property
     def unfoldings(self) -> tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]]:
-        """Singular values of the unfoldings along inputs and along outputs, one array (channels,) a group, descending.
+        """Singular values of the unfoldings along inputs and along outputs, one descending array (channels,) per group.
 
-        A fully connected layer's two are the same.
+        For a fully connected layer both are the same.
         """
         module: Any = self.module
         weight: torch.Tensor = module.weight.detach().cpu()
@@ -105,12 +105,12 @@ class Layer:
 
     @property
     def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(rows, columns) of the unfolding of one group along inputs and along outputs."""
+        """(rows, columns) of one group's unfolding along inputs and along outputs."""
         inputs, outputs = self.channels
         return (inputs, outputs * self.kernel), (outputs, inputs * self.kernel)
 
     def describe(self) -> str:
-        """Type, channels and geometry, in one word each; equal for layers that take equal time."""
+        """Type, channels and geometry, one word each; equal for layers that take equal time."""
         module: Any = self.module
         if isinstance(module, nn.Linear):
             return f"linear {module.in_features}-{module.out_features}{' bias' if module.bias is not None else ''}"
@@ -126,13 +126,13 @@ class Layer:
         return " ".join(words + (["bias"] if module.bias is not None else []))
 
 
-def survey(
+def list_layers(
     network: nn.Module, inputs: tuple[torch.Tensor, ...], *, linear: bool = False, large: int = LARGE_LINEAR
 ) -> list[Layer]:
     """All convolutions and fully connected layers of `network`, in the order of named_modules().
 
-    inputs: example inputs; nothing is computed, shapes alone go through. linear: whether fully connected layers of at
-    least `large` weights may be decomposed. ModelError when the network cannot be run on such inputs.
+    inputs: example inputs; only shapes are propagated. linear: whether fully connected layers of at least `large`
+    weights may be decomposed. Raises ModelError if the network cannot run on such inputs.
     """
     found = {name: layer for name, layer in network.named_modules() if isinstance(layer, (*_CONVOLUTIONS, nn.Linear))}
     calls = _calls(network, inputs, list(found.values()))
@@ -158,17 +158,19 @@ def _calls(network: nn.Module, inputs: tuple[torch.Tensor, ...], layers: Sequenc
 
 
 def run_on_shapes(network: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    """One inference on shapes without values. ModelError when the network cannot be run on `inputs`."""
+    """One inference on shapes without values. Raises ModelError if the network cannot run on `inputs`."""
     shapes = [tuple(tensor.shape) for tensor in inputs]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             network(*(torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in inputs))
     except Exception as error:
-        raise ModelError(f"{type(network).__name__} cannot be run on inputs {shapes}: {reason_of(error)}") from None
+        raise ModelError(
+            f"{type(network).__name__} cannot be run on inputs {shapes}: {summarize_error(error)}"
+        ) from None
 
 
 def _kept(layer: nn.Module, runs: bool, linear: bool, large: int) -> str:
-    """Why a layer is left as it is; "": it may be decomposed."""
+    """Why a layer must not be decomposed; "": it may be."""
     if not runs:
         return "takes no part in inference"
     if isinstance(layer, nn.Linear):

@@ -1,4 +1,6 @@
-"""Ranks by measured time: a layer is decomposed only where that is faster on the target, and never the whole slower."""
+"""Ranks by measured time: a layer is decomposed only if that is faster on the target, and the network never gets
+slower.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,18 @@ from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan, apply_plan, emp
 from multi_dnn_ros.planning.timing import Target, TimingCache, compare
 
 LayerPlan = TuckerPlan | SvdPlan
-#: What the clock is asked, as timing.compare. A parameter, so that tests have one of their own.
+#: Signature of timing.compare; a parameter, so that tests can replace it.
 Compare = Callable[[Sequence[nn.Module], tuple[int, ...], Target, Sequence[int]], dict[int, list[float]]]
 
-#: Alignments beyond the policy's own that a candidate's ranks are rounded up to.
+#: Alignments, besides the policy's own, to which candidate ranks are rounded up.
 _ALIGNMENTS = (16, 32, 64)
-#: A decomposed network must be faster than the original by this much, or the next run might find it slower.
+#: Minimum relative gain of a decomposed network, so that it is not slower in the next measurement.
 _WHOLE_MARGIN = 0.01
 
 
 @dataclass(frozen=True)
-class WholeTime:
-    """Milliseconds of the network as it was and decomposed, taking turns, with `instances` running at once."""
+class NetworkTime:
+    """Milliseconds of the original and the decomposed network, alternating, with `instances` running at once."""
 
     instances: int
     original_ms: float
@@ -40,16 +42,16 @@ class WholeTime:
 
 @dataclass
 class Measured:
-    """Of the ranks that `base` finds necessary, and larger ones that suit the hardware, the fastest; else the original.
+    """Selects the fastest plan among the ranks that `base` requires and larger, better aligned ones; otherwise the
+    original.
 
-    Candidates for a layer have at least the base's ranks, so nothing is lost beyond what the base accepts: the ranks
-    themselves, rounded up to multiples of 16, 32 and 64, and with one mode left whole. One that is not faster than the
-    layer as it is by `margin` is no candidate. The network as a whole is then timed against the original, alone and
-    with `instances` copies at once; while it is not faster in both, the half of its layers that gained least goes back
-    to what it was.
-
+    Candidates for a layer have at least the base's ranks, so no accuracy is lost beyond what the base accepts: the
+    ranks themselves, rounded up to multiples of 16, 32 and 64, and with one mode not decomposed. A candidate must be
+    faster than the original layer by `margin`. Then the whole network is timed against the original, alone and with
+    `instances` copies at once; while it is not faster in both, the half of its layers with the smallest gains is
+    restored.
     network, input_shape: what runs on the target; layers are named as in it. choose() fills `whole`, every measurement
-    of the network, and `accepted`, those of what was chosen, empty where that is the original.
+    of the network, and `accepted`, those of the selected plans, empty if that is the original.
     """
 
     base: RankPolicy
@@ -61,8 +63,8 @@ class Measured:
     instances: int = 2
     margin: float = 0.03
     compare: Compare = compare
-    whole: list[WholeTime] = field(default_factory=list)
-    accepted: list[WholeTime] = field(default_factory=list)
+    whole: list[NetworkTime] = field(default_factory=list)
+    accepted: list[NetworkTime] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.margin < 1.0:
@@ -71,7 +73,7 @@ class Measured:
             raise ValueError(f"instances is {self.instances}; allowed: at least 1")
 
     def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
-        """As RankPolicy; ends after at most log2(layers) + 2 measurements of the whole network."""
+        """See RankPolicy; takes at most log2(layers) + 2 measurements of the whole network."""
         wanted = self.base.choose(layers)
         choices: dict[str, Choice] = {}
         gains: dict[str, float] = {}
@@ -90,7 +92,7 @@ class Measured:
         times = self._times(layer, plans)
         original = times[0]
         details = f"{original:.4f} ms as it is; " + ", ".join(
-            f"{words(plan)} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
+            f"{describe_plan(plan)} {ms:.4f}" for plan, ms in zip(plans, times[1:], strict=True)
         )
         best = min(range(len(plans)), key=lambda index: times[index + 1])
         gain = original - times[best + 1]
@@ -99,11 +101,11 @@ class Measured:
         return Choice(plans[best], "", details), gain
 
     def _times(self, layer: Layer, plans: Sequence[LayerPlan]) -> list[float]:
-        """Milliseconds of the layer as it is and of each plan, all of an inference's calls together."""
+        """Milliseconds of the original layer and of each plan, over all calls of an inference."""
         totals = [0.0] * (len(plans) + 1)
         for shape, _ in layer.calls:
             where = f"{layer.describe()} | {'x'.join(map(str, (self.target.batch, *shape[1:])))} | {self.target.name()}"
-            keys = [f"{what} | {where}" for what in ("as it is", *map(words, plans))]
+            keys = [f"{what} | {where}" for what in ("as it is", *map(describe_plan, plans))]
             known = [self.cache.get(key) for key in keys]
             if any(ms is None for ms in known):  # all of them, so that all were timed under the same conditions
                 modules = [layer.module, *(empty_chain(layer.module, plan) for plan in plans)]
@@ -124,7 +126,7 @@ class Measured:
             slower, measured = [], []
             pair = (self.network, decomposed)
             for instances, times in self.compare(pair, self.input_shape, self.target, (1, self.instances)).items():
-                measured.append(WholeTime(instances, times[0], times[1], len(plans)))
+                measured.append(NetworkTime(instances, times[0], times[1], len(plans)))
                 if not measured[-1].ratio <= 1.0 - _WHOLE_MARGIN:
                     slower.append(measured[-1])
             self.whole += measured
@@ -142,7 +144,7 @@ class Measured:
 
 
 def candidate_plans(layer: Layer, base: LayerPlan, rounding: Rounding) -> list[LayerPlan]:
-    """Plans with at least the ranks of `base`, that one first, each once."""
+    """Distinct plans with at least the ranks of `base`, which comes first."""
     inputs, outputs = layer.channels
     if isinstance(base, SvdPlan):
         most = min(inputs, outputs)
@@ -162,7 +164,7 @@ def candidate_plans(layer: Layer, base: LayerPlan, rounding: Rounding) -> list[L
     return plans
 
 
-def words(plan: LayerPlan) -> str:
+def describe_plan(plan: LayerPlan) -> str:
     """Kind and ranks: "tucker2 in 24 out 32", "svd 64"."""
     if isinstance(plan, SvdPlan):
         return f"svd {plan.rank}"

@@ -1,4 +1,4 @@
-"""Which layers to decompose and at which ranks: policies behind one interface."""
+"""Policies that select the layers to decompose and their ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from multi_dnn_ros.compression.evbmf import evbmf_rank
 from multi_dnn_ros.compression.layers import Layer
 from multi_dnn_ros.models.decomposed import SvdPlan, TuckerPlan
 
-#: Called after each layer; long work shows progress.
+#: Called after each layer.
 Progress = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of a layer: a plan, or None and why it is left as it is; and what was measured, in words."""
+    """Decision about a layer: a plan, or None and the reason why it is kept; details: measurements, as text."""
 
     plan: TuckerPlan | SvdPlan | None
     reason: str
@@ -28,16 +28,18 @@ class Choice:
 
 
 class RankPolicy(Protocol):
-    """Chooses for all layers at once, as some policies share a budget among them."""
+    """Selects for all layers at once, because some policies share a budget among them."""
 
     def choose(self, layers: Sequence[Layer], progress: Progress = lambda: None) -> dict[str, Choice]:
-        """A choice for each layer that may be decomposed (`kept` is empty), by name. ValueError: nothing can be met."""
+        """A choice for each layer that may be decomposed (`kept` is empty), by name. Raises
+        ValueError if infeasible.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """alignment: ranks are multiples of it (tensor cores want 8 or more); floor: no rank is below it."""
+    """alignment: ranks are multiples of it (tensor cores need 8 or more). floor: minimum rank."""
 
     alignment: int = 8
     floor: int = 8
@@ -56,30 +58,30 @@ class Rounding:
         return min(channels, max(multiple, self.least()))
 
     def least(self) -> int:
-        """The smallest rank that is allowed."""
+        """The smallest allowed rank."""
         return -(-max(self.floor, 1) // self.alignment) * self.alignment
 
     def all(self, channels: int) -> list[int]:
-        """Every rank that is allowed, `channels` itself last."""
+        """All allowed ranks in ascending order; `channels` is the last."""
         return [*range(self.least(), channels, self.alignment), channels]
 
 
 def plan_of(layer: Layer, in_rank: int, out_rank: int) -> TuckerPlan | SvdPlan | None:
-    """The plan with these ranks; a mode at its full rank is not decomposed, and None is a layer left as it is.
+    """The plan with these ranks; a mode at full rank is not decomposed, and None keeps the layer.
 
-    Of a fully connected layer, `in_rank` is the rank.
+    For a fully connected layer, `in_rank` is the rank.
     """
     inputs, outputs = layer.channels
     if isinstance(layer.module, nn.Linear):
         return SvdPlan(rank=in_rank) if in_rank < min(inputs, outputs) else None
-    # More than the other mode can carry is no gain.
+    # A rank above what the other mode can carry gains nothing.
     out_rank, in_rank = min(out_rank, in_rank * layer.kernel), min(in_rank, out_rank * layer.kernel)
     plan = TuckerPlan(in_rank=in_rank if in_rank < inputs else None, out_rank=out_rank if out_rank < outputs else None)
     return plan if plan.in_rank is not None or plan.out_rank is not None else None
 
 
 def choice_of(layer: Layer, in_rank: int, out_rank: int) -> Choice:
-    """The best plan with at least these ranks: that with fewest MACs, a mode left whole where that is cheaper."""
+    """The plan with the fewest MACs among those with at least these ranks; a mode is kept whole if that is cheaper."""
     inputs, outputs = layer.channels
     pairs = [(in_rank, out_rank), (inputs, out_rank), (in_rank, outputs)]
     plans = [plan for pair in pairs if (plan := plan_of(layer, *pair)) is not None]
@@ -92,13 +94,13 @@ def choice_of(layer: Layer, in_rank: int, out_rank: int) -> Choice:
 
 
 def candidates(layers: Sequence[Layer]) -> list[Layer]:
-    """Those that may be decomposed."""
+    """The layers that may be decomposed."""
     return [layer for layer in layers if not layer.kept]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The same fraction of the channels everywhere (the paper's choice)."""
+    """The same fraction of the channels in every layer (as in the paper)."""
 
     ratio: float
     rounding: Rounding = Rounding()
@@ -120,7 +122,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Energy:
-    """The smallest ranks whose singular values hold a fraction of the sum of squares, in each unfolding."""
+    """The smallest ranks whose singular values hold a given fraction of the sum of squares, in each unfolding."""
 
     energy: float
     rounding: Rounding = Rounding()
@@ -141,7 +143,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class Evbmf:
-    """The ranks at which the rest of each unfolding looks like noise; of a grouped layer the largest group's."""
+    """The ranks above which each unfolding is noise; for a grouped layer, the largest of its groups."""
 
     rounding: Rounding = Rounding()
 
@@ -158,13 +160,13 @@ class Evbmf:
 
 @dataclass(frozen=True)
 class Budget:
-    """Cut a fraction of the network's MACs where that costs least reconstruction error.
+    """Reduce the network's MACs by a fraction at minimum reconstruction error.
 
-    Each layer's ranks give points of MACs against the energy that its weight keeps, of its squares, in the two
-    unfoldings. Layers follow one another, so what counts is the product of what they keep: the error is the sum of
-    negative logarithms (a sum of the errors themselves would give up a few expensive layers wholly, and with them all
-    others). On the lower convex hulls of these points, steps are taken in the order of error per MAC saved until enough
-    is saved: the optimum, up to the last step.
+    For each layer, the ranks give points of MACs and of the share of energy (sum of squares) that its weight keeps in
+    the two unfoldings. Layers are sequential, so the product of the kept shares counts: the error is the sum of
+    negative logarithms. (A sum of plain errors would sacrifice a few expensive layers completely, and with them the
+    network.) On the lower convex hulls of these points, steps are taken in the order of error per MAC saved until the
+    budget is met: optimal up to the last step.
     """
 
     macs_cut: float
@@ -192,7 +194,7 @@ class Budget:
                 f"a cut of {self.macs_cut:.1%} of the MACs is asked for; possible with alignment "
                 f"{self.rounding.alignment} and floor {self.rounding.floor}: up to {possible / self.total_macs:.1%}"
             )
-        steps.sort(key=lambda step: step[0])  # stable, and hulls are convex: a layer's steps stay in their order
+        steps.sort(key=lambda step: step[0])  # stable sort of convex hulls: a layer's steps stay in order
         for _, saved, name, plan in steps:
             if wanted <= 0:
                 break
@@ -202,7 +204,7 @@ class Budget:
 
 
 def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Fraction of the sum of squares beyond the first r singular values, for r = 0 to all; groups together."""
+    """Fraction of the sum of squares beyond the first r singular values, for r = 0 to all; over all groups."""
     energy = np.sum([values**2 for values in groups], axis=0)
     total = float(energy.sum())
     if not total > 0.0:
@@ -211,14 +213,14 @@ def tail_energy(groups: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return lost
 
 
-#: Of an unfolding's energy, where less is left: rounding, of which there is no logarithm.
+#: Lower limit of an unfolding's kept energy: below it is rounding error, which has no meaningful logarithm.
 _LEAST_KEPT = 1e-12
 
 
 def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan | SvdPlan]]:
-    """(MACs, error, plan) along the lower convex hull from the layer as it is downwards, most MACs first."""
+    """(MACs, error, plan) along the lower convex hull, starting from the original layer, MACs descending."""
     inputs, outputs = layer.channels
-    # What each rank costs; the last, all of the unfolding's own, nothing.
+    # Error of each rank; 0 at full rank.
     cost_in, cost_out = (-np.log(np.maximum(1.0 - tail_energy(groups), _LEAST_KEPT)) for groups in layer.unfoldings)
     points: list[tuple[int, float, TuckerPlan | SvdPlan]] = []
     if isinstance(layer.module, nn.Linear):
@@ -243,13 +245,13 @@ def _hull(layer: Layer, rounding: Rounding) -> list[tuple[int, float, TuckerPlan
 
 
 def _thinned(ranks: list[int], most: int = 24) -> list[int]:
-    """At most `most` of them, evenly, the first and the last among them."""
+    """At most `most` of them, evenly spaced, including the first and the last."""
     places = np.unique(np.linspace(0, len(ranks) - 1, min(most, len(ranks))).round().astype(int))
     return [ranks[place] for place in places]
 
 
 def _rounded_up(layer: Layer, ranks: tuple[int, int], rounding: Rounding) -> tuple[int, int]:
-    """At least `ranks`: what the policy found necessary is not cut by the alignment."""
+    """At least `ranks`: the alignment must not reduce what the policy found necessary."""
     inputs, outputs = layer.channels
     if isinstance(layer.module, nn.Linear):
         inputs = outputs = min(inputs, outputs)

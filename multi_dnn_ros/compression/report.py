@@ -1,4 +1,4 @@
-"""What a decomposition did, as JSON, as Markdown and as two pictures."""
+"""Report of a decomposition: JSON, Markdown and two plots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.compression.macs import Cost
 
 JSON_NAME, MARKDOWN_NAME, SUMMARY_PLOT, LAYER_PLOT = "report.json", "report.md", "before_after.png", "layers.png"
 _BEFORE, _AFTER, _KEPT = "#8a97a8", "#d1603d", "#5b6470"
-#: Layers that the per-layer picture shows; the largest ones of a network with more.
+#: Maximum number of layers in the per-layer plot; the largest are shown.
 _SHOWN = 60
 
 
@@ -24,11 +24,11 @@ def summary(
     latency: Sequence[Mapping[str, Any]],
     **origin: Any,
 ) -> dict[str, Any]:
-    """The report's content.
+    """Content of the report.
 
-    costs, file_bytes: before and after. latency: one entry for each number of instances at once, with `instances`,
-    `original_ms`, `decomposed_ms` from the same run; empty when nothing was timed. origin: command, machine, versions,
-    model, policy and so on, copied as they are.
+    costs, file_bytes: before and after. latency: one entry per number of concurrent instances, with `instances`,
+    `original_ms`, `decomposed_ms` from the same run; empty if nothing was timed. origin: command, machine, versions,
+    model, policy and so on, copied unchanged.
     """
     before, after = costs
     return {
@@ -59,7 +59,7 @@ def summary(
 
 
 def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
-    """Write JSON, Markdown and both pictures into `folder`, which is made; each beside and then renamed."""
+    """Write JSON, Markdown and both plots atomically into `folder`, which is created."""
     write_json(folder / JSON_NAME, content)
     write_text(folder / MARKDOWN_NAME, markdown(content))
     _plot_summary(folder / SUMMARY_PLOT, content)
@@ -68,7 +68,7 @@ def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
 
 
 def totals(content: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(what, before, after, change) of the network, as text."""
+    """(quantity, before, after, change) of the network, as text."""
     rows = []
     for key, name, scale, unit in (
         ("macs", "MACs", 1e9, "G"),
@@ -92,11 +92,11 @@ def totals(content: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """The report for people."""
+    """The report as Markdown."""
     lines = [f"# {content['model']} decomposed", "", f"`{content['command']}`", ""]
     lines += _table(("", "before", "after", "change"), totals(content))
     if content["latency_ms"]:
-        lines += ["", f"Latency: medians of the same run, taking turns, on {content['target']}."]
+        lines += ["", f"Latency: medians of the same run, alternating, on {content['target']}."]
     layers = content["layers"]
     done = [layer for layer in layers if layer["fate"] == "decomposed"]
     lines += ["", f"![before and after]({SUMMARY_PLOT})", "", f"## Layers: {len(done)} of {len(layers)} decomposed", ""]

@@ -1,8 +1,8 @@
 """Weights of decomposed layers: Tucker-2 of convolutions, truncated SVD of fully connected layers.
 
 Tucker-2 on the two channel modes (Kim et al. 2016, "Compression of deep convolutional neural networks for fast and low
-power mobile applications"): W[o, i, y, x] is about sum over r, s of B[o, s] C[s, r, y, x] A[i, r]. A becomes a 1x1
-convolution in front of the core C, B one behind it.
+power mobile applications"): W[o, i, y, x] is approximately the sum
+over r, s of B[o, s] C[s, r, y, x] A[i, r]. A becomes a 1x1 convolution before the core C, B one after it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.models.decomposed import SvdLinear, SvdPlan, TuckerConv2d, TuckerPlan, check_ranks, empty_chain
 
 Matrix = NDArray[np.float64]
-#: Sweeps of higher-order orthogonal iteration behind the HOSVD, which is nearly optimal already.
+#: Sweeps of higher-order orthogonal iteration after the HOSVD, which is nearly optimal already.
 ITERATIONS = 1
 
 
 def decomposed_layer(
     layer: nn.Module, plan: TuckerPlan | SvdPlan, *, iterations: int = ITERATIONS
 ) -> tuple[TuckerConv2d | SvdLinear, float]:
-    """The chain that `plan` makes of a Conv2d or Linear, with its weights, and the relative error of the weight.
+    """The decomposition of a Conv2d or Linear by `plan`, with its weights, and the relative error of the weight.
 
     The error is ||W - W'|| / ||W|| (Frobenius), 0 where W is 0. `iterations`: sweeps of higher-order orthogonal
-    iteration. The chain has the layer's device, type and mode; the computation is done on the CPU in float64 and is the
-    same every time. ValueError when the plan does not fit or the weights are not finite.
+    iteration. The chain has the layer's device, dtype and mode; it is computed deterministically on the CPU in float64.
+    Raises ValueError if the plan does not fit or the weights are not finite.
     """
     chain = empty_chain(layer, plan)
     assert isinstance(layer, (nn.Conv2d, nn.Linear))
@@ -64,7 +64,7 @@ def _fill_tucker(chain: TuckerConv2d, layer: nn.Conv2d, plan: TuckerPlan, iterat
     if layer.bias is not None:
         last: Any = named["out_factor"] if plan.out_rank is not None else chain.core
         last.bias.copy_(layer.bias)
-    # Orthonormal factors: what the cores hold is what is left of the weights.
+    # With orthonormal factors, the norm of the cores is that of the approximation.
     total = float(np.sum(groups**2))
     kept = sum(float(np.sum(core**2)) for core, _, _ in parts)
     return float(np.sqrt(max(0.0, total - kept) / total)) if total else 0.0
@@ -84,10 +84,10 @@ def _tucker2(weight: Matrix, plan: TuckerPlan, iterations: int) -> tuple[Matrix,
     factors: list[Matrix] = [np.eye(channels[0]), np.eye(channels[1])]
     if not modes:
         return weight, factors[0], factors[1]
-    # At full rank, and with one mode alone, HOSVD is optimal.
+    # HOSVD is optimal at full rank and for a single mode.
     sweeps = iterations if any(wanted[mode] != channels[mode] for mode in modes) and len(modes) == 2 else 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a sweep met a rank above its matrix's: tensorly completes the factor
+        warnings.simplefilter("ignore")  # about ranks above that of the matrix: tensorly completes the factor
         (core, found), _ = partial_tucker(
             weight,
             rank=[wanted[mode] for mode in modes],
@@ -104,8 +104,8 @@ def _tucker2(weight: Matrix, plan: TuckerPlan, iterations: int) -> tuple[Matrix,
 def left_singular_vectors(matrix: Matrix, n_eigenvecs: int | None = None, **_: Any) -> tuple[Matrix, Matrix, Matrix]:
     """U (n, k), singular values (k,) and V (k, m) of an (n, m) matrix, k at most n: an SVD function for tensorly.
 
-    By the eigenvectors of the (n, n) Gram matrix, many times faster than a whole SVD of a convolution's unfolding. U is
-    orthonormal to float64 rounding, also where the matrix has a lower rank than k.
+    Computed from the eigenvectors of the (n, n) Gram matrix, many times faster than a full SVD of a convolution's
+    unfolding. U is orthonormal to float64 rounding, even if the matrix has a rank below k.
     """
     values, vectors = np.linalg.eigh((matrix @ matrix.T).astype(np.float64))
     count = min(n_eigenvecs or len(values), len(values))

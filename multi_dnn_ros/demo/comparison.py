@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.common.reporting import against, provenance, table, write_json
+from multi_dnn_ros.common.reporting import provenance, table, with_change, write_json
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.demo.report import Outcome
@@ -101,7 +101,7 @@ def comparison_table(originals: Mapping[str, Figures], others: Mapping[str, Figu
                     own.model,
                     _score(own, first, compared),
                     *(
-                        against(value, of_first if compared else None, digits)
+                        with_change(value, of_first if compared else None, digits)
                         for value, of_first, digits in (
                             (own.macs / 1e6, first.macs / 1e6, 1),
                             (own.p50_ms, first.p50_ms, 1),

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.common.errors import CommandError, UsageError
-from multi_dnn_ros.common.processes import Child, Interrupts, claimed_domain, on_loopback
+from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.evaluation import last_statuses
 from multi_dnn_ros.demo.moments import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
@@ -112,8 +112,8 @@ class Demo:
         ]
         serve = ["run", "--params-file", str(self.params_file), *_thresholds(read_params_file(self.params_file))]
         with ExitStack() as stack:
-            domain = stack.enter_context(claimed_domain()) if self.domain_id is None else self.domain_id
-            environment = on_loopback(domain)
+            domain = stack.enter_context(reserved_domain()) if self.domain_id is None else self.domain_id
+            environment = loopback_environment(domain)
             print(f"ROS_DOMAIN_ID {domain}, loopback only; logs in {self.output}", flush=True)
             interrupts = stack.enter_context(Interrupts())
             writer = stack.enter_context(BagWriter(self.output / "bag"))
@@ -128,7 +128,7 @@ class Demo:
             executor.add_node(listener)
             recorder = Recorder(listener, writer, topics, compress=frozenset({image}), watch=DIAGNOSTICS,
                                 latched=frozenset(stream.label_info for stream in streams))  # fmt: skip
-            with interrupts.held():
+            with interrupts.deferred():
                 node = stack.enter_context(Child("node", serve, self.output / "node.log", environment))
                 source = stack.enter_context(Child("camera", drive, self.output / "camera.log", environment))
             bar = stack.enter_context(tqdm(total=frames, unit="frame", desc="starting", disable=None))

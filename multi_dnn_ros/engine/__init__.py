@@ -1,7 +1,7 @@
-"""The online half: frames in, results out. It knows neither ROS nor what a lane is.
+"""The online scheduler: frames in, results out. Knows neither ROS nor the DNNs' tasks.
 
-What others exchange with an engine (frames, results, drops, statistics) is free of PyTorch, which the node's process
-never imports. Only :class:`Engine` and what it runs need it.
+Frames, results, drops and statistics are free of PyTorch, because the node's process uses them and must not import it.
+Only :class:`Engine` and what it runs need PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any

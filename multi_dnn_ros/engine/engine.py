@@ -1,4 +1,4 @@
-"""Several DNNs at once on one device: DNN threads fill one shared queue of jobs, workers empty it."""
+"""Several DNNs on one device: DNN threads fill one shared queue of jobs, workers empty it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.backends.stream_priority import stream_priorities
 from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import Job
-from multi_dnn_ros.engine.observer import Observer, Unobserved
+from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.policies import Policy, make_policy
 from multi_dnn_ros.engine.queue import JobQueue
 from multi_dnn_ros.engine.reports import Callbacks, Failure
@@ -23,35 +23,36 @@ from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result
 from multi_dnn_ros.engine.worker import Worker
 
 
-def _ignore(_: object) -> None:
+def _do_nothing(_: object) -> None:
     pass
 
 
 class Engine:
-    """Runs the tasks on every frame it is offered.
+    """Runs the tasks on every offered frame.
 
-    Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with a CUDA stream each (Kim, Kim,
-    Kim 2022, section 3.2). On a GPU the streams belong to the DNNs, not to the workers: jobs of a frame follow one
-    another on one stream whichever thread launches them, and one worker keeps many DNNs going at once. The streams have
-    the DNNs' priorities, and the GPU itself lets the more important one go first; or lie on their share of the SMs. A
-    DNN that is alone, with several cameras perhaps, launches in its own thread, and no worker has to be woken; several
-    would take Python's lock from each other in the midst of their launches.
+    Method: hidden-layer jobs in a queue shared by all DNNs, taken by workers with one CUDA stream each (Kim, Kim, Kim
+    2022, section 3.2). On a GPU the streams belong to the DNNs instead of the workers: the jobs of a frame follow one
+    another on one stream whichever thread launches them, and one worker suffices for many DNNs. The streams have the
+    DNNs' priorities, so the GPU itself prefers the more important DNN, or are restricted to the DNN's share of the SMs.
+    A single DNN, possibly with several cameras, launches in its own thread, which saves waking a worker; with several
+    DNNs the threads would contend for the GIL during their launches.
 
-    What is launched cannot be taken back. With `max_launched` a GPU holds no more than so many jobs that a frame which
-    arrives later could go before, launched and not finished; each of them is a launch of its own, with a thread that
-    waits for its kernels. That other frame waits for none of them: it is launched at once, and its stream goes first.
-    All jobs of a frame are one launch, without a bound, where no other DNN's frame could go before it: under fifo, for
-    the most important DNN, among DNNs of equal priority, and for a frame that has waited long enough.
+    A launch cannot be revoked. With `max_launched`, at most that many jobs that a later frame could overtake are
+    launched and unfinished on the GPU. Each of them is a launch of its own, with a thread that waits for its kernels.
+    The overtaking frame is launched at once, and its stream has precedence. All jobs of a frame are one launch, without
+    a bound, if no other DNN's frame could overtake it: under fifo, for the most important DNN, among DNNs of equal
+    priority, and for a frame that has waited long enough.
 
-    Not by default: on a GPU that six DNNs fill, launching job by job from Python costs two thirds of their throughput,
-    whatever the bound (H100; docs/measured.md).
+    Off by default: on a GPU saturated by six DNNs, launching job by job from Python costs two thirds of their
+    throughput, whatever the bound (H100; docs/measured.md).
 
-    workers: threads that run jobs. policy: fifo, priority, edf, or an object that orders jobs. max_launched: None for
-    no bound.
-    on_result, on_drop, on_failure: called in the DNN's thread; one of them that raises costs that frame at most.
-    max_failures: failures in a row that disable a DNN. clock: nanoseconds, monotonic. observer: see there.
+    workers: number of threads that run jobs. policy: fifo, priority, edf, or a :class:`Policy`. max_launched: None: no
+    bound.
+    on_result, on_drop, on_failure: called in the DNN's thread; an exception in one of them loses that frame at most.
+    max_failures: consecutive failures that disable a DNN. clock: nanoseconds, monotonic. observer: see
+    :class:`Observer`.
 
-    An engine starts once and stops once.
+    An engine is started once and stopped once.
     """
 
     def __init__(
@@ -59,8 +60,8 @@ class Engine:
         tasks: Sequence[DnnTask],
         *,
         on_result: Callable[[Result], None],
-        on_drop: Callable[[Drop], None] = _ignore,
-        on_failure: Callable[[Failure], None] = _ignore,
+        on_drop: Callable[[Drop], None] = _do_nothing,
+        on_failure: Callable[[Failure], None] = _do_nothing,
         workers: int = 2,
         policy: str | Policy = "fifo",
         device: torch.device | None = None,
@@ -73,7 +74,7 @@ class Engine:
     ) -> None:
         _check(tasks, workers, max_launched)
         self._clock = clock
-        self._observer = observer or Unobserved()
+        self._observer = observer or NullObserver()
         self._started = False
         self._policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         self._queue = JobQueue(self._policy, clock)
@@ -98,7 +99,7 @@ class Engine:
         )
         waiting = max_launched if orders and max_launched is not None else 0
         self._is_bounded = waiting > 0
-        self._order()
+        self._update_policy()
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
         self._workers = [
@@ -119,33 +120,33 @@ class Engine:
         self._started = True
 
     def offer(self, frame: Frame, dnns: Collection[str] | None = None) -> None:
-        """Hand a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted.
+        """Pass a frame to every DNN of its camera; never blocks. Frames that it replaces are dropped and counted.
 
-        It arrives now, unless its `received_ns` says when it did. dnns: only to these; None: to all.
+        Its arrival time is `received_ns`, or now if that is 0. dnns: only these DNNs; None: all.
         """
         frame.received_ns = frame.received_ns or self._clock()
-        for dnn in self._serving(frame.camera):
+        for dnn in self._dnns_of(frame.camera):
             if dnns is None or dnn.task.name in dnns:
                 dnn.offer(frame)
 
     def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
-        """As :meth:`offer`, but waits until each DNN has room, so that nothing is dropped for being late.
+        """As :meth:`offer`, but waits until each DNN has a free slot, so that no frame is replaced.
 
-        False when a DNN had no room for `timeout_s` seconds: that one and those after it have not got the frame.
+        False if a DNN had no free slot within `timeout_s` seconds: that DNN and those after it did not get the frame.
         """
         frame.received_ns = self._clock()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return all(
             dnn.submit(frame, None if deadline is None else max(0.0, deadline - time.monotonic()))
-            for dnn in self._serving(frame.camera)
+            for dnn in self._dnns_of(frame.camera)
         )
 
     def update(
         self, dnn: str, *, priority: int | None = None, deadline_ns: int | None = None, max_age_ns: int | None = None
     ) -> None:
-        """Change a DNN's settings while it runs; None keeps, 0 means no deadline or no maximum age."""
+        """Change a DNN's settings at run time; None keeps a value, 0 means no deadline or no maximum age."""
         self._dnns[dnn].update(priority, deadline_ns, max_age_ns)
-        self._order()
+        self._update_policy()
 
     def statistics(self) -> Statistics:
         streams, disabled = {}, {}
@@ -157,16 +158,16 @@ class Engine:
         return Statistics(streams, disabled)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no frame is waiting or under way; False when it takes longer."""
+        """Wait until no frame is waiting or in progress; False on timeout."""
         deadline = time.monotonic() + timeout_s
         return all(dnn.wait_idle(max(0.0, deadline - time.monotonic())) for dnn in self._dnns.values())
 
     def stop(self, timeout_s: float, *, drain: bool = False) -> list[str]:
-        """End within `timeout_s` seconds, also with jobs queued.
+        """Stop within `timeout_s` seconds, even with jobs queued.
 
-        drain: first finish the frames that wait (for 80 % of the time at most). Whatever is not through in time is
-        dropped as `shutdown`. Returns the names of threads that hang in a call which cannot be interrupted; they are
-        daemons and touch nothing any more.
+        drain: first finish the waiting frames, for at most 80 % of the time. Unfinished frames are dropped as
+        `shutdown`. Returns the names of threads blocked in a call that cannot be interrupted; they are daemon threads
+        and change nothing any more.
         """
         deadline = time.monotonic() + timeout_s
         self._started = False
@@ -183,35 +184,37 @@ class Engine:
             thread.join(max(0.0, deadline - time.monotonic()))
         for dnn in self._dnns.values():
             dnn.abandon()
-        for thread in threads:  # those that only waited for what was abandoned end at once
+        for thread in threads:  # threads that only waited for abandoned frames end immediately
             thread.join(0.1 if thread in self._dnns.values() else 0.0)
         return self.alive()
 
     def launch_ns(self) -> int:
-        """CPU time that a DNN that is alone has spent launching jobs, in place of workers."""
-        return 0 if self._launcher is None else self._launcher.at_once_ns
+        """CPU time that a single DNN has spent launching jobs itself, instead of workers."""
+        return 0 if self._launcher is None else self._launcher.launch_ns
 
     def alive(self) -> list[str]:
-        """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
+        """Names of the running threads; after :meth:`stop`, those that hang."""
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if thread.is_alive()]
 
     def ended(self) -> list[str]:
-        """The names of threads that ended by an error while the engine runs; the log has the traceback."""
+        """Names of threads that an error ended while the engine is running; the log has the traceback."""
         if not self._started:
             return []
         return [thread.name for thread in (*self._workers, *self._dnns.values()) if not thread.is_alive()]
 
     def _runner(self, *, waits: bool = False) -> Runner:
-        return Runner(self._queue, self._device, self.stream_of, self._observer, whole=self._may_run_whole, waits=waits)
+        return Runner(
+            self._queue, self._device, self.stream_of, self._observer, whole=self._may_run_in_one_call, waits=waits
+        )
 
-    def _may_run_whole(self, successor: Job) -> bool:
-        """Whether a frame on a CPU may run as one network in place of its jobs, the second of which is `successor`.
+    def _may_run_in_one_call(self, successor: Job) -> bool:
+        """Whether a frame on a CPU may run as one call instead of job by job. `successor`: its second job.
 
-        It cannot be interrupted then, so only where nobody waits for it who would not wait for its jobs: no job waits
-        that comes before them; and no DNN's frame may come meanwhile that has to go before them, unless each DNN, which
-        has one inference under way at most, finds a worker for itself.
+        One call cannot be preempted. It is allowed if no queued job comes before the frame's jobs, and if either every
+        DNN, each with at most one inference in progress, has a worker of its own or no other DNN's frame may overtake
+        this one.
         """
-        if not self._queue.is_next(successor):
+        if not self._queue.would_run_next(successor):
             return False
         tasks = [dnn.task for dnn in self._dnns.values()]
         own = successor.inference.task
@@ -219,17 +222,17 @@ class Engine:
             self._policy.may_overtake(task, own) for task in tasks if task.name != own.name
         )
 
-    def _order(self) -> None:
-        """Priorities or deadlines may have changed."""
+    def _update_policy(self) -> None:
+        """Recompute what depends on the tasks' priorities and deadlines."""
         tasks = [dnn.task for dnn in self._dnns.values()]
         self._stream_priorities = stream_priorities(task.priority for task in tasks)
         if self._is_bounded:
-            self._queue.bound_by(tasks)
+            self._queue.bound_launches(tasks)
 
     def stream_of(self, dnn: tuple[str, int, int]) -> torch.cuda.Stream:
-        """Of a DNN's name, share of the SMs and priority; made by the thread that needs it first."""
+        """The stream of a DNN, by its name, number of SMs and priority. Created by the first thread that needs it."""
         name, sms, priority = dnn
-        # A frame may have begun before its DNN's priority changed; streams on a share have none.
+        # A frame may have started before its DNN's priority changed; streams on a share of the SMs have no priority.
         key = name, sms, 0 if sms else self._stream_priorities.get(priority, 0)
         if key not in self._streams:
             with self._streams_lock:
@@ -237,7 +240,7 @@ class Engine:
                     self._streams[key] = make_stream(self._device, sms, key[2])
         return self._streams[key]
 
-    def _serving(self, camera: str) -> list[DnnThread]:
+    def _dnns_of(self, camera: str) -> list[DnnThread]:
         try:
             return self._of_camera[camera]
         except KeyError:
@@ -247,14 +250,14 @@ class Engine:
 def _check(tasks: Sequence[DnnTask], workers: int, max_launched: int | None) -> None:
     names = [task.name for task in tasks]
     if not tasks or len(set(names)) < len(names):
-        raise ValueError(f"DNNs are {names}; there must be at least one, each with a name of its own")
+        raise ValueError(f"DNNs are {names}: must be at least one, with unique names")
     for task in tasks:
         if not task.stages or not task.cameras:
             raise ValueError(
                 f"DNN '{task.name}' has {len(task.stages)} stages and cameras {task.cameras}; neither may be empty"
             )
         if task.in_place and task.batches:
-            raise ValueError(f"DNN '{task.name}' preprocesses in place; a batch has no such place")
+            raise ValueError(f"DNN '{task.name}' has both in_place and batches; in_place requires single images")
         if task.remaining_ns is not None and len(task.remaining_ns) != len(task.stages):
             raise ValueError(
                 f"DNN '{task.name}' has remaining_ns of {len(task.remaining_ns)} jobs, but {len(task.stages)} stages"

@@ -1,4 +1,4 @@
-"""CUDA events that are used again: to make and destroy one costs more than to record it."""
+"""A pool of CUDA events: creating and destroying an event costs more than recording it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import torch
 
 
-class Events:
-    """Timing events of one device. Any thread may take and give back; lists do both in one step."""
+class EventPool:
+    """Timing events of one device. Thread-safe: list operations are atomic."""
 
     def __init__(self) -> None:
         self._free: list[torch.cuda.Event] = []
 
-    def recorded(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        """An event that stands for what was launched on `stream` until now."""
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Record an event on `stream`, after everything launched there so far."""
         try:
             event = self._free.pop()
         except IndexError:
@@ -22,6 +22,6 @@ class Events:
         event.record(stream)
         return event
 
-    def give_back(self, events: Iterable[torch.cuda.Event]) -> None:
-        """Events that nobody waits for or reads any more."""
+    def release(self, events: Iterable[torch.cuda.Event]) -> None:
+        """Return events that nobody waits for or reads any more."""
         self._free.extend(events)

@@ -1,4 +1,4 @@
-"""One camera image on its way through the engine: uploaded once, shared by every DNN."""
+"""One camera image in the engine: uploaded once, shared by all DNNs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Frame:
-    """An image of a camera and where it comes from.
+    """An image of a camera and its origin.
 
-    camera: the camera's name. stamp_ns: capture time from the message's header, nanoseconds.
-    image: (H, W, 3) uint8 RGB, C-contiguous; None: set before the frame is offered, see :meth:`set_image`.
-    context: anything the caller wants back with the result (the ROS header); the engine does not look at it.
+    camera: the camera's name. stamp_ns: capture time from the message header, nanoseconds.
+    image: (H, W, 3) uint8 RGB, C-contiguous. None: to be set by :meth:`set_image` before the frame is offered.
+    context: passed through to the result (the ROS header); the engine does not read it.
     """
 
     def __init__(
@@ -27,17 +27,17 @@ class Frame:
         self.stamp_ns = stamp_ns
         self.context = context
         self.received_ns = 0  # on the engine's clock; 0: set by Engine.offer
-        self.decode_ns = 0  # that decoding the image took
+        self.decode_ns = 0  # duration of decoding the image
         self._image = image
         self._uploads: dict[torch.device, tuple[torch.Tensor, torch.cuda.Event | None]] = {}
         self._lock = threading.Lock()
 
     def set_image(self, image: npt.NDArray[np.uint8], decode_ns: int) -> None:
-        """The image, and how long decoding it took; before the frame is offered."""
+        """Set the image and the duration of its decoding, before the frame is offered."""
         self._image, self.decode_ns = image, decode_ns
 
     def image(self) -> npt.NDArray[np.uint8]:
-        """(H, W, 3) uint8 RGB. Of a frame that was lost undecoded there is none: ValueError."""
+        """(H, W, 3) uint8 RGB. Raises ValueError if the frame was dropped before it was decoded."""
         if self._image is None:
             raise ValueError(f"the frame of camera {self.camera} has no image")
         return self._image
@@ -45,7 +45,8 @@ class Frame:
     def tensor(self, device: torch.device) -> torch.Tensor:
         """The image as (H, W, 3) uint8 on `device`, uploaded on the first call.
 
-        On CUDA the copy runs on the calling thread's current stream; a later caller's stream waits for it on the GPU.
+        On CUDA the copy runs on the calling thread's current stream; the streams of later callers wait for it on the
+        GPU.
         """
         with self._lock:
             if device not in self._uploads:
@@ -62,12 +63,12 @@ class Frame:
 
 
 def _upload(image: npt.NDArray[np.uint8], device: torch.device) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    import torch  # not above: frames also exist in the node's process
+    import torch  # not at module level: the node's process uses frames, too
 
     source = torch.from_numpy(image)
     if device.type != "cuda":
         return source.to(device), None
-    if not source.is_pinned():  # shared memory that is registered with CUDA is
+    if not source.is_pinned():  # shared memory registered with CUDA is pinned
         source = source.pin_memory()
     tensor = source.to(device, non_blocking=True)
     uploaded = torch.cuda.Event()

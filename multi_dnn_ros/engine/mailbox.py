@@ -1,4 +1,4 @@
-"""Where frames wait for a DNN: one slot a camera, the newest frame wins."""
+"""Where frames wait for a DNN: one slot per camera, which keeps the newest frame."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from multi_dnn_ros.engine.frame import Frame
 
 
 class Mailboxes:
-    """The slots of one DNN, emptied in turn so that no camera is served twice while another waits.
+    """The slots of one DNN, emptied round-robin over the cameras.
 
-    Not thread-safe: the DNN thread that owns it holds its lock around every call.
+    Not thread-safe: the owning DNN thread calls it under its own lock.
     """
 
     def __init__(self, cameras: Iterable[str]) -> None:
-        # In the order in which the cameras are to be served: the one served last stands at the end.
+        # In serving order: the camera served last is at the end.
         self._slots: dict[str, Frame | None] = dict.fromkeys(cameras)
         self._waiting = 0
 
     def put(self, frame: Frame) -> Frame | None:
-        """Store the newest frame of its camera; returns the one that it overwrites."""
+        """Store the newest frame of its camera; return the frame it replaces."""
         old = self._slots[frame.camera]
         self._slots[frame.camera] = frame
         self._waiting += old is None
         return old
 
     def take(self) -> Frame | None:
-        """The waiting frame of the camera whose turn it is; several calls give frames of several cameras."""
+        """Remove and return the next camera's waiting frame, or None. Consecutive calls serve different cameras."""
         for camera, frame in self._slots.items():
             if frame is not None:
                 del self._slots[camera]
@@ -39,7 +39,7 @@ class Mailboxes:
         return self._slots[camera] is None
 
     def clear(self) -> list[Frame]:
-        """Take out everything."""
+        """Remove and return all frames."""
         frames = [frame for frame in self._slots.values() if frame is not None]
         self._slots = dict.fromkeys(self._slots)
         self._waiting = 0

@@ -1,4 +1,4 @@
-"""Who is told what an engine computes at this moment, and that its device has failed."""
+"""Receives what an engine is computing, and that its device has failed."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Called in the engine's threads; must be quick and must not raise.
+    """Called in the engine's threads; must be fast and must not raise.
 
-    For each DNN there may be more than one thing under way: `began` and `ended` are called equally often.
+    A DNN may have several operations in progress; `began` and `ended` are called equally often.
     """
 
     def began(self, dnn: str) -> None:
-        """On a CPU a job of the DNN starts to run; on a GPU the first job of an inference is launched. And on both,
-        its outputs begin to be decoded."""
+        """On a CPU, a job of the DNN starts; on a GPU, the first job of an inference is launched. On both, decoding of
+        its outputs starts.
+        """
         ...
 
     def ended(self, dnn: str) -> None:
-        """The job has run; on a GPU the outputs of the inference have arrived, or it was lost. Outputs are decoded."""
+        """The job is done; on a GPU, the outputs of the inference have arrived or it was lost. Or: decoding is done."""
         ...
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
-        """A job of the DNN, or its outputs, raised what :func:`is_device_failure` tells from all else.
+        """A job of the DNN, or its outputs, raised an error that :func:`is_device_failure` recognizes.
 
-        Called before `ended`. May not return: on a GPU nothing can be computed in this process any more.
+        Called before `ended`. Need not return: on a GPU nothing can be computed in this process any more.
         """
         ...
 
 
-class Unobserved:
-    """Nobody is told."""
+class NullObserver:
+    """Ignores all calls."""
 
     def began(self, dnn: str) -> None:
         pass

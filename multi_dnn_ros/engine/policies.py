@@ -1,7 +1,7 @@
-"""Which of the queued jobs goes next.
+"""Scheduling policies: which of the queued jobs runs next.
 
-A policy gives each job a key when it is queued; the smallest key goes first, equal keys in order of arrival. Keys never
-change afterwards, so that the queue is an ordinary heap.
+A policy assigns each job a key when it is queued. The smallest key runs first; equal keys run in order of arrival. Keys
+never change, so the queue is an ordinary heap.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ class Policy(Protocol):
     """Orders the shared queue."""
 
     def key(self, job: Job) -> int:
-        """The smaller, the sooner. `job.queued_ns` is set."""
+        """Smaller keys run first. `job.queued_ns` is set."""
         ...
 
     def offset_ns(self, task: DnnTask) -> int | None:
-        """The key of the first job of a frame of `task` that arrives now, less the time now.
+        """Key of the first job of a frame of `task` that arrives now, minus the current time.
 
-        None: such a job never goes before one that waits already.
+        None: such a job never runs before one that is already waiting.
         """
 
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
-        """Whether a frame of `other` that comes while one of `task` is under way may have to go before its next job."""
+        """Whether a later frame of `other` may have to run before the next job of a frame of `task` in progress."""
         ...
 
 
 class Fifo:
-    """Order of arrival, as in the founding paper (Kim, Kim, Kim 2022, section 3.2)."""
+    """Order of arrival (Kim, Kim, Kim 2022, section 3.2)."""
 
     def key(self, job: Job) -> int:
         return 0
@@ -44,10 +44,10 @@ class Fifo:
 
 
 class Priority:
-    """Higher priority first, with ageing.
+    """Higher priority first, with aging.
 
-    Each step of priority is worth `aging_ns` of waiting: a job is overtaken only by jobs that arrive less than
-    (difference of priorities) * aging_ns after it, so none waits for ever however many important ones keep coming.
+    Each priority step is worth `aging_ns` of waiting time: a job is overtaken only by jobs that arrive less than
+    (priority difference) * aging_ns after it. No job starves.
     """
 
     def __init__(self, aging_ns: int) -> None:
@@ -66,13 +66,13 @@ class Priority:
 
 
 class EarliestDeadlineFirst:
-    """The job whose frame is due first; where the times of jobs are known, the one that must start first.
+    """Earliest deadline first; least slack first where execution times are known.
 
-    With `remaining_ns` of a task its jobs go by the latest start that still meets the deadline: when the frame is due
-    less what it has left to run, so that less slack goes first (Mok 1983, least slack).
+    With `remaining_ns` of a task, its jobs are ordered by the latest start time that still meets the deadline: deadline
+    minus remaining time (least slack, Mok 1983).
 
-    A frame without a deadline competes as if it were due `default_ns` after its arrival. These are points in time:
-    every waiting frame becomes the earliest one some day, so none starves.
+    A frame without a deadline is treated as due `default_ns` after its arrival. Deadlines are absolute, so every
+    waiting frame eventually has the earliest one and none starves.
     """
 
     def __init__(self, default_ns: int = 1_000_000_000) -> None:
@@ -88,7 +88,7 @@ class EarliestDeadlineFirst:
         return self._slack_ns(task)
 
     def may_overtake(self, other: DnnTask, task: DnnTask) -> bool:
-        """A frame that comes later must start earlier only if it has less time from its arrival on."""
+        """A later frame must start first only if its slack on arrival is smaller."""
         return self._slack_ns(other) < (self.default_ns if task.deadline_ns is None else task.deadline_ns)
 
     def _slack_ns(self, task: DnnTask) -> int:
@@ -97,7 +97,7 @@ class EarliestDeadlineFirst:
 
 
 def make_policy(name: str, aging_ns: int) -> Policy:
-    """The policy of that name: fifo, priority or edf."""
+    """Return the policy of that name: fifo, priority or edf. Raises ValueError for any other name."""
     if name == "fifo":
         return Fifo()
     if name == "priority":

@@ -1,4 +1,4 @@
-"""The one queue that all DNN threads fill and all workers empty."""
+"""The job queue shared by all DNN threads (producers) and workers (consumers)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from multi_dnn_ros.engine.job import Job
 from multi_dnn_ros.engine.policies import Policy
 from multi_dnn_ros.engine.task import DnnTask
 
-#: Longest that a holder of the queue waits for the jobs under way; one that takes longer hangs.
-HOLD_TIMEOUT_S = 10.0
-#: Of who holds a queue, of whichever engine: CUDA graphs are captured meanwhile, one at a time in a process.
-_alone = threading.Lock()
+#: Maximum wait of :meth:`JobQueue.paused` for the running jobs; a job that takes longer hangs.
+PAUSE_TIMEOUT_S = 10.0
+#: Serializes pauses across all engines of the process: CUDA graphs are captured meanwhile, one at a time per process.
+_pause_lock = threading.Lock()
 
 
 class JobQueue:
     """Jobs in the order of a policy.
 
-    It needs no limit of its own: a DNN has one inference under way, which has at most one job here.
+    Unbounded: a DNN has at most one inference in progress, and that has at most one job here.
 
-    On a GPU, launching does not wait for the kernels: what a worker has launched is ahead of every job that comes
-    later, whatever its key. Where `bound_by` was called, a job that a frame which arrives now would go before is
-    therefore taken only by callers that wait for its kernels; their number bounds how many such jobs are launched and
-    not finished. Jobs that nothing can go before need no bound, and never wait for one.
+    On a GPU a launch does not wait for its kernels, so a launched job precedes every later one, whatever its key. After
+    `bound_launches`, a job that a newly arriving frame could overtake is given only to callers that wait for its
+    kernels. The number of those callers bounds how many such jobs are launched and unfinished. Jobs that cannot be
+    overtaken are not bounded.
     """
 
     def __init__(self, policy: Policy, clock: Callable[[], int]) -> None:
@@ -35,19 +35,19 @@ class JobQueue:
         self._heap: list[tuple[int, int, Job]] = []
         self._arrivals = itertools.count()
         self._closed = False
-        self._running = 0  # jobs that were taken and have not ended
-        self._held = False
-        # By DNN, the smallest offset (see Policy) of the others; empty where launches are not bounded.
+        self._running = 0  # jobs taken and not yet done
+        self._paused = False
+        # By DNN: the smallest offset (see Policy.offset_ns) of all other DNNs. Empty: launches are not bounded.
         self._leads: dict[str, int] = {}
-        # Lock the RLock directly; via the Condition it is 10x slower. Not a plain Lock: for that a Condition checks its
-        # ownership in Python on every call.
+        # Lock the RLock directly; via the Condition it is 10x slower. With a plain Lock, Condition checks ownership in
+        # Python on every call.
         self._lock = threading.RLock()
-        self._filled = threading.Condition(self._lock)  # those wait here who take any job, or only launch
-        self._bounded = threading.Condition(self._lock)  # those who wait for the kernels, where launches are bounded
-        self._calm = threading.Condition(self._lock)
+        self._filled = threading.Condition(self._lock)  # callers that take any job, or that only launch
+        self._bounded = threading.Condition(self._lock)  # callers that wait for kernels, if launches are bounded
+        self._idle = threading.Condition(self._lock)
 
     def put(self, job: Job) -> bool:
-        """Queue a job; False when the queue is closed: then the job stays with the caller."""
+        """Queue a job. False if the queue is closed: the job stays with the caller."""
         job.queued_ns = self._clock()
         key = self._policy.key(job)
         with self._lock:
@@ -57,8 +57,8 @@ class JobQueue:
             self._wake_one()
         return True
 
-    def bound_by(self, tasks: Sequence[DnnTask]) -> None:
-        """Tell jobs that a frame of another of these tasks may go before from those that nothing can go before."""
+    def bound_launches(self, tasks: Sequence[DnnTask]) -> None:
+        """Bound the launches of jobs that a frame of another of these tasks could overtake."""
         offsets = {task.name: offset for task in tasks if (offset := self._policy.offset_ns(task)) is not None}
         leads = {
             task.name: min(offset for name, offset in offsets.items() if name != task.name)
@@ -69,20 +69,20 @@ class JobQueue:
             self._leads = leads
 
     def may_be_overtaken(self, job: Job) -> bool:
-        """Whether a frame that arrives now would go before `job`. Once it is not so, it stays so."""
+        """Whether a frame that arrives now would run before `job`. Once False, it stays False."""
         lead = self._leads.get(job.inference.task.name)
         return lead is not None and self._clock() + lead < self._policy.key(job)
 
-    def get(self, *, ended: bool = False, waits: bool | None = None) -> Job | None:
-        """Wait for the next job; None when the queue is closed. ended: the caller is through with one that it got.
+    def get(self, *, job_done: bool = False, waits: bool | None = None) -> Job | None:
+        """Wait for the next job; None once the queue is closed. job_done: the caller's previous job is done.
 
-        waits: where launches are bounded, whether the caller waits for the kernels of a job that may be overtaken; if
-        not, it gets none of those. None: launches are not bounded.
+        waits: if launches are bounded, whether the caller waits for the kernels of jobs that may be overtaken; a caller
+        that does not wait never gets such a job. None: launches are not bounded.
         """
         with self._lock:
-            if ended:
-                self.ended()
-            while not self._has_one_for(waits):
+            if job_done:
+                self.job_done()
+            while not self._has_job_for(waits):
                 if self._closed:
                     return None
                 (self._bounded if waits else self._filled).wait()
@@ -93,34 +93,33 @@ class JobQueue:
         job.inference.queue_ns += self._clock() - job.queued_ns
         return job
 
-    def take_at_once(self, job: Job) -> bool:
-        """Whether the caller may run `job`, which is not queued, itself: none waits and none is under way.
+    def try_acquire(self, job: Job) -> bool:
+        """Claim the right to run `job` directly: True if no job is queued or running.
 
-        Saves to wake a worker for it. If so, the job counts as taken: `ended` has to follow.
+        Saves waking a worker. If True, the job counts as taken and the caller must call :meth:`job_done`.
         """
         job.queued_ns = self._clock()
         with self._lock:
-            if self._closed or self._held or self._running or self._heap:
+            if self._closed or self._paused or self._running or self._heap:
                 return False
             self._running += 1
         return True
 
-    def ended(self) -> None:
-        """The caller is through with a job that it took."""
+    def job_done(self) -> None:
+        """The caller's job is done."""
         with self._lock:
             self._running -= 1
-            if self._held:
-                self._calm.notify_all()
+            if self._paused:
+                self._idle.notify_all()
 
     def may_continue(self, job: Job) -> bool:
-        """Whether `job`, the next of a frame that is under way, may be run at once: none that waits has a smaller key.
+        """Whether `job`, the next of an inference in progress, may run now: no queued job has a smaller key.
 
-        Nor, where launches are bounded, could one that arrives now.
-
-        It has the place of the job before it: of equals, the frame that began goes on. Looks without the lock, which
-        costs as much as a launch: what changes meanwhile counts from the next look on.
+        If launches are bounded, also: no frame that arrives now could overtake it. Of equal keys, the inference in
+        progress continues. Reads without the lock, which would cost as much as a launch; a concurrent change takes
+        effect at the next call.
         """
-        if self._held or self._closed or self.may_be_overtaken(job):
+        if self._paused or self._closed or self.may_be_overtaken(job):
             return False
         try:
             first = self._heap[0][0]
@@ -128,12 +127,12 @@ class JobQueue:
             return True
         return first >= self._policy.key(job)
 
-    def is_next(self, job: Job) -> bool:
-        """Whether every later job of the frame that `job` is the next of would come before all that wait, equals too.
+    def would_run_next(self, job: Job) -> bool:
+        """Whether `job` and all later jobs of its inference would run before every queued job, with ties lost.
 
-        As `exchange` would queue them: from now on. Like `may_continue`, it looks without the lock.
+        Assumes that they are queued now, as `exchange` would. Like `may_continue`, it reads without the lock.
         """
-        if self._held or self._closed:
+        if self._paused or self._closed:
             return False
         try:
             first = self._heap[0][0]
@@ -143,21 +142,21 @@ class JobQueue:
         return first > self._policy.key(last)
 
     def exchange(self, job: Job) -> Job | None:
-        """After a job whose frame goes on: queue `job`, its successor, and take the job whose turn it is.
+        """Queue `job`, the successor of the caller's finished job, and return the job to run next.
 
-        As `put` and `get(ended=True)`, but in one step that wakes nobody: as many jobs wait as before. Often it is
-        `job` itself. None when the queue is closed: then `job` stays with the caller. Where launches are bounded, only
-        for callers that wait for the kernels.
+        Equivalent to `put` followed by `get(job_done=True)`, but atomic, and it wakes no other thread because the
+        number of queued jobs stays the same. The result is often `job` itself. None once the queue is closed: `job`
+        stays with the caller. If launches are bounded, only for callers that wait for kernels.
         """
         job.queued_ns = self._clock()
         key = self._policy.key(job)
         with self._lock:
-            if self._held and not self._closed:  # not queued: close() would hand `job` out a second time
-                self.ended()
-                self._filled.wait_for(lambda: self._closed or not self._held)
+            if self._paused and not self._closed:  # not queued, else close() would return `job` a second time
+                self.job_done()
+                self._filled.wait_for(lambda: self._closed or not self._paused)
                 self._running += 1
             if self._closed:
-                self.ended()
+                self.job_done()
                 return None
             if not self._heap or self._heap[0][0] > key:
                 return job
@@ -168,30 +167,30 @@ class JobQueue:
         return chosen
 
     @contextlib.contextmanager
-    def held(self, timeout_s: float = HOLD_TIMEOUT_S) -> Iterator[None]:
-        """A block in which no job runs: those under way end first, the others wait.
+    def paused(self, timeout_s: float = PAUSE_TIMEOUT_S) -> Iterator[None]:
+        """Context in which no job runs: running jobs finish first, queued ones wait.
 
-        Capturing a CUDA graph wants it so. Blocks of several threads follow one another, also those of other engines:
-        one that was stopped may still be at it. TimeoutError when a job, or another's block, does not end in time.
+        Required for capturing a CUDA graph. Pauses are serialized across all engines of the process, because a stopped
+        engine may still capture. Raises TimeoutError if a running job, or another pause, does not end in time.
         """
-        if not _alone.acquire(timeout=timeout_s):
-            raise TimeoutError(f"a queue was held by another DNN for more than {timeout_s:g} s")
+        if not _pause_lock.acquire(timeout=timeout_s):
+            raise TimeoutError(f"a queue was paused by another DNN for more than {timeout_s:g} s")
         try:
             with self._lock:
-                self._held = True
-                calm = self._calm.wait_for(lambda: not self._running, timeout_s)
-            if not calm:
+                self._paused = True
+                idle = self._idle.wait_for(lambda: not self._running, timeout_s)
+            if not idle:
                 raise TimeoutError(f"a job did not end within {timeout_s:g} s")
             yield
         finally:
             with self._lock:
-                self._held = False
+                self._paused = False
                 self._filled.notify_all()
                 self._bounded.notify_all()
-            _alone.release()
+            _pause_lock.release()
 
     def close(self) -> list[Job]:
-        """Let every waiting worker go; gives back the jobs that nobody will run now."""
+        """Wake all waiting workers; return the jobs that were never run."""
         with self._lock:
             self._closed = True
             left = [entry[2] for entry in sorted(self._heap, key=lambda entry: entry[:2])]
@@ -200,13 +199,13 @@ class JobQueue:
             self._bounded.notify_all()
         return left
 
-    def _has_one_for(self, waits: bool | None) -> bool:
-        if not self._heap or self._held:
+    def _has_job_for(self, waits: bool | None) -> bool:
+        if not self._heap or self._paused:
             return False
         return waits is not False or not self.may_be_overtaken(self._heap[0][2])
 
     def _wake_one(self) -> None:
-        """Of those who may take the job whose turn it is; the caller holds the lock."""
+        """Wake one caller that may take the next job. The caller holds the lock."""
         if not self._heap:
             return
         if self._leads and self.may_be_overtaken(self._heap[0][2]):

@@ -1,4 +1,4 @@
-"""What a DNN's thread tells, and to whom."""
+"""The callbacks of an engine, and the failures that it reports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Report = TypeVar("Report")
 
 @dataclass(frozen=True)
 class Failure:
-    """A DNN lost a frame, or those of a batch, by its own fault.
+    """A DNN lost a frame, or a batch of frames, by an error of its own.
 
-    consecutive: failures in a row. disabled: it takes no more frames; reason: why, if that is more than the message.
-    try_s: seconds until it takes frames again; None: until that is told.
+    consecutive: failures in a row. disabled: it accepts no more frames. reason: why it is disabled, if more than the
+    message. retry_s: seconds until it accepts frames again; None: unknown or never.
     """
 
     dnn: str
@@ -26,12 +26,14 @@ class Failure:
     consecutive: int
     disabled: bool
     reason: str = ""
-    try_s: float | None = None
+    retry_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who hears of results, drops and failures; called in the DNN's thread (drops also in the thread that offers)."""
+    """Receivers of results, drops and failures; called in the DNN's thread (on_drop also in the thread that offers a
+    frame).
+    """
 
     on_result: Callable[[Result], None]
     on_drop: Callable[[Drop], None]
@@ -39,7 +41,7 @@ class Callbacks:
 
 
 def guarded(callback: Callable[[Report], None], report: Report) -> None:
-    """Call it; a failing callback must not stop the DNN."""
+    """Call `callback`; a failing callback must not stop the DNN."""
     try:
         callback(report)
     except Exception:

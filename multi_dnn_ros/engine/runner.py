@@ -9,21 +9,23 @@ import torch
 
 from multi_dnn_ros.backends.device_errors import is_device_failure
 from multi_dnn_ros.backends.stream_priority import Streams
-from multi_dnn_ros.engine.job import Job, loss_by
-from multi_dnn_ros.engine.observer import Observer, Unobserved
+from multi_dnn_ros.engine.job import Job, loss_from_error
+from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.queue import JobQueue
 
-#: The CUDA stream of a DNN: name, SMs that it runs on, priority.
+#: Returns the CUDA stream of a DNN, given its name, number of SMs and priority.
 StreamOf = Callable[[tuple[str, int, int]], torch.cuda.Stream]
 
 
 class Runner:
-    """Belongs to one thread, which runs jobs in inference mode: a worker, or on a GPU a DNN's thread.
+    """Runs jobs in inference mode for one thread: a worker, or on a GPU a DNN's thread.
 
-    A job that raises loses its frames and nothing else. observer: told of each job. stream_of: the same for all
-    threads; not asked on a CPU. waits: on a GPU, whether it waits for the kernels of a job that may be overtaken (see
-    JobQueue); its thread sleeps then. whole: whether a frame on a CPU runs as one network, asked with its second
-    job. at_once_ns: CPU time of the jobs that no worker ran.
+    A job that raises loses its frames and nothing else.
+
+    observer: told of each job. stream_of: shared by all threads; not called on a CPU.
+    waits: on a GPU, whether to wait (sleeping) for the kernels of a job that may be overtaken, see JobQueue.
+    whole: whether a frame on a CPU runs as one call; called with its second job.
+    launch_ns: CPU time of the jobs that `try_run` ran.
     """
 
     def __init__(
@@ -37,44 +39,44 @@ class Runner:
         waits: bool = False,
     ) -> None:
         self._queue = queue
-        self._observer = observer or Unobserved()
-        # Blocking: one that does not sleep takes a core for as long as the kernels run.
+        self._observer = observer or NullObserver()
+        # A blocking event sleeps; others occupy a core while the kernels run.
         self._finished = torch.cuda.Event(blocking=True) if waits else None
         self._device = device
         self._whole = whole
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
-        self.at_once_ns = 0
+        self.launch_ns = 0
 
     def enter_device(self) -> None:
-        """Called once by the thread: the current device is per thread in PyTorch."""
+        """Select the device; called once by the thread, because PyTorch's current device is per thread."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
-    def run_at_once(self, job: Job) -> Job | None:
-        """Run a job that is not queued if nobody is before it: to wake a worker takes about as long as to launch.
+    def try_run(self, job: Job) -> Job | None:
+        """Run a job that is not queued if the queue is idle: waking a worker takes about as long as a launch.
 
-        What is left for the queue, at first the job itself.
+        Returns the job to queue: the job itself, its successor, or None if nothing is left.
         """
-        if not self._queue.take_at_once(job):
+        if not self._queue.try_acquire(job):
             return job
         began = time.thread_time_ns()
-        with torch.inference_mode():  # not the whole thread: receivers run in it
+        with torch.inference_mode():  # not for the whole thread: callbacks run in it
             rest = self.run(job)
-        self._queue.ended()
-        self.at_once_ns += time.thread_time_ns() - began
+        self._queue.job_done()
+        self.launch_ns += time.thread_time_ns() - began
         return rest
 
     def run(self, job: Job) -> Job | None:
-        """Run a job; what comes after it of the same frame, None when the frame is through or lost.
+        """Run a job and return its successor; None if the inference is finished or lost.
 
-        On a GPU the DNN's stream stays the thread's current one.
+        On a GPU the DNN's stream remains the thread's current stream.
         """
         inference = job.inference
         finished = self._finished if self._finished is not None and self._queue.may_be_overtaken(job) else None
         if inference.lost is None:
             observer, name = self._observer, inference.task.name
             if self._streams is None or not inference.observed:
-                inference.observed = self._streams is not None  # on a GPU its outputs end it
+                inference.observed = self._streams is not None  # on a GPU await_outputs reports the end
                 observer.began(name)
             try:
                 dnn = name, inference.task.sms, inference.priority
@@ -82,24 +84,24 @@ class Runner:
                 job.run(self._device, stream, self._whole if stream is None else self._queue.may_continue)
                 if finished is not None:
                     finished.record(stream)
-            except BaseException as error:  # whatever a DNN raises, this thread serves the others, or its next frames
+            except BaseException as error:  # whatever a DNN raises, this thread must continue
                 if is_device_failure(error):
                     observer.device_failed(name, error)
-                inference.lost = loss_by(error, job.index)
+                inference.lost = loss_from_error(error, job.index)
             if self._streams is None:
                 observer.ended(name)
-        goes_on = inference.lost is None and not job.is_last
-        if not goes_on:
+        continues = inference.lost is None and not job.is_last
+        if not continues:
             inference.done(inference)
         if finished is None or inference.lost is not None:
-            return job.successor() if goes_on else None
+            return job.successor() if continues else None
         try:
             finished.synchronize()
-        except Exception as error:  # a kernel's failure; of a frame's last job its DNN meets it, too
+        except Exception as error:  # a kernel failed; for the last job, the DNN's thread sees it, too
             if is_device_failure(error):
                 self._observer.device_failed(inference.task.name, error)
-            if goes_on:
-                inference.lost = loss_by(error, job.index)
+            if continues:
+                inference.lost = loss_from_error(error, job.index)
                 inference.done(inference)
             return None
-        return job.successor() if goes_on else None
+        return job.successor() if continues else None

@@ -1,4 +1,4 @@
-"""Preprocessing made faster for the sizes of images that a DNN's cameras send."""
+"""Optimizes preprocessing for the image sizes that a DNN's cameras deliver."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from multi_dnn_ros.engine.task import DnnTask
 
 log = logging.getLogger(__name__)
 
-#: Sizes that one DNN's preprocessing is specialized for, at most; a camera has one, or few.
+#: Maximum number of sizes per DNN; a camera has one or a few.
 _MOST_SIZES = 16
-#: A device that was busy may succeed later; every attempt holds up all DNNs.
+#: A busy device may succeed later, but every attempt delays all DNNs.
 _MOST_ATTEMPTS = 3
 
 
 class Specializer:
-    """Used by one DNN's thread only. queue: no job of it runs meanwhile."""
+    """Used by one DNN's thread only. queue: paused while specializing."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
-        self._attempts: dict[tuple[int, int], int] = {}  # by size, those left; 0: done, or given up
+        self._attempts: dict[tuple[int, int], int] = {}  # remaining attempts by size; 0: done or abandoned
 
     def specialize(self, task: DnnTask, inference: Inference) -> None:
-        """Once for each size, after a frame of it came through; a failure is logged and tried again twice."""
+        """Specialize once per image size, after a frame of that size was processed; a failure is logged and retried
+        twice.
+        """
         if task.specialize is None or inference.lost is not None:
             return
         for item in inference.items:
@@ -36,7 +38,7 @@ class Specializer:
                 continue
             self._attempts[size] = 0
             try:
-                with self._queue.held():
+                with self._queue.paused():
                     task.specialize(size)
             except Exception as error:
                 self._attempts[size] = left - 1

@@ -1,4 +1,4 @@
-"""Counts since the start, and percentiles over a sliding window, per DNN and camera."""
+"""Counters since the start, and percentiles over a sliding window, per DNN and camera."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from multi_dnn_ros.engine.task import DropReason, Timing
 
-STAGES = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
+TIMINGS = ("end_to_end", "decode", "mailbox", "pre", "queue", "compute", "post", "publish")
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Milliseconds; all 0 when there was no sample."""
+    """Milliseconds; all 0 if there are no samples."""
 
     count: int = 0
     p50: float = 0.0
@@ -35,12 +35,12 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class StreamStatistics:
-    """One DNN on one camera. offered == published + sum of dropped + pending, at every moment.
+    """One DNN on one camera. Always: offered == published + sum(dropped) + pending.
 
-    stages: end_to_end is from arrival to published; decode the image, on arrival; mailbox waiting for that and for the
-    DNN; pre upload and preprocessing; queue waiting in the shared queue; compute the layers; post outputs to result;
-    publish the receiver.
-    rate_hz: results a second over the window. batch: frames that one inference took, the mean over the window.
+    latencies: end_to_end: arrival to end of publishing; decode: decoding the image, on arrival; mailbox: waiting for
+    decoding and for the DNN; pre: upload and preprocessing; queue: waiting in the shared queue; compute: the layers;
+    post: outputs to result; publish: the on_result callback.
+    rate_hz: results per second over the window. batch: mean frames per inference over the window.
     """
 
     offered: int = 0
@@ -50,7 +50,7 @@ class StreamStatistics:
     deadline_misses: int = 0
     rate_hz: float = 0.0
     batch: float = 0.0
-    stages: dict[str, Percentiles] = field(default_factory=dict)
+    latencies: dict[str, Percentiles] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Statistics:
 
 
 class StreamRecorder:
-    """Collects one stream's figures; its owner's lock guards it.
+    """Collects the figures of one stream; guarded by its owner's lock.
 
-    A snapshot takes milliseconds: who has the lock makes a copy, and without the lock a snapshot of that.
+    A snapshot takes milliseconds, so the owner copies the recorder under the lock and takes the snapshot of the copy.
 
-    window_ns: how far the percentiles and the rate look back. At most `capacity` samples are kept.
+    window_ns: length of the window of percentiles and rate. At most `capacity` samples are kept.
     """
 
     def __init__(self, window_ns: int, capacity: int = 4096) -> None:
@@ -86,11 +86,11 @@ class StreamRecorder:
         if deadline_ns is not None and published_ns - timing.received_ns > deadline_ns:
             self.deadline_misses += 1
         self._samples.append((published_ns, timing))
-        while published_ns - self._samples[0][0] > self._window_ns:  # nobody asks for older ones
+        while published_ns - self._samples[0][0] > self._window_ns:  # outside the window
             self._samples.popleft()
 
     def copy(self) -> StreamRecorder:
-        """One of the same figures that goes its own way."""
+        """An independent copy."""
         other = copy(self)
         other.dropped = self.dropped.copy()
         other._samples = self._samples.copy()
@@ -116,12 +116,12 @@ class StreamRecorder:
             deadline_misses=self.deadline_misses,
             rate_hz=_rate(at for at, _ in recent),
             batch=sum(t.batch for _, t in recent) / len(recent) if recent else 0.0,
-            stages={stage: Percentiles.of(columns[stage]) for stage in STAGES},
+            latencies={part: Percentiles.of(columns[part]) for part in TIMINGS},
         )
 
 
 def _rate(times_ns: Iterable[int]) -> float:
-    """Events a second between the first and the last of them; 0 under two."""
+    """Events per second between the first and the last; 0 for fewer than two."""
     times = list(times_ns)
     span = times[-1] - times[0] if len(times) > 1 else 0
     return (len(times) - 1) * 1e9 / span if span > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What the engine is given to run, and what it gives back."""
+"""What the engine runs (:class:`DnnTask`) and what it returns: results, drops and timings."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DnnTask:
-    """One DNN as the engine sees it: a chain of stages; what they compute is not the engine's business.
+    """One DNN as the engine sees it: a chain of stages.
 
     preprocess: (H, W, 3) uint8 image on the device -> inputs of the first stage; runs inside the first job.
-    stages: each takes the tensors that its predecessor carried over and returns those for its successor; one job each.
-    in_one: by number of images, all stages for so many as a single launch on a GPU, with the same results in the same
-    place, or a single call on a CPU; run where no job that waits comes before the frame's next.
+    stages: each takes the carried tensors of its predecessor and returns those of its successor; one job per stage.
+    single_launch: by batch size, all stages as one stage: a single launch on a GPU, whose results lie in the same
+    memory, or a single call on a CPU. Used when no other job has to run before the frame's next job.
     decode: raw outputs on the CPU and the image's (height, width) -> result; runs in the DNN's thread.
-    cameras: whose frames it takes, one mailbox each.
-    priority: higher goes first under the priority policy. deadline_ns: from arrival, for EDF and the statistics; None:
-    no deadline. max_age_ns: a frame that waited longer is dropped; None: never.
-    sms: of a GPU, that its jobs run on; the stages were made ready for that share. 0: all.
-    specialize: called once with each (height, width) of images that came through, while no job runs, to make
-    preprocessing faster for it. in_place: preprocessing writes where the stages read, so that it may begin only when
-    the frame before is through.
-    batches: stages that take so many images at once, one behind the other in the first dimension of every input and
-    output, by their number (2 or more); with them, frames of several cameras that wait together are one inference.
-    batch_delay_ns: how long a DNN that could begin waits for those of the other cameras.
-    condense: run on a GPU behind the last stage, for single images: of the raw outputs what `decode` reads; None: all.
-    remaining_ns: by job, what a frame takes from its start to the end of the last job, for the slack of EDF; None: not
-    known.
+    cameras: the cameras that the DNN serves; one mailbox each.
+    priority: higher runs first under the priority policy.
+    deadline_ns: from arrival, for EDF and the statistics; None: no deadline.
+    max_age_ns: frames that waited longer are dropped; None: never.
+    sms: number of SMs of the GPU that the DNN's jobs run on; its stages must have been prepared for that share. 0: all.
+    specialize: called once per image (height, width), while no job runs, to optimize preprocessing for that size.
+    in_place: preprocessing writes into the memory that the stages read, so it must not begin before the previous frame
+    has finished.
+    batches: by batch size (2 or more), stages for that many images, concatenated along the first dimension of every
+    input and output. With it, waiting frames of several cameras share one inference.
+    batch_delay_ns: how long an idle DNN waits for frames of further cameras.
+    condense: runs on a GPU after the last stage, for single images; reduces the raw outputs to what `decode` reads.
+    None: `decode` reads all of them.
+    remaining_ns: by job, time from its start to the end of the last job, for EDF's slack; None: unknown.
     """
 
     name: str
@@ -54,15 +55,15 @@ class DnnTask:
     batch_delay_ns: int = 0
     condense: Callable[[Tensors], Tensors] | None = None
     remaining_ns: tuple[int, ...] | None = None
-    in_one: Mapping[int, Stage] = field(default_factory=dict, hash=False)
+    single_launch: Mapping[int, Stage] = field(default_factory=dict, hash=False)
 
     @property
     def max_batch(self) -> int:
-        """Most frames of one inference: no two of them are of the same camera."""
+        """Maximum number of frames per inference; each is of a different camera."""
         return min(max(self.batches, default=1), len(self.cameras))
 
     def stages_for(self, images: int) -> tuple[int, tuple[Stage, ...]]:
-        """The smallest batch that so many images fit into, and its stages."""
+        """The smallest batch size that holds `images` images, and its stages."""
         if images == 1:
             return 1, self.stages
         size = min(size for size in self.batches if size >= images)
@@ -70,23 +71,23 @@ class DnnTask:
 
 
 class DropReason(str, Enum):
-    """Why a frame gave no result; every offered frame ends as a result or as one of these."""
+    """Why a frame has no result. Every offered frame ends as a result or with one of these reasons."""
 
-    OVERWRITTEN = "overwritten"  # a newer frame of the camera came before the DNN was free
+    OVERWRITTEN = "overwritten"  # replaced by a newer frame of the camera before the DNN was idle
     TOO_OLD = "too_old"  # waited longer than the maximum age
     BAD_IMAGE = "bad_image"  # the image could not be decoded
     DNN_ERROR = "dnn_error"  # preprocessing or a layer raised
     BAD_OUTPUT = "bad_output"  # the raw outputs could not be decoded (NaN, wrong shape)
-    PUBLISH_ERROR = "publish_error"  # the receiver of the result raised
+    PUBLISH_ERROR = "publish_error"  # the on_result callback raised
     DISABLED = "disabled"  # the DNN was disabled after too many failures in a row
-    SHUTDOWN = "shutdown"  # the engine stopped first
-    ENGINE_LOST = "engine_lost"  # the engine process ended, or was ended, while the frame was under way
+    SHUTDOWN = "shutdown"  # the engine stopped before the frame was finished
+    ENGINE_LOST = "engine_lost"  # the engine process ended while the frame was in progress
 
 
 class Timing(NamedTuple):
-    """Where the time of one frame went, nanoseconds on the engine's clock.
+    """Where the time of one frame was spent, in nanoseconds of the engine's clock.
 
-    Frames of several cameras in one inference share pre_ns, queue_ns and compute_ns; batch: how many they were.
+    Frames that share an inference share pre_ns, queue_ns and compute_ns. batch: number of frames of the inference.
     """
 
     received_ns: int
@@ -97,7 +98,7 @@ class Timing(NamedTuple):
     compute_ns: int  # sum over the jobs: running (GPU time on CUDA)
     post_ns: int  # outputs to the host and decoding
     batch: int = 1
-    decode_ns: int = 0  # of the image, before the frame waits in the mailbox
+    decode_ns: int = 0  # decoding the image, before the frame waits in the mailbox
 
     @property
     def mailbox_ns(self) -> int:
@@ -119,7 +120,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Drop:
-    """A frame that one DNN lost, and why. `message` names the cause in words."""
+    """A frame that one DNN dropped. `message` states the cause."""
 
     dnn: str
     frame: Frame

@@ -16,10 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class Worker(threading.Thread):
-    """Takes jobs until the queue is closed.
+    """Runs jobs until the queue is closed.
 
-    Daemon, because a native call that never returns cannot be interrupted and must not keep the process from ending.
-    waits: whether it waits for the kernels of the jobs, where launches are bounded (see JobQueue); None: they are not.
+    A daemon thread: a native call that never returns cannot be interrupted and must not block the end of the process.
+    waits: if launches are bounded (see JobQueue), whether it waits for the kernels of its jobs; None: they are not
+    bounded.
     """
 
     def __init__(self, number: int, queue: JobQueue, runner: Runner, *, waits: bool | None = None) -> None:
@@ -31,7 +32,7 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             self._serve()
-        except BaseException:  # the engine's own fault: Engine.ended() reports the thread
+        except BaseException:  # an error of the engine itself; Engine.ended() reports the thread
             log.exception("%s ended", self.name)
 
     def _serve(self) -> None:
@@ -41,14 +42,18 @@ class Worker(threading.Thread):
             job = self._queue.get(waits=self._waits)
             while job is not None:
                 successor = self._runner.run(job)
-                job = None  # its tensors must not live on while this thread waits for the next one
-                job = self._next(successor) if successor is not None else self._queue.get(ended=True, waits=self._waits)
+                job = None  # release its tensors while this thread waits for the next job
+                job = (
+                    self._next(successor)
+                    if successor is not None
+                    else self._queue.get(job_done=True, waits=self._waits)
+                )
 
     def _next(self, successor: Job) -> Job | None:
-        if self._waits is False:  # the next job may be one that it must not take
+        if self._waits is False:  # the successor may be a job for a waiting caller
             if self._queue.put(successor):
-                return self._queue.get(ended=True, waits=False)
-            self._queue.ended()
+                return self._queue.get(job_done=True, waits=False)
+            self._queue.job_done()
         else:
             job = self._queue.exchange(successor)
             if job is not None:

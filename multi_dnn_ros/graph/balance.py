@@ -1,4 +1,4 @@
-"""Random weights that can be computed with, for networks that are only timed."""
+"""Scales random weights so that networks used for timing compute normal numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import nn
 
 
 def balance(module: nn.Module, image: torch.Tensor) -> None:
-    """Scale each layer so that its outputs on `image` have unit variance (LSUV, Mishkin and Matas 2015), in place.
+    """Scale each layer in place so that its outputs on `image` have unit variance (LSUV, Mishkin and Matas 2015).
 
-    Random weights of deep networks otherwise overflow in half precision, or sink into subnormal numbers, which CPUs
-    compute slowly and GPUs at other power. image: (1, 3, h, w) float32.
+    Otherwise random weights of deep networks overflow in half precision, or produce subnormal numbers, which are slow
+    on CPUs and change the power draw of GPUs. image: (1, 3, h, w) float32.
     """
 
     def scale(layer: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:

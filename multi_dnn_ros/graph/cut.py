@@ -1,4 +1,4 @@
-"""Cut any DNN into jobs: runs of consecutive layers that hand the tensors which are still needed to the next run."""
+"""Cuts any DNN into jobs: runs of consecutive layers that pass the tensors still needed to the next run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from multi_dnn_ros.graph.operations import bytes_of, counter, is_view
 from multi_dnn_ros.graph.partition import SLACK, partition
 from multi_dnn_ros.graph.trace import trace
 
-# A nominal machine to weigh arithmetic against memory traffic against the cost of any operation at all; balance depends
-# on the ratios alone. Measured layer times, given as `costs`, replace it.
+# A nominal machine that weighs arithmetic, memory traffic and the fixed cost of an operation; only the ratios matter
+# for balance. Replaced by measured layer times, if given as `costs`.
 _FLOPS_PER_S = 100e9
 _BYTES_PER_S = 10e9
 _OPERATION_S = 5e-6
-#: Estimates leave room to choose cuts that carry little; times that are known are not given away.
+#: Slack of the balance for known times; estimates allow more, in favour of cuts that carry few bytes.
 _KNOWN_SLACK = 0.03
 
 Tensors = tuple[torch.Tensor, ...]
@@ -27,11 +27,11 @@ NodeCost = Callable[[fx.Node], float]
 
 
 class Stage(nn.Module):
-    """One job of a DNN: forward(carried tensors) -> tensors carried to the next stage, or the flat raw outputs.
+    """One job of a DNN: forward(carried tensors) -> carried tensors of the next stage, or the flat raw outputs.
 
-    graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: names of the traced
-    operations it runs, in order, layer by layer. cost_s: their estimated or measured seconds. Parameters are shared
-    with the DNN it was cut from, so moving a stage to a device moves the DNN's parameters too.
+    graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: names of its traced
+    operations, in order, by layer. cost_s: their estimated or measured seconds. Parameters are shared with the original
+    DNN, so moving a stage to a device moves the DNN's parameters, too.
     """
 
     def __init__(self, graph: fx.GraphModule, layers: tuple[tuple[str, ...], ...], cost_s: float) -> None:
@@ -42,7 +42,7 @@ class Stage(nn.Module):
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Names of the traced operations that it runs, in order."""
+        """Names of its traced operations, in order."""
         return tuple(name for layer in self.layers for name in layer)
 
     def forward(self, carried: Tensors) -> Tensors:
@@ -52,11 +52,11 @@ class Stage(nn.Module):
 
 @dataclass
 class _Layer:
-    """Consecutive nodes that nothing may be cut between."""
+    """Consecutive nodes that must not be separated."""
 
     nodes: list[fx.Node]
     cost_s: float
-    carried: list[fx.Node]  # what would be carried over a cut before it
+    carried: list[fx.Node]  # tensors carried over a cut before this layer
     cut_cost_s: float
 
 
@@ -69,20 +69,20 @@ def cut(
     limit_s: float = float("inf"),
     fold_batch_norm: bool = False,
 ) -> list[Stage]:
-    """Cut `module` (eval mode) into `jobs` stages of about equal cost whose chain equals the whole.
+    """Cut `module` (eval mode) into `jobs` stages of about equal cost; their chain equals the module.
 
-    example_inputs: positional inputs of the shapes and types it will always get; the first stage takes them as its
-    carried tensors. The last stage returns the module's output tensors as a flat tuple, in the order in which tuples
-    and dicts hold them. A DNN with fewer layers than `jobs` gives as many stages as it has layers; a layer is one
-    traced operation with the views of its result. Costs are estimated from operation counts and bytes moved, or given
-    as `costs`, seconds per node. limit_s: that no stage of several layers costs more than, where `jobs` are enough.
-    Cuts go where few bytes are carried, and rather before a convolution or matrix product than between one and the
-    activation behind it.
+    example_inputs: positional inputs of the final shapes and types; the first stage takes them as its carried tensors.
+    The last stage returns the module's output tensors as a flat tuple, in the order of tuples and dicts. A DNN with
+    fewer layers than `jobs` gives one stage per layer; a layer is one traced operation with the views of its result.
+    costs: seconds per node; by default estimated from operation counts and memory traffic. limit_s: maximum cost of a
+    stage with several layers, as far as `jobs` suffice.
+    Cuts are placed where few bytes are carried, and preferably before a convolution or matrix product instead of
+    between it and its activation.
+    Parameters and buffers are shared with `module`, except those of batch norms that `fold_batch_norm` folds into the
+    preceding convolution. Values that depend on neither inputs nor parameters are computed here, once. Every stage can
+    be moved to any device.
 
-    Parameters and buffers are shared with `module`, save those of batch norms that `fold_batch_norm` folds into the
-    convolution before them. What depends on neither inputs nor parameters is computed here, once. Every stage can be
-    moved with ``.to(device)``. Raises ValueError for jobs < 1 or a module in training mode, TraceError when the module
-    cannot be traced.
+    Raises ValueError in training mode or for jobs < 1, TraceError if the module cannot be traced.
     """
     if module.training:
         raise ValueError(f"{type(module).__name__} is in training mode; call .eval() first")
@@ -103,7 +103,7 @@ def whole(layer: nn.Module) -> Stage:
 def split(
     graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = None, limit_s: float = float("inf")
 ) -> list[Stage]:
-    """Cut a graph that :func:`multi_dnn_ros.graph.trace.trace` made; otherwise as :func:`cut`."""
+    """Cut a graph made by :func:`multi_dnn_ros.graph.trace.trace`; otherwise as :func:`cut`."""
     if jobs < 1:
         raise ValueError(f"jobs = {jobs}: must be at least 1")
     layers = _layers(graph_module, costs or _estimate(graph_module))
@@ -130,7 +130,9 @@ def _results(graph_module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
-    """Group the graph's operations into layers: a cut before each of them carries tensors only, and no fresh view."""
+    """Group the graph's operations into layers, so that a cut before each of them carries only
+    tensors and no new view.
+    """
     operations = [node for node in graph_module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     position = {node: index for index, node in enumerate(operations)}
     output = graph_module.graph.output_node()
@@ -148,7 +150,7 @@ def _layers(graph_module: fx.GraphModule, costs: NodeCost) -> list[_Layer]:
             layers[-1].cost_s += costs(node)
         else:
             carry_s = sum(bytes_of(tensor_of(carried)) for carried in live) / _BYTES_PER_S
-            # Cut off from the operation before it, an element-wise operation can no longer be fused with that.
+            # A cut before an element-wise operation prevents its fusion with the previous operation.
             cut_cost_s = carry_s * (2.0 if _is_elementwise(node) else 1.0)
             layers.append(_Layer([node], costs(node), list(live), cut_cost_s))
         if output in node.users or last_use[node] > index:
@@ -192,7 +194,7 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 
 def _estimate(graph_module: fx.GraphModule) -> NodeCost:
-    """Seconds of a node on the nominal machine: the slower of its arithmetic and its memory traffic."""
+    """Seconds of a node on the nominal machine: the maximum of its arithmetic and its memory traffic."""
     describe = counter(graph_module)
 
     def seconds(node: fx.Node) -> float:

@@ -1,7 +1,7 @@
-"""In-place operations of an exported graph as ones that make a new tensor, where the graph alone shows how.
+"""Replaces in-place operations of an exported graph by functional ones, where the graph alone suffices.
 
-PyTorch's own way traces the whole DNN once more, which takes longer than the export itself. It is needed for what is
-not known here, and where one tensor may be seen through another.
+PyTorch's own functionalization traces the whole DNN again, which takes longer than the export. It is still used for
+unknown operations and for possible aliases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IN_PLACE = {
     aten.sigmoid_.default: aten.sigmoid.default,
     aten.silu_.default: aten.silu.default,
 }
-#: Their results, where they have any, lie in memory that nothing else has.
+#: Operations whose results never alias other memory.
 _FRESH = {
     *_IN_PLACE.values(),
     aten._assert_tensor_metadata.default,
@@ -48,7 +48,7 @@ _FRESH = {
     aten.upsample_nearest2d.vec,
 }
 _DROPOUTS = {aten.dropout.default, aten.dropout_.default}
-#: Arguments that say whether the DNN is trained.
+#: Index of the argument that selects training mode.
 _TRAINS = {aten.batch_norm.default: 5, **dict.fromkeys(_DROPOUTS, 2)}
 _OTHERS = {
     aten.flatten.using_ints,
@@ -63,20 +63,20 @@ _KNOWN = _FRESH | _IN_PLACE.keys() | _DROPOUTS | _OTHERS
 
 
 def is_known(graph: fx.Graph) -> bool:
-    """Whether `make_functional` knows all operations of a graph that torch.export made.
+    """Whether `make_functional` supports all operations of a graph made by torch.export.
 
-    Batch norms and dropout at work as in training it does not: they write down statistics, or are random.
+    Batch norm and dropout in training mode are not supported: they update statistics, or are random.
     """
     calls = [node for node in graph.nodes if node.op in ("call_function", "call_module")]
     return all(node.target in _KNOWN and not _trains(node) for node in calls)
 
 
 def make_functional(graph_module: fx.GraphModule) -> bool:
-    """Let no operation write into a tensor that another one made. All of them must be known.
+    """Replace all operations that write into another operation's tensor. All operations must be known.
 
-    False where that cannot be done: the graph is of no use then.
+    False if that is impossible; the graph must then be discarded.
     """
-    _remove_what_does_nothing(graph_module.graph)
+    _remove_no_ops(graph_module.graph)
     passed: set[fx.Node] = set()
     for node in graph_module.graph.nodes:
         if node.target in _IN_PLACE and not _becomes_functional(node, passed):
@@ -91,8 +91,8 @@ def _trains(node: fx.Node) -> bool:
     return place is not None and bool(node.args[place])
 
 
-def _remove_what_does_nothing(graph: fx.Graph) -> None:
-    """Dropout that is off, and casts to the type that there is."""
+def _remove_no_ops(graph: fx.Graph) -> None:
+    """Remove dropout in eval mode, and casts to the same dtype."""
     for node in list(graph.nodes):
         nothing = node.target in _DROPOUTS
         if node.target is aten.to.dtype and len(node.args) == 2 and not node.kwargs:
@@ -103,20 +103,22 @@ def _remove_what_does_nothing(graph: fx.Graph) -> None:
 
 
 def _becomes_functional(node: fx.Node, passed: set[fx.Node]) -> bool:
-    """Whether `node` writes where only itself and what comes later looks. If so, those look at a result of its own."""
+    """Whether `node` writes into memory that only `node` and later operations read. If so, they read its own result
+    instead.
+    """
     written = node.args[0]
     if not isinstance(written, fx.Node) or written.target not in _FRESH:
-        return False  # an input, a parameter, or memory that is seen elsewhere too
+        return False  # an input, a parameter, or possibly aliased memory
     if any(user.target not in _FRESH for user in written.users if user in passed):
-        return False  # a view of it would show what is written
+        return False  # the write would be visible in a view
     if any(_dtype(source) is not _dtype(written) for source in node.all_input_nodes):
-        return False  # in place the type stays, else the larger one is taken
+        return False  # in-place operations keep the dtype, others promote it
     node.target = _IN_PLACE[node.target]  # type: ignore[index]
     written.replace_all_uses_with(node, delete_user_cb=lambda user: user is not node and user not in passed)
     return True
 
 
 def _dtype(value: Argument) -> torch.dtype | None:
-    """Of what a node was traced to give; None for anything else, parameters and constants among it."""
+    """dtype of a node's traced value; None for anything else, parameters and constants included."""
     tensor = tensor_of(value)
     return None if tensor is None else tensor.dtype

@@ -1,4 +1,4 @@
-"""How many jobs a DNN is cut into, so that none holds the device for longer than a bound."""
+"""Number of jobs for which no job occupies the device for longer than a bound."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from multi_dnn_ros.graph.partition import fewest_runs
 
 #: As parameter `dnn.<dnn>.jobs`.
 MOST_JOBS = 256
-#: Part of the time of jobs that launching them should stay under.
+#: Maximum acceptable share of launch cost in the jobs' time.
 LAUNCH_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class JobLength:
-    """jobs: how many. limit_s: what the layers of a job may take together, for models.cut.
+    """jobs: number of jobs. limit_s: maximum time of the layers of a job, for graph.cut.
 
-    launch_share: part of all jobs' time that launching takes. too_long: numbers of the layers that take longer than
-    limit_s by themselves. capped: MOST_JOBS are not enough.
+    launch_share: share of launch cost in the time of all jobs. too_long: indices of layers that exceed limit_s by
+    themselves. capped: MOST_JOBS are not enough.
     """
 
     jobs: int
@@ -29,7 +29,7 @@ class JobLength:
 
     @property
     def launch_pays(self) -> bool:
-        """Whether launching stays under LAUNCH_SHARE."""
+        """Whether the launch cost stays under LAUNCH_SHARE."""
         return self.launch_share < LAUNCH_SHARE
 
 

@@ -1,4 +1,4 @@
-"""What can be asked of a node of a traced graph."""
+"""Properties of nodes of a traced graph."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.fx.node import Argument
 
 
 def is_selection(node: fx.Node) -> bool:
-    """Whether the node only takes one item out of another node's tuple or list."""
+    """Whether the node only selects one item of another node's tuple or list."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def is_repeatable(node: fx.Node) -> bool:
-    """Whether the node gives the same result every time and changes nothing."""
+    """Whether the node is deterministic and has no side effect."""
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload):
@@ -24,12 +24,12 @@ def is_repeatable(node: fx.Node) -> bool:
 
 
 def is_write(node: fx.Node) -> bool:
-    """Whether the node writes into one of its inputs (a model that keeps a state between frames)."""
+    """Whether the node writes into one of its inputs (a model with state between frames)."""
     return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def attribute(graph_module: fx.GraphModule, node: fx.Node) -> Any:
-    """The parameter, buffer or submodule that a get_attr node stands for."""
+    """The parameter, buffer or submodule that a get_attr node refers to."""
     value: Any = graph_module
     for part in str(node.target).split("."):
         value = getattr(value, part)
@@ -37,6 +37,6 @@ def attribute(graph_module: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def tensor_of(value: Argument) -> torch.Tensor | None:
-    """The (fake) tensor that a node was traced to give; None for anything else."""
+    """The (fake) tensor of the node's traced value; None for anything else."""
     traced = value.meta.get("val") if isinstance(value, fx.Node) else None
     return traced if isinstance(traced, torch.Tensor) else None

@@ -1,4 +1,4 @@
-"""What each operation of a traced graph does, counted from its shapes: its kind, arithmetic, bytes, parameters."""
+"""Kind, arithmetic, memory traffic and parameters of each operation of a traced graph, computed from its shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multi_dnn_ros.graph.nodes import attribute, is_selection, tensor_of
 
 Shape = tuple[int, ...]
 
-#: Kinds of operations that share what decides their time; every operation is of one of them.
+#: Kinds of operations whose times depend on the same features; every operation has one.
 KINDS = (
     "convolution",
     "1x1 convolution",
@@ -54,12 +54,13 @@ _BY_PART = (("pool", "pooling"), ("norm", "normalization"), ("upsample", "interp
 
 @dataclass(frozen=True)
 class Counts:
-    """One operation, or several together.
+    """One operation, or a sum of several.
 
-    macs: multiply-accumulates as the paper counts them (convolutions and products of matrices, half of PyTorch's
-    counted FLOPs). flops: arithmetic operations, two a MAC; of anything that moves and computes without MACs one for
-    each element it takes or gives, whichever are more (of each window element, for pooling). bytes_read: inputs and
-    parameters, each once. bytes_written: results. Views count nothing. parameters: numbers of weights read.
+    macs: multiply-accumulates as counted in the paper (convolutions and matrix products; half of PyTorch's FLOP count).
+    flops: arithmetic operations, two per MAC; without MACs, one per input or output element, whichever are more (per
+    window element for pooling).
+    bytes_read: inputs and parameters, each once. bytes_written: results. Views count as 0. parameters: number of
+    weights read.
     """
 
     macs: int = 0
@@ -80,7 +81,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Operation:
-    """kind: one of KINDS. name: ATen's, without overload. inputs, outputs: shapes; parameters are no inputs.
+    """kind: one of KINDS. name: ATen's, without overload. inputs, outputs: shapes, without parameters.
 
     window: kernel height times width of a convolution or pooling, else 1. groups: of a convolution, else 1.
     """
@@ -104,13 +105,13 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
     traced = [tensor for node in graph_module.graph.nodes if (tensor := tensor_of(node)) is not None]
     fake_mode = detect_fake_mode(traced)
 
-    def stand_in(node: fx.Node) -> Any:
+    def fake_value(node: fx.Node) -> Any:
         if node.op != "get_attr":
             return node.meta.get("val")
         value = attribute(graph_module, node)
         if not fake_mode or not isinstance(value, torch.Tensor):
             return value
-        with fake_mode:  # on the CPU, where the graph was traced, wherever the weights are by now
+        with fake_mode:  # on the CPU, where the graph was traced, wherever its weights are now
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
     def describe(node: fx.Node) -> Operation:
@@ -120,13 +121,13 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
         inputs = tuple(shape for source in sources for shape in _shapes(source.meta.get("val")))
         if is_selection(node) or is_view(node) or not isinstance(node.target, torch._ops.OpOverload) or not fake_mode:
             return Operation("view", name, inputs, results, Counts())
-        args = fx.node.map_arg(node.args, stand_in)
-        kwargs = fx.node.map_arg(node.kwargs, stand_in)
+        args = fx.node.map_arg(node.args, fake_value)
+        kwargs = fx.node.map_arg(node.kwargs, fake_value)
         with fake_mode, FlopCounterMode(display=False) as flops, torch.no_grad():
             result = node.target(*args, **kwargs)
         read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         written = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        weights = [stand_in(source) for source in node.all_input_nodes if source.op == "get_attr"]
+        weights = [fake_value(source) for source in node.all_input_nodes if source.op == "get_attr"]
         kind, window, groups = _kind(node, name, read)
         counted = int(flops.get_total_flops())
         taken = sum(tensor.numel() for tensor in read)
@@ -144,12 +145,12 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the operation only looks at its input's memory in another shape."""
+    """Whether the operation only reinterprets its input's memory."""
     return isinstance(node.target, torch._ops.OpOverload) and bool(node.target.is_view)
 
 
 def bytes_of(tensor: torch.Tensor | None) -> int:
-    """Of all its elements; 0 for None."""
+    """Size of all elements in bytes; 0 for None."""
     return 0 if tensor is None else int(tensor.numel()) * tensor.element_size()
 
 

@@ -1,4 +1,4 @@
-"""Split a sequence of layers into runs of about equal cost, at the places where little has to be carried over."""
+"""Splits a sequence of layers into runs of about equal cost, preferring cuts that carry little data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-#: How much more than the least possible the costliest run may cost when that lets cheaper cuts be chosen.
+#: Allowed excess of the costliest run over the optimum, in exchange for cheaper cuts.
 SLACK = 0.10
 
 
@@ -19,13 +19,12 @@ def partition(
 ) -> list[int]:
     """Cut a sequence of layers into `runs` runs.
 
-    costs: of each layer, not negative. cut_costs: of cutting before each layer (the first entry has no meaning).
-    runs: how many; at most one per layer are made. limit: that no run costs more than, save one of a single layer, as
-    long as `runs` are enough for that (see fewest_runs). Returns the index of the first layer of every run.
-
-    Method: the least possible bottleneck (cost of the costliest run) by bisection, then, among the partitions whose
-    bottleneck is at most `slack` (a part of it) above it, the one with the least sum of cut costs, by dynamic
-    programming with a sliding window minimum, O(layers * runs).
+    costs: of each layer, nonnegative. cut_costs: of cutting before each layer (the first entry is ignored).
+    runs: number of runs; at most one per layer is made. limit: maximum cost of a run of several layers, as far as
+    `runs` suffice (see fewest_runs). Returns the index of the first layer of every run.
+    Method: minimize the bottleneck (cost of the costliest run) by bisection; then, among partitions whose bottleneck is
+    at most `slack` (relative) above that, minimize the sum of cut costs by dynamic programming with a sliding window
+    minimum, O(layers * runs).
     """
     layers = len(costs)
     runs = max(1, min(runs, layers))
@@ -33,8 +32,8 @@ def partition(
     even = _least_bottleneck(total, runs) * (1.0 + slack)
     limit = min(limit, even) if _runs_needed(total, limit) <= runs else even
 
-    # best[end]: least sum of cut costs of the layers before `end` in the runs made so far; first[run][end]: where the
-    # last of those runs begins. A run can begin at a window of places that moves up with its end.
+    # best[end]: minimum sum of cut costs for the layers before `end` with the runs so far; first[run][end]: start of
+    # the last of those runs. The possible starts of a run form a window that moves with its end.
     infinity = float("inf")
     best = [0.0] + [infinity] * layers
     first: list[list[int]] = []
@@ -63,15 +62,15 @@ def partition(
 
 
 def fewest_runs(costs: Sequence[float], limit: float) -> int:
-    """How many runs of consecutive layers there must be at least for none to cost more than `limit`.
+    """Minimum number of runs of consecutive layers such that none costs more than `limit`.
 
-    A layer that costs more by itself is a run of its own. Method: a run goes on for as long as it may.
+    A layer above the limit is a run of its own. Method: greedy.
     """
     return _runs_needed(_totals(costs), limit)
 
 
 def _totals(costs: Sequence[float]) -> list[float]:
-    """Cost of all layers before each, and of all."""
+    """Prefix sums of the costs."""
     return [0.0, *accumulate(costs)]
 
 

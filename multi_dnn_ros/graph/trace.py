@@ -1,7 +1,7 @@
 """Any DNN as one flat graph of ATen operations that can be cut anywhere and moved to any device.
 
-The graph comes from ``torch.export`` (non-strict), functionalized: no operation writes into its inputs, so a tensor
-that is carried from one job to the next never changes behind another one's back, whatever the model did in place.
+The graph comes from ``torch.export`` (non-strict), functionalized: no operation writes into its inputs, so a carried
+tensor is never modified by another job, whatever in-place operations the model has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.functional import is_known, make_functional
 from multi_dnn_ros.graph.nodes import attribute, is_repeatable, is_selection, is_write
 
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class TraceError(ValueError):
-    """The DNN has no graph that can be cut; the message names the cause."""
+    """The DNN cannot be traced into a graph; the message names the cause."""
 
 
 def trace(
@@ -44,15 +44,15 @@ def trace(
     graph = graph_module.graph
     _flatten_outputs(graph)
     for node in list(graph.nodes):
-        # Checks of the exporting machine's device and layout; they would fail after a move and compute nothing.
+        # These assert the device and layout of the export, and would fail after a move.
         if node.target is aten._assert_tensor_metadata.default:
             graph.erase_node(node)
     _fold_constants(graph_module)
     if fold_batch_norm:
         _fold_batch_norms(graph_module)
-    graph.eliminate_dead_code()  # what was folded is gone, and the device that it was made on
+    graph.eliminate_dead_code()  # removes folded nodes and their device arguments
     _forget_devices(graph)
-    _keep_selections_with_their_source(graph)
+    _move_selections_to_source(graph)
     graph_module.recompile()
     return graph_module
 
@@ -63,14 +63,15 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
     try:
         logger.setLevel(logging.ERROR)
         with warnings.catch_warnings(), torch.no_grad(), _collector_paused():
-            warnings.simplefilter("ignore")  # about torch's own internals; nothing that a user could act upon
+            warnings.simplefilter("ignore")  # they concern torch's internals; users cannot act on them
             program = torch.export.export(module, example_inputs, strict=False)
             graph_module = program.module(check_guards=False) if is_known(program.graph) else None
             if graph_module is None or not make_functional(graph_module):
-                # An empty table: functionalize, but keep convolution, batch norm, linear as the one kernel they are.
+                # Empty decomposition table: functionalize, but keep convolution, batch norm and linear as single
+                # operations.
                 graph_module = program.run_decompositions({}).module(check_guards=False)
     except Exception as error:
-        raise TraceError(f"torch.export cannot trace {type(module).__name__}: {reason_of(error)}") from error
+        raise TraceError(f"torch.export cannot trace {type(module).__name__}: {summarize_error(error)}") from error
     finally:
         logger.setLevel(level)
     assert isinstance(graph_module, fx.GraphModule)
@@ -79,8 +80,9 @@ def _export(module: nn.Module, example_inputs: tuple[torch.Tensor, ...]) -> fx.G
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """An export makes millions of objects that live to its end: looking through them for garbage, again and again,
-    takes a fifth of its time."""
+    """Pause garbage collection: an export creates millions of long-lived objects, and traversing them repeatedly takes
+    a fifth of its time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -100,7 +102,7 @@ def _flatten_outputs(graph: fx.Graph) -> None:
 
 
 def _fold_constants(graph_module: fx.GraphModule) -> None:
-    """Replace what depends on neither inputs nor parameters by its value, as a buffer."""
+    """Replace values that depend on neither inputs nor parameters by buffers."""
     graph = graph_module.graph
     values: dict[fx.Node, Any] = {}
     for node in graph.nodes:
@@ -122,7 +124,7 @@ def _fold_constants(graph_module: fx.GraphModule) -> None:
 
 
 def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
-    """Scale the weights of each convolution by the batch norm behind it, which then disappears."""
+    """Fold each batch norm into the weights of the preceding convolution, and remove it."""
     graph = graph_module.graph
     for node in graph.nodes:
         if node.target is aten._native_batch_norm_legit_no_training.default:
@@ -150,7 +152,7 @@ def _fold_batch_norms(graph_module: fx.GraphModule) -> None:
 
 
 def _add_constant(graph_module: fx.GraphModule, value: torch.Tensor) -> fx.Node:
-    """A buffer with the given value; the node that reads it is inserted at the graph's insertion point."""
+    """Register a buffer with the given value; its node is inserted at the graph's insertion point."""
     graph = graph_module.graph
     name = f"_folded_{sum(1 for name, _ in graph_module.named_buffers(recurse=False) if name.startswith('_folded_'))}"
     graph_module.register_buffer(name, value.detach().contiguous(), persistent=False)
@@ -158,7 +160,7 @@ def _add_constant(graph_module: fx.GraphModule, value: torch.Tensor) -> fx.Node:
 
 
 def _forget_devices(graph: fx.Graph) -> None:
-    """Drop the device that the exporter wrote into operations: they then run where their input lies."""
+    """Remove the device arguments that the exporter added: operations then run on their input's device."""
     for node in list(graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
@@ -177,8 +179,8 @@ def _arguments(operation: torch._ops.OpOverload) -> Iterable[Any]:
     return operation._schema.arguments
 
 
-def _keep_selections_with_their_source(graph: fx.Graph) -> None:
-    """Put every item taken out of a tuple right behind the operation that made the tuple: only tensors are carried."""
+def _move_selections_to_source(graph: fx.Graph) -> None:
+    """Move every item selection directly after the operation that made the tuple, so that only tensors are carried."""
     for node in list(graph.nodes):
         if is_selection(node):
             source = node.args[0]

@@ -18,8 +18,8 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import nn
 
-from multi_dnn_ros.common.atomic_files import written_beside
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.decomposed import LayerPlan, _Strict
 from multi_dnn_ros.models.errors import ModelError
 
@@ -134,7 +134,7 @@ def _exporter(module: nn.Module, description: Description) -> Callable[[Path], N
             warnings.simplefilter("ignore")  # of the exporter, about itself
             program = torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
     except Exception as error:
-        raise ModelError(f"{description.model} cannot be exported: {reason_of(error)}") from None
+        raise ModelError(f"{description.model} cannot be exported: {summarize_error(error)}") from None
     return lambda file: torch.export.save(program, file, extra_files={_EXTRA: description.model_dump_json()})
 
 
@@ -142,10 +142,10 @@ def _replace(path: Path, write: Callable[[Path], None]) -> None:
     from safetensors import SafetensorError
 
     try:
-        with written_beside(path, to_disk=True) as beside:
+        with atomic_write(path, to_disk=True) as beside:
             write(beside)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise OSError(f"{path} cannot be written: {reason_of(error)}") from None
+        raise OSError(f"{path} cannot be written: {summarize_error(error)}") from None
 
 
 def _safetensors_fields(path: Path) -> dict[str, Any] | None:
@@ -155,7 +155,7 @@ def _safetensors_fields(path: Path) -> dict[str, Any] | None:
         with safe_open(path, "pt") as file:
             header: dict[str, str] = file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: cannot be read as weights: {reason_of(error)}") from None
+        raise ModelError(f"{path}: cannot be read as weights: {summarize_error(error)}") from None
     if "format" not in header or "plan" not in header:
         return None
     fields = {}

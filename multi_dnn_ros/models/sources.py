@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra, optional
-from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.models import networks
 from multi_dnn_ros.models.artifact import Description, is_built_from_a_name, read_description
 from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
@@ -196,7 +196,7 @@ def _exported(path: Path, outline: bool) -> Source:
     except UnsafeArchive as error:
         raise ModelError(f"{path}: refused, as loading it could run code: it {error}") from None
     except Exception as error:
-        raise ModelError(f"{path}: cannot be read as an exported program: {reason_of(error)}") from None
+        raise ModelError(f"{path}: cannot be read as an exported program: {summarize_error(error)}") from None
     _check_mode(path, program.graph)
     shapes = [
         tuple(axis if isinstance(axis, int) else 0 for axis in node.meta["val"].shape)  # symbolic: free
@@ -256,9 +256,9 @@ def _onnx(path: Path, outline: bool) -> Source:
             module = onnx2torch.convert(model).eval()
             fix_shapes(module)
     except NotImplementedError as error:
-        raise ModelError(f"{path}: an operator that onnx2torch does not have: {reason_of(error)}") from None
+        raise ModelError(f"{path}: an operator that onnx2torch does not have: {summarize_error(error)}") from None
     except Exception as error:
-        raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {reason_of(error)}") from None
+        raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {summarize_error(error)}") from None
     constants = {tensor.name for tensor in model.graph.initializer}
     inputs, outputs = (
         [

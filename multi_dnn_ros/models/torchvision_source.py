@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torchvision import models
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.weights import check_weights, existing_file, load_weights, no_pickles, read_state_dict
@@ -109,7 +109,7 @@ def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, out
                 weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
         except Exception as error:
             raise ModelError(
-                f"{where}weights is '{config.weights}', which cannot be loaded: {reason_of(error)}; give a file"
+                f"{where}weights is '{config.weights}', which cannot be loaded: {summarize_error(error)}; give a file"
             ) from None
         fill(weights, f"{where}weights '{config.weights}'")
         return

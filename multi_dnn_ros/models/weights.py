@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.errors import ModelError
 
 #: Mismatches that an error message lists.
@@ -55,7 +55,7 @@ def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch
     except ModelError:
         raise
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{path}: cannot be read as weights: {reason_of(error)}") from None
+        raise ModelError(f"{path}: cannot be read as weights: {summarize_error(error)}") from None
     for key in ("state_dict", "model"):  # how training scripts wrap it
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

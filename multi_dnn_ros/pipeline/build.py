@@ -20,8 +20,8 @@ from multi_dnn_ros.backends.green_contexts import computing_on, planned_apart
 from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
-from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.graph.cut import cut
@@ -82,7 +82,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 task = _job_by_job(task)  # a whole network is longer than a job may be
             tasks.append(task)
             if task.remaining_ns is not None:
-                progress(plan.words(name, task.remaining_ns))
+                progress(plan.summary(name, task.remaining_ns))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -112,7 +112,7 @@ def _job_by_job(task: DnnTask) -> DnnTask:
     for stages in (task.stages, *task.batches.values()):
         if hasattr(stages[0], "chain"):
             stages[0].chain = None
-    return replace(task, in_one={})
+    return replace(task, single_launch={})
 
 
 def _loaded(config: NodeConfig) -> dict[str, Dnn]:
@@ -159,7 +159,7 @@ def make_task(
         chains[size] = _cut(dnn, settings, size, len(stages))
     with computing_on(device, settings.sms):
         batches = _ready(dnn, settings, chains, backend, device)
-        in_one = in_one_launch(batches)
+        single_launch = in_one_launch(batches)
         ready = batches.pop(1)
         graph = _preprocess_graph(dnn, settings, ready[0], device)
         parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
@@ -180,7 +180,7 @@ def make_task(
         batches=batches,
         batch_delay_ns=milliseconds(settings.batch_delay_ms),
         condense=condense,
-        in_one=in_one,
+        single_launch=single_launch,
     )
 
 
@@ -231,7 +231,7 @@ def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> C
         if is_out_of_memory(error):
             raise
         log.warning(
-            "dnn.%s: decoding on the device runs eager, as it cannot be captured: %s", dnn.name, reason_of(error)
+            "dnn.%s: decoding on the device runs eager, as it cannot be captured: %s", dnn.name, summarize_error(error)
         )
         return parts.condense
 

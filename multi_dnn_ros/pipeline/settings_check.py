@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from multi_dnn_ros.backends import green_contexts
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
@@ -113,6 +113,6 @@ def _of_execution(name: str, settings: DnnConfig, device: torch.device | None) -
         try:
             green_contexts.make_stream(device, settings.sms)
         except RuntimeError as error:
-            problem = f"CUDA refuses: {reason_of(error)}"
+            problem = f"CUDA refuses: {summarize_error(error)}"
     if problem:
         yield f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device"

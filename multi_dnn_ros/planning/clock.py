@@ -1,4 +1,4 @@
-"""Clocks that mark the places of a run, and what a mark itself costs."""
+"""Clocks that take time stamps during a run, and the cost of taking one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 
 class Clock(Protocol):
-    """Marks `places` of one run, each once, in order."""
+    """Takes the time stamps ("marks") 0, 1, 2, ... of one run, each once and in order."""
 
     def prepare(self, places: int) -> None:
-        """Make room for marks 0 to places - 1. Before the run is captured or started."""
+        """Allocate marks 0 to places - 1. Called before the run is captured or started."""
         ...
 
     def mark(self, place: int) -> None:
-        """Note the time at a place, on the calling thread's current stream."""
+        """Take the time stamp, on the calling thread's current stream."""
         ...
 
     def gaps_ms(self) -> list[float]:
-        """Milliseconds from each mark to the next, once everything that was launched has ended."""
+        """Milliseconds between consecutive marks, once all launched work has finished."""
         ...
 
 
 class HostClock:
-    """For CPUs, where an operation has ended when its call returns. read: nanoseconds."""
+    """For CPUs, where an operation has finished when its call returns. read: clock in nanoseconds."""
 
     def __init__(self, read: Callable[[], int] = time.perf_counter_ns) -> None:
         self._read = read
@@ -43,7 +43,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """CUDA events. They are external ones: captured in a graph they are recorded anew with every replay."""
+    """CUDA events. They are external events: a captured graph records them again on every replay."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -56,13 +56,13 @@ class DeviceClock:
         self._events[place].record(torch.cuda.current_stream(self._device))
 
     def gaps_ms(self) -> list[float]:
-        # This thread's stream alone: others may never run dry. Not the last event: before a replay has reached it, it
-        # counts as done since the replay before.
+        # Synchronize this thread's stream only: others may never be idle. Waiting for the last event would not do:
+        # until a replay reaches it, it counts as complete from the previous replay.
         torch.cuda.current_stream(self._device).synchronize()
         pairs = zip(self._events, self._events[1:], strict=False)
         return [float(before.elapsed_time(after)) for before, after in pairs]
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock that times what runs on `device`."""
+    """The clock for work on `device`."""
     return DeviceClock(device) if device.type == "cuda" else HostClock()

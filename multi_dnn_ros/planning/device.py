@@ -1,4 +1,4 @@
-"""What a device can do at most, measured on it: arithmetic and memory traffic, the two sides of its roofline.
+"""Measured limits of a device: arithmetic throughput and memory bandwidth, the two sides of its roofline.
 
 Method: Williams, Waterman, Patterson, Roofline: An Insightful Visual Performance Model, CACM 52(4), 2009.
 """
@@ -19,8 +19,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch.nn import functional
 
-from multi_dnn_ros.common.atomic_files import written_beside
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.reporting import nvidia_smi_id
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.clock import Clock, clock_for
@@ -32,15 +32,15 @@ _FORMAT = "multi_dnn_ros devices 1"
 _REPEATS = 7
 #: (side of the matrices, (channels, side) of the 3x3 convolution, MiB copied)
 _SIZES = {"cpu": (1024, (128, 56), 128), "cuda": (8192, (512, 112), 1024)}
-#: Share of the device that others may take before figures are doubted.
+#: Utilization by other processes above which a warning is given.
 BUSY = 0.10
 
 
 class Limits(BaseModel):
-    """Of one device at one precision and number of threads.
+    """Limits of one device at one precision and number of threads.
 
-    flops_per_s: the best of a matrix product and a 3x3 convolution. bytes_per_s: of copying memory much larger than the
-    caches, read and written bytes together.
+    flops_per_s: the better of a matrix product and a 3x3 convolution. bytes_per_s: of a copy much larger than the
+    caches, counting bytes read and written.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -54,16 +54,16 @@ class Limits(BaseModel):
 
     @property
     def ridge(self) -> float:
-        """Operations a byte from which on arithmetic, not memory, is the limit."""
+        """Operations per byte above which arithmetic is the limit instead of memory."""
         return self.flops_per_s / self.bytes_per_s
 
     def bound_ms(self, flops: float, moved: float) -> float:
-        """Least milliseconds of so much arithmetic and so many bytes to and from memory."""
+        """Lower bound in milliseconds for `flops` operations and `moved` bytes of memory traffic."""
         return 1e3 * max(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
 def device_name(target: Target) -> str:
-    """Device, threads and precision, without what may change the software's times."""
+    """Device, threads and precision, without the software versions."""
     device, precision, _, _ = target.name().split("; ")
     return f"{device}; {precision}"
 
@@ -74,7 +74,9 @@ def measure_limits(
     scale: float = 1.0,
     hold: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Limits:
-    """Measure the target's device, a second or two. scale: of the sizes, for tests. hold: around each round."""
+    """Measure the target's device; takes a second or two. scale: factor on the sizes, for tests. hold: context manager
+    entered around each round.
+    """
     device, dtype = target.device, target.dtype
     side, (channels, pixels), mebibytes = _SIZES[device.type]
     side, pixels = max(8, int(side * scale)), max(8, int(pixels * scale))
@@ -101,10 +103,10 @@ def measure_limits(
 def limits_of(
     target: Target, path: Path | None, *, keep: bool = True, measure: Callable[[Target], Limits] = measure_limits
 ) -> Limits:
-    """The device's limits from the file at `path`, or measured now and, with `keep`, written there.
+    """Read the device's limits from the file at `path`, or measure them and, with `keep`, write them there.
 
-    keep: False while the device is busy: what it can do then is not what it can do. A file that cannot be read or
-    written, or holds anything else, is reported in the log and not used. path: None keeps nothing.
+    keep: False while the device is busy, because the measured limits are then too low. A file that is invalid, or
+    cannot be read or written, is logged and ignored. path: None stores nothing.
     """
     known = _read(path) if path is not None and path.exists() else {}
     key = f"{device_name(target)}; torch {torch.__version__}"
@@ -117,14 +119,14 @@ def limits_of(
 
 
 def default_path() -> Path:
-    """Where limits are kept."""
+    """File that stores device limits."""
     return cache_folder() / "devices.json"
 
 
 def foreign_load(device: torch.device, seconds: float = 0.3) -> float | None:
-    """The part of the device, 0 to 1, that other processes use now; None where that cannot be told.
+    """Share of the device (0 to 1) that other processes use now; None if unknown.
 
-    Watches for `seconds`, in which this process should do nothing itself.
+    Watches for `seconds`, during which this process should be idle.
     """
     if device.type == "cpu":
         return _foreign_cpu(seconds)
@@ -147,11 +149,11 @@ def foreign_load(device: torch.device, seconds: float = 0.3) -> float | None:
 
 
 def busy_warning(device: torch.device, load: Callable[[torch.device], float | None] = foreign_load) -> str:
-    """What to tell when others use the device; "" when they do not, or when that cannot be told."""
+    """Warning text if other processes use the device; "" if they do not, or if that is unknown."""
     used = load(device)
     if used is None or used <= BUSY:
         return ""
-    return f"{device} is busy: other processes use {used:.0%} of it, so times are longer than they need be"
+    return f"{device} is busy: other processes use {used:.0%} of it, so measured times are too long"
 
 
 def _foreign_cpu(seconds: float) -> float:
@@ -188,14 +190,14 @@ def _read(path: Path) -> dict[str, Limits]:
             raise ValueError("not a file of device limits")
         return {str(key): Limits.model_validate(value) for key, value in content["devices"].items()}
     except (OSError, ValueError, ValidationError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning("device limits in %s are not used: %s", path, reason_of(error))
+        log.warning("device limits in %s are not used: %s", path, summarize_error(error))
         return {}
 
 
 def _write(path: Path, known: dict[str, Limits]) -> None:
     devices = {key: limits.model_dump() for key, limits in known.items()}
     try:
-        with written_beside(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         log.warning("device limits are not kept: %s cannot be written: %s", path, error)

@@ -1,4 +1,4 @@
-"""Layers, settings and loads as numbers: what the linear model and the trees see."""
+"""Layers, settings and loads as feature vectors for the linear model and the trees."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from multi_dnn_ros.planning.samples import LOAD_KINDS, LayerCounts, Load, Settin
 Matrix = NDArray[np.float64]
 Question = tuple[LayerCounts, Setting, Load]
 
-#: Of the trees, in order; every one of them can be read off a layer before it ever runs.
+#: Features of the trees, in order; all are known before a layer runs.
 TREE_FEATURES = (
     "arithmetic", "parameters", "bytes read", "bytes written", "intensity", "window", "groups",
     "input channels", "output channels", "pixels", "SMs", "load level", "oversubscription", "compute load",
     "memory load", "DNN load",
 )  # fmt: skip
-#: Of the linear model: milliseconds of arithmetic and of memory traffic at the device's limits, and one launch ...
+#: Features of the linear model: milliseconds of arithmetic and of memory traffic at the device's limits, and one launch
+#: ...
 _BASE = ("arithmetic at peak", "bytes at bandwidth", "launch")
-#: ... each times one and times what the load takes away.
+#: ... each multiplied by 1 and by the pressure of each kind of load.
 _LOADS = ("alone", *(f"{kind} {how}" for kind in LOAD_KINDS[1:] for how in ("beside", "oversubscribed")))
 LINEAR_FEATURES = tuple(f"{base}, {load}" for load in _LOADS for base in _BASE)
-#: A layer takes at least about this long, whatever it does; keeps the trees' target finite.
+#: Approximate minimum time of any layer; keeps the trees' target finite.
 _FLOOR_MS = 1e-3
 
 
 def linear_features(questions: Sequence[Question]) -> Matrix:
-    """(len(questions), len(LINEAR_FEATURES)); milliseconds or shares of milliseconds, none negative."""
+    """(len(questions), len(LINEAR_FEATURES)) matrix of milliseconds or shares of milliseconds, all nonnegative."""
     base = np.array([[*_ideal(counts, setting), 1.0] for counts, setting, _ in questions]).reshape(-1, len(_BASE))
     factors = np.array([_load_factors(setting, load) for _, setting, load in questions]).reshape(-1, len(_LOADS))
     return np.asarray((factors[:, :, None] * base[:, None, :]).reshape(len(questions), -1))
 
 
 def tree_features(questions: Sequence[Question], *, kinds: bool = True) -> Matrix:
-    """(len(questions), len(TREE_FEATURES) + len(KINDS)); without the kinds' 0-or-1 columns where `kinds` is False."""
+    """(len(questions), len(TREE_FEATURES) + len(KINDS)) matrix; `kinds` False omits the one-hot columns of the layer
+    kinds.
+    """
     rows = []
     for counts, setting, load in questions:
         moved = counts.bytes_read + counts.bytes_written
@@ -51,16 +54,16 @@ def tree_features(questions: Sequence[Question], *, kinds: bool = True) -> Matri
 
 
 def ideal_ms(questions: Sequence[Question]) -> Matrix:
-    """(len(questions),) milliseconds at the device's limits; the trees learn how many times that a layer takes."""
+    """(len(questions),) milliseconds at the device's limits; the trees predict the ratio of the real time to this."""
     return np.array([sum(_ideal(counts, setting)) + _FLOOR_MS for counts, setting, _ in questions])
 
 
 def pressure(setting: Setting, load: Load) -> tuple[float, float]:
-    """(others beside the layer on free cores, others in excess of the cores), each over the cores.
+    """(load threads on free cores, load threads in excess of the cores), each divided by the number of cores.
 
-    On a GPU: (the first other stream, those beyond it). A stream's kernels follow one another, and a layer's launch
-    finds room where one of them ends. From the second stream on there is always another kernel waiting by then, and
-    each further stream makes every launch wait for one more: longer by so much, not by so many times.
+    On a GPU: (1 for the first other stream, number of further streams). The kernels of one stream run one after
+    another, and a layer's launch starts when one of them ends. From the second stream on, another kernel is always
+    waiting by then, so each further stream delays every launch by one more kernel: an additive cost, not a factor.
     """
     if not setting.cores:
         return float(min(load.level, 1)), float(max(0, load.level - 1))

@@ -1,4 +1,4 @@
-"""Does a set of DNNs, cameras and rates fit a device? A verdict in words; no measurement happens here."""
+"""Checks whether a set of DNNs, cameras and rates fits a device. Computes only; measures nothing."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from dataclasses import dataclass, field
 
 from multi_dnn_ros.common.reporting import three_digits
 
-#: Of the time there is. What is left over covers what no mean time shows: frames that come unevenly, the system's own
-#: work, a result that takes longer to decode.
+#: Maximum utilization. The rest is a margin for what mean times do not show: uneven arrivals, work of the system,
+#: results that take longer to decode.
 LIMIT = 0.95
 _ITERATIONS = 25
-#: Less of a worker than this is no room for a DNN.
+#: A free share of a worker below this counts as none.
 _NOTHING = 0.01
-#: What computes one frame at a time, without and with a GPU.
+#: Name of the unit that computes one frame at a time, without and with a GPU.
 _UNIT = {False: "worker", True: "stream"}
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What is asked of one DNN.
+    """Demand of one DNN.
 
-    cameras: frames a second from each. alone_ms: of one frame from mailbox to result while nothing else runs.
-    crowded_ms: the same while every other worker is busy, waiting for a worker not counted. deadline_ms: from arrival;
-    None: none. priority: the higher, the later it is the one to give way. shared_ms: of one frame on what all DNNs
-    have in common, one after another, where they do not wait for workers: of a GPU its units, and Python's lock.
-    wait_ms: what else passes from a frame's arrival to its result, as far as the DNN is free meanwhile: its decoding.
-    batch: frames of one inference, whose results come together; the other times are per frame.
+    cameras: rate in hertz, by camera.
+    alone_ms: time of one frame from mailbox to result while nothing else runs.
+    crowded_ms: the same while all other workers are busy, without waiting for a worker.
+    deadline_ms: from arrival; None: no deadline.
+    priority: when the set does not fit, the DNN of lowest priority is advised to be reduced.
+    shared_ms: time per frame on resources that all DNNs share without waiting for a worker: a GPU's execution units and
+    the GIL.
+    wait_ms: further latency from a frame's arrival to its result while the DNN is idle: image decoding.
+    batch: frames per inference, whose results arrive together. The other times are per frame.
     """
 
     dnn: str
@@ -42,17 +45,17 @@ class Demand:
 
     @property
     def hz(self) -> float:
-        """Of all its cameras together."""
+        """Total rate of its cameras."""
         return sum(self.cameras.values())
 
     def latency_ms(self, ms: float) -> float:
-        """From arrival to result, where one frame takes the DNN `ms`."""
+        """Latency from arrival to result, if one frame takes the DNN `ms`."""
         return ms * self.batch + self.wait_ms
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Images of one camera, each decoded once for all DNNs, by a thread of the camera's. ms: of one image on a core."""
+    """Images of one camera, each decoded once for all DNNs by the camera's thread. ms: per image, on one core."""
 
     camera: str
     hz: float
@@ -60,17 +63,17 @@ class Decoding:
 
     @property
     def need(self) -> float:
-        """Part of a core's time."""
+        """Share of one core's time."""
         return self.hz * self.ms / 1e3
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """utilization: part of all workers' time that is needed. needs: part of one worker's time, by DNN.
+    """utilization: required share of all workers' time. needs: required share of one worker's time, by DNN.
 
-    breaks: DNNs that make it not fit. decoding: part of a core's time, by camera. overloaded: cameras whose images one
-    thread cannot decode in time. most_hz: the rate at which each of those would fit, where one would. advice: what
-    would help, each a sentence. doubts: why the times behind this may be wrong.
+    breaks: DNNs because of which the set does not fit. decoding: share of a core's time, by camera. overloaded: cameras
+    whose images one thread cannot decode in time. most_hz: by DNN that breaks the fit, the rate at which it would fit,
+    if any. advice: possible remedies, one sentence each. doubts: why the underlying times may be wrong.
     """
 
     fits: bool
@@ -95,20 +98,21 @@ def check_fit(
     decoding: Sequence[Decoding] = (),
     cores: int = 0,
 ) -> Verdict:
-    """Judge `demands` on a device with so many workers.
+    """Check `demands` on a device with `workers` workers.
 
-    A DNN takes one frame at a time, so it needs at most `limit` of one worker; all together need at most `limit` of all
-    workers, and of what they share; and no frame may take longer than its deadline. How long a frame takes lies between
-    alone_ms and crowded_ms, as the other workers are busy. gpu: fp16 is worth advising, and what is called a worker
-    here is a stream: every DNN has one. decoding: beside the DNNs; a camera's images need at most `limit` of a core, as
-    one thread decodes them, and of `cores` all of them take what the workers of a CPU then lack. Raises ValueError for
-    no workers, or a demand that is not a number of hertz and milliseconds.
+    Conditions: each DNN, which processes one frame at a time, needs at most `limit` of one worker; all together need at
+    most `limit` of all workers and of the shared resources; no frame exceeds its deadline. A frame takes between
+    alone_ms and crowded_ms, depending on the utilization of the other workers.
+
+    gpu: advise fp16, and call workers streams, because each DNN has its own. decoding: image decoding beside the DNNs:
+    each camera needs at most `limit` of a core, since one thread decodes its images, and all of them take their share
+    of `cores` from the workers of a CPU. Raises ValueError for no workers, or for a demand out of range.
     """
     _check(demands, workers, limit)
     unit = _UNIT[gpu]
     times = _times_ms(demands, workers)
     needs = {of.dnn: of.hz * ms / 1e3 for of, ms in zip(demands, times, strict=True)}
-    taken = 0.0 if gpu or not cores else sum(of.need for of in decoding) / cores  # part of all workers' time
+    taken = 0.0 if gpu or not cores else sum(of.need for of in decoding) / cores  # share of all workers' time
     utilization = sum(needs.values()) / workers + taken
     overloaded = [of for of in decoding if of.need > limit]
     own = [of for of in demands if needs[of.dnn] > limit]
@@ -120,10 +124,10 @@ def check_fit(
     shares = {of.dnn: of.hz * of.shared_ms / 1e3 for of in demands}
     shared = sum(shares.values())
     crowd: list[Demand] = []
-    # Rounding apart: a set that is advised to be just within the limit is within it.
+    # Tolerate rounding: a set reduced exactly to the advised rates must fit.
     if not own and utilization > limit * (1.0 + 1e-9):
-        crowd = [_gives_way(demands, needs, (utilization - limit) * workers)]
-    narrow = [] if own or crowd or shared <= limit * (1.0 + 1e-9) else [_gives_way(demands, shares, shared - limit)]
+        crowd = [_largest_need(demands, needs, (utilization - limit) * workers)]
+    narrow = [] if own or crowd or shared <= limit * (1.0 + 1e-9) else [_largest_need(demands, shares, shared - limit)]
     breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *narrow, *late)))
     ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
     text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late}, unit, overloaded)
@@ -135,7 +139,7 @@ def check_fit(
     others = sum(needs.values()) - sum(needs[of.dnn] for of in giving_way)
     left = (limit - taken) * workers - others
     for number, of in enumerate(giving_way):
-        free = min(limit, left / (len(giving_way) - number))  # those that give way share what is left
+        free = min(limit, left / (len(giving_way) - number))  # the reduced DNNs share the remaining time
         left -= max(0.0, free)
         if free > _NOTHING:
             most_hz[of.dnn] = free / ms_of[of.dnn] * 1e3
@@ -165,12 +169,12 @@ def check_fit(
 
 
 def service_ms(demands: Sequence[Demand], workers: int) -> dict[str, float]:
-    """Milliseconds of one frame of each DNN among the others, as check_fit reckons with."""
+    """Milliseconds per frame of each DNN among the others, as used by check_fit."""
     return {of.dnn: ms for of, ms in zip(demands, _times_ms(demands, workers), strict=True)}
 
 
 def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
-    """Each time depends on how busy the others are, which depends on their times: iterated until it stands."""
+    """Fixed-point iteration: each time depends on how busy the others are, which depends on their times."""
     times = [of.alone_ms for of in demands]
     for _ in range(_ITERATIONS):
         busy = [min(1.0, of.hz * ms / 1e3) for of, ms in zip(demands, times, strict=True)]
@@ -182,8 +186,10 @@ def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
     return times
 
 
-def _gives_way(demands: Sequence[Demand], needs: Mapping[str, float], excess: float) -> Demand:
-    """Of those without which it would fit, the one of least priority, the heaviest among equals; else the heaviest."""
+def _largest_need(demands: Sequence[Demand], needs: Mapping[str, float], excess: float) -> Demand:
+    """The DNN to reduce. Among those whose removal would make the set fit, the one of lowest priority and, among
+    equals, the highest need; otherwise the one of the highest need.
+    """
     enough = [of for of in demands if needs[of.dnn] >= excess - 1e-9]
     if not enough:
         return max(demands, key=lambda of: needs[of.dnn])

@@ -1,4 +1,4 @@
-"""What images cost, by their size: decoding on a core, and on the device upload and preprocessing."""
+"""Cost of images by size: decoding on a core, upload and preprocessing on the device."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.planning.image_sizes import megapixels
 from multi_dnn_ros.planning.launch_cost import synchronize
 
-#: (width, height) of the images that are timed.
+#: (width, height) of the timed images.
 _SMALL, _LARGE = (640, 480), (1280, 720)
 _REPEATS = 5
-#: JPEG, 0 to 100: what camera drivers have by default.
+#: JPEG quality, 0 to 100: a usual default of camera drivers.
 _QUALITY = 80
 
 
 def decode_ms(transport: str) -> float:
-    """Of a megapixel, milliseconds on a core. transport: raw, of which bgr8 is timed, or compressed: JPEG.
+    """Milliseconds per megapixel on one core. transport: raw (timed with bgr8) or compressed (JPEG).
 
-    How long a JPEG takes depends on what it shows; this one has detail of every size, as a street has.
+    JPEG decoding time depends on the content; the test image has detail at every scale, like a street scene.
     """
     image = _picture()
     threads = cv2.getNumThreads()
@@ -41,7 +41,7 @@ def decode_ms(transport: str) -> float:
 
 
 def preprocess_ms(task: DnnTask, device: torch.device) -> float:
-    """Of a megapixel more, milliseconds; nothing else may use the DNN meanwhile."""
+    """Milliseconds per additional megapixel. The DNN must be idle meanwhile."""
 
     def ms(size: tuple[int, int]) -> float:
         image = torch.zeros((size[1], size[0], 3), dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -58,7 +58,7 @@ def preprocess_ms(task: DnnTask, device: torch.device) -> float:
 
 
 def _picture() -> npt.NDArray[np.uint8]:
-    """Noise of every scale, each of about the same contrast."""
+    """Noise at every scale, with roughly equal contrast."""
     generator = np.random.default_rng(0)
     width, height = _LARGE
     total = np.full((height, width, 3), 128, np.float32)

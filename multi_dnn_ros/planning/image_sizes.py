@@ -1,6 +1,7 @@
-"""The verdict on a set of DNNs and cameras for the sizes of images that the cameras really send.
+"""Checks the fit for the image sizes that the cameras really deliver.
 
-Numbers only: what holds them can be sent to another process, and judges there without measuring and without PyTorch.
+Plain numbers only: a :class:`Fit` can be sent to another process and evaluated there without measuring and without
+PyTorch.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class CameraLoad:
-    """size: of the images that were measured. known: whether it is the camera's; else it was assumed. decode_ms: of a
-    megapixel, on a core.
+    """size: of the measured images. known: whether it is the camera's real size, or assumed. decode_ms: per megapixel,
+    on one core.
     """
 
     hz: float
@@ -28,10 +29,10 @@ class CameraLoad:
 
 @dataclass(frozen=True)
 class Fit:
-    """What was measured, and is judged for sizes of images.
+    """Measured figures, to be evaluated for any image sizes.
 
-    demands: with images of the cameras' `size`. preprocess_ms: of a megapixel more, by DNN: upload and preprocessing.
-    workers, gpu, doubts: see check_fit. cores: of the machine.
+    demands: for images of the cameras' `size`. preprocess_ms: by DNN, upload and preprocessing per additional
+    megapixel. workers, gpu, doubts: see check_fit. cores: number of cores of the machine.
     """
 
     demands: tuple[Demand, ...]
@@ -43,9 +44,9 @@ class Fit:
     doubts: tuple[str, ...] = field(default=())
 
     def verdict(self, sizes: Mapping[str, Size] | None = None) -> Verdict:
-        """Judge. sizes: of the images by camera, as far as they have come in; others as they were measured.
+        """Check the fit. sizes: real image sizes by camera, as far as known; otherwise the measured ones.
 
-        The text says which sizes are assumed.
+        The text names assumed sizes.
         """
         real = dict(sizes or {})
         now = {name: real.get(name, camera.size) for name, camera in self.cameras.items()}
@@ -66,7 +67,9 @@ class Fit:
         return replace(verdict, text=f"{verdict.text} (images of {whose} taken to be {width} x {height})")
 
     def _at(self, demand: Demand, sizes: Mapping[str, Size], decode_ms: Mapping[str, float]) -> Demand:
-        """Its times with images of these sizes: frames of its cameras by their rates; the longest decoding of any."""
+        """The demand for these image sizes: preprocessing weighted by the cameras' rates; the longest decoding of any
+        camera.
+        """
         more = sum(
             hz * (megapixels(sizes[camera]) - megapixels(self.cameras[camera].size))
             for camera, hz in demand.cameras.items()
@@ -80,18 +83,18 @@ class Fit:
         )
 
 
-class SizesSeen:
-    """Judges anew when a camera's images turn out to be of another size than was reckoned with.
+class ObservedSizes:
+    """Repeats the check when a camera's images differ in size from the assumption.
 
-    Of a camera that sends several sizes the largest counts.
+    For a camera with several sizes the largest counts.
     """
 
     def __init__(self, fit: Fit) -> None:
         self._fit = fit
         self._sizes: dict[str, Size] = {}
 
-    def see(self, camera: str, size: Size) -> Verdict | None:
-        """To be told of each image; the new verdict, if there is one."""
+    def observe(self, camera: str, size: Size) -> Verdict | None:
+        """Report each image's size; returns a new verdict if it changes."""
         largest = self._sizes.get(camera)
         if camera not in self._fit.cameras or (largest is not None and megapixels(size) <= megapixels(largest)):
             return None

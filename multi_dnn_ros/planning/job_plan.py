@@ -1,4 +1,4 @@
-"""How each DNN is cut into jobs when the times of its layers count: even ones, or as long as a bound allows."""
+"""Plans how each DNN is cut into jobs from its layers' times: into equal jobs, or into jobs within a time bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.cut import Stage as Job
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MOST_JOBS, JobLength, job_length
@@ -31,9 +31,9 @@ from multi_dnn_ros.planning.timing import Target
 
 log = logging.getLogger(__name__)
 
-#: Rounds of measuring a DNN's layers while configuring.
+#: Rounds of measuring a DNN's layers at configuration.
 ROUNDS = 7
-#: Size of the image that preprocessing is timed with: the cameras' own are not known yet.
+#: Image size for timing preprocessing: the cameras' sizes are not known yet.
 _HEIGHT, _WIDTH = 480, 640
 _PREPROCESS_ROUNDS = 5
 _DOUBTS_TOLD = 3
@@ -41,10 +41,12 @@ _DOUBTS_TOLD = 3
 
 @dataclass(frozen=True)
 class JobPlan:
-    """How one DNN is cut. costs, limit_s: as of models.cut. launch_s: of each job. known: "predicted" or "measured".
+    """How one DNN is cut.
 
-    Preprocessing, which runs inside the first job, is in the cost of the first layer. costs None: by estimates, and
-    nothing is known of times. bound_s: that jobs keep to; None: `jobs` counts.
+    jobs: number of jobs. costs, limit_s: as for graph.cut; costs None: cut by estimates, times unknown. The first
+    layer's cost includes preprocessing, which runs in the first job.
+    launch_s: launch cost per job. known: source of the times, "predicted" or "measured".
+    bound_s: maximum duration of a job; None: `jobs` decides.
     """
 
     jobs: int
@@ -55,14 +57,14 @@ class JobPlan:
     bound_s: float | None = None
 
     def remaining_ns(self, jobs: Sequence[Job]) -> tuple[int, ...] | None:
-        """By job, what a frame takes from its start to the end of the last, alone on the device; None: not known."""
+        """By job, the time from its start to the end of the last job, alone on the device; None: unknown."""
         if self.costs is None:
             return None
         times = [round((job.cost_s + self.launch_s) * 1e9) for job in jobs]
         return tuple(accumulate(reversed(times)))[::-1]
 
-    def words(self, dnn: str, remaining_ns: Sequence[int]) -> str:
-        """What was chosen, in a line: the number of jobs, the longest of them, what launching takes."""
+    def summary(self, dnn: str, remaining_ns: Sequence[int]) -> str:
+        """One line for the log: number of jobs, longest job, launch cost."""
         times_ms = [(now - then) / 1e6 for now, then in pairwise((*remaining_ns, 0))]
         count = f"{len(times_ms)} job{'s' if len(times_ms) > 1 else ''}"
         allowed = "" if self.bound_s is None else f" of {self.bound_s * 1e3:g} allowed"
@@ -74,8 +76,8 @@ class JobPlan:
 class JobPlanner:
     """Makes the plan of each DNN of a node.
 
-    predictor: of layer times, and `source`, its file, for messages; None: layers are measured. bound_s: that no job
-    exceeds; 0: the number of jobs is given. timed, launch: stand-ins for tests.
+    predictor: of layer times; None: layers are measured. source: its file, for messages. bound_s: maximum duration of a
+    job; 0: the number of jobs is given. timed, launch: replacements for tests.
     """
 
     def __init__(
@@ -95,10 +97,10 @@ class JobPlanner:
         self._told: set[str] = set()
 
     def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
-        """How `dnn` is cut: into `jobs` where there is no bound, by its layers' times where those are asked for.
+        """Plan the cut of `dnn`: into `jobs` jobs if there is no bound, balanced by layer times if those are available.
 
-        target: where, and by which backend and precision, layers are measured. What cannot be timed is told in the log,
-        and the plan is then one without times; memory that does not suffice is an error as elsewhere.
+        target: device, backend and precision for measuring layers. If layers cannot be timed, logs a warning and
+        returns a plan without times. Raises if memory is insufficient.
         """
         if self._predictor is None and not self._bound_s:
             return JobPlan(jobs)
@@ -111,12 +113,12 @@ class JobPlanner:
                 raise
             log.warning(
                 "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimates: %s",
-                dnn.name, dnn.name, reason_of(error),
+                dnn.name, dnn.name, summarize_error(error),
             )  # fmt: skip
             return JobPlan(jobs)
         finally:
             if device.type == "cuda":
-                torch.cuda.empty_cache()  # of what was captured to be timed alone
+                torch.cuda.empty_cache()  # memory of graphs captured for timing only
 
     def _plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         noise = torch.Generator().manual_seed(0)
@@ -152,7 +154,7 @@ class JobPlanner:
         return layers, [statistics.median(ms) for ms in times.layers], "measured"
 
     def _tell(self, dnn: str, doubts: Sequence[str]) -> None:
-        """Each doubt once, with the first DNN that has it: another device is another one for all of them."""
+        """Log each doubt once, with the first DNN that has it."""
         fresh = [doubt for doubt in doubts if doubt not in self._told]
         self._told.update(fresh)
         if fresh:
@@ -164,7 +166,7 @@ class JobPlanner:
 
 
 def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[LayerShape]:
-    """Layers that were traced in float32 as they are in `dtype`: so many bytes less are read and written."""
+    """Layers traced in float32, with the memory traffic that they have in `dtype`."""
     part = dtype.itemsize / torch.float32.itemsize
     return [
         layer.model_copy(
@@ -182,7 +184,7 @@ def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[Layer
 
 
 class _OnCopies:
-    """A backend that leaves the modules it is given where they are: they are cut and prepared again afterwards."""
+    """A backend that prepares copies: the modules are cut and prepared again afterwards."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -195,7 +197,7 @@ class _OnCopies:
 
 
 def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:
-    """What stands against the bound, or against few launches, and which of them is kept."""
+    """Which constraints, bound or launch cost, cannot be met, and what is done instead."""
     found = []
     if length.too_long:
         worst = max(length.too_long, key=lambda number: ms[number])
@@ -204,7 +206,7 @@ def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float],
         took_ms = ms[worst] + launch_s * 1e3
         found.append(f"layer {name} takes {took_ms:.3g} ms by itself{others} and is kept as one job")
     if length.capped:
-        found.append(f"more than the {MOST_JOBS} jobs there may be would be needed, and {MOST_JOBS} are kept")
+        found.append(f"more than {MOST_JOBS} jobs would be needed, and {MOST_JOBS} are used")
     if not length.launch_pays:
         found.append(
             f"launching takes {100 * length.launch_share:.1f} % of the time of {length.jobs} jobs, not under "

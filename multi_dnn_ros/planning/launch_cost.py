@@ -1,4 +1,4 @@
-"""What it costs to launch a job: the host's time, whatever the job computes."""
+"""Host time of launching a job."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CALLS = 20
 
 
 def launch_cost_s(target: Target, now: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds that one call of a job takes on the host, median of rounds; the job adds nothing to one number.
+    """Median seconds of host time per call of a job that only applies ReLU to one number.
 
-    On a GPU that is launching a captured graph (or a kernel), on a CPU running a job with next to nothing to compute.
+    On a GPU this is launching a captured graph (or a kernel), on a CPU running a job with almost no work.
     """
     inputs = (torch.zeros(1),)
     (ready,) = target.make_backend().prepare(split(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
@@ -29,7 +29,7 @@ def launch_cost_s(target: Target, now: Callable[[], float] = time.perf_counter) 
     times = []
     with torch.inference_mode():
         for _ in range(_ROUNDS):
-            synchronize(target.device)  # a launch waits once the GPU has a thousand of them
+            synchronize(target.device)  # launches block once about a thousand are pending
             begin = now()
             for _ in range(_CALLS):
                 ready(carried)
@@ -39,6 +39,6 @@ def launch_cost_s(target: Target, now: Callable[[], float] = time.perf_counter) 
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what this thread launched."""
+    """Wait for the work launched by this thread."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -1,4 +1,4 @@
-"""Marks inside a running network: every layer is timed in its place, with the data and caches that it finds there."""
+"""Time marks inside a running network: each layer is timed in place, with the data and caches it really has."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock
 from multi_dnn_ros.planning.timing import Target
 
-#: Backends that run a stage's graph as it stands, marks included. Others compile it: there a layer is a stage.
+#: Backends that run a stage's graph unchanged, marks included. For others, which compile it, each layer becomes a
+#: stage.
 MARKED_BACKENDS = ("eager", "cuda_graph")
 _EMPTY = 16
 _EMPTY_RUNS = 25
 
 
 class MarkedStage(nn.Module):
-    """A stage that marks place `first` before its first layer and one more behind each: len(layers) + 1 marks."""
+    """A stage that takes mark `first` before its first layer and one after each layer: len(layers) + 1 marks."""
 
     def __init__(self, stage: Stage, clock: Clock, first: int, marks_behind: Sequence[int] | None = None) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class MarkedStage(nn.Module):
                 marked_start = True
             copies[node] = graph.node_copy(node, copies.__getitem__) if node.op != "output" else node
             if node.op == "output":
-                while ends:  # of layers that are no operations: measures what a mark costs
+                while ends:  # layers without operations: these gaps measure the cost of a mark
                     ends.pop()
                     mark()
                 graph.output(fx.node.map_arg(node.args[0], copies.__getitem__))
@@ -61,10 +62,10 @@ class MarkedStage(nn.Module):
 
 
 class Run:
-    """A network made ready to be run with marks; each call gives the milliseconds of its parts.
+    """A prepared network with marks; each call returns the milliseconds of its parts.
 
-    parts: how many times a call gives. cost_ms: of a mark (and of calling a stage, where each part is one), which is
-    taken off each.
+    parts: number of times per stage. cost_ms: cost of a mark (plus a stage call if each part is a stage), subtracted
+    from each time.
     """
 
     def __init__(
@@ -92,13 +93,13 @@ class Run:
         times: list[list[float]] = []
         for index, parts in enumerate(self._parts):
             if self._inside and index:
-                next(gaps)  # from one stage to the next
+                next(gaps)  # the gap between two stages
             times.append([next(gaps) for _ in range(parts)])
         return times
 
 
 def jobs_run(stages: Sequence[Stage], inputs: Tensors, target: Target, clock: Clock) -> Run:
-    """Marks between the jobs alone: the network as it is served."""
+    """Marks between the jobs only: the network as it is served."""
     ready = target.make_backend().prepare(stages, inputs, target.device)
     clock.prepare(len(ready) + 1)
     return Run(ready, inputs, clock, [1] * len(ready), 0.0, inside=False)
@@ -107,7 +108,7 @@ def jobs_run(stages: Sequence[Stage], inputs: Tensors, target: Target, clock: Cl
 def layers_run(
     graph_module: fx.GraphModule, stages: Sequence[Stage], inputs: Tensors, target: Target, clock: Clock
 ) -> Run:
-    """Marks around each layer of the jobs `stages`, or each layer a stage where the backend compiles stages."""
+    """Marks around each layer of the jobs `stages`; each layer is a stage if the backend compiles stages."""
     layers = [len(stage.layers) for stage in stages]
     if target.backend in MARKED_BACKENDS:
         cost_ms = _mark_cost_ms(target, clock)
@@ -136,7 +137,7 @@ def _ends(stage: Stage) -> list[int]:
 
 
 def _empty(target: Target) -> tuple[Stage, Tensors]:
-    """A job of no layer: what it takes is what it costs to call one."""
+    """A job without layers: its time is the cost of a call."""
     inputs = (torch.zeros(1, device=target.device),)
     (stage,) = split(trace(nn.Identity().eval(), (torch.zeros(1),)), 1)
     return stage, inputs
@@ -153,10 +154,10 @@ def _mark_cost_ms(target: Target, clock: Clock) -> float:
 
 
 def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
-    """What a mark more costs: layers as networks have them with marks between them, against the same without.
+    """Cost of a mark between kernels: typical layers with marks between them, compared with the same layers without.
 
-    On a GPU that is more than from one mark to the next: a kernel begins while the one before it ends, unless there is
-    a mark between them. The layers are such as remain kernels of their own.
+    On a GPU this exceeds the gap between two marks: without a mark, a kernel starts while the previous one ends. The
+    layers are chosen so that they stay separate kernels.
     """
     layers = [
         nn.Conv2d(64, 64, 3, padding=1, bias=False) if place % 2 == 0 else nn.LeakyReLU() for place in range(_EMPTY)
@@ -175,7 +176,7 @@ def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
 
 
 def _call_cost_ms(target: Target, clock: Clock) -> float:
-    """What a stage more costs: small operations, a stage each, against the same in one stage."""
+    """Cost of one more stage: small operations as one stage each, compared with all of them in one stage."""
     inputs = (torch.zeros(1, device=target.device),)
     small = trace(nn.Sequential(*(nn.ReLU() for _ in range(_EMPTY))).eval(), (torch.zeros(1),))
     times = []

@@ -1,4 +1,4 @@
-"""Rounds of a network run with marks: as it is served, and layer by layer, in random order."""
+"""Runs a network with time marks: as it is served, and layer by layer, in random order."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from multi_dnn_ros.planning.timing import Target
 
 Progress = Callable[[int, int], None]
 _WARM_UP_ROUNDS = 2
-#: Rounds that other processes cut into are run again, up to this many times as many as asked for.
+#: Preempted rounds are repeated; at most this many times the requested number of rounds is run.
 _MOST_ROUNDS = 4
-#: No network is measured for longer than this once it has had MIN_ROUNDS.
+#: Time limit for a network, once it has had MIN_ROUNDS.
 _LIMIT_S = 20.0
 MIN_ROUNDS = 5
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A network ready to be measured. inputs: of the batch and precision it was traced for, on the CPU.
+    """A network to be measured. inputs: on the CPU, of the batch and precision that it was traced for.
 
-    absorbed: names of operations that are part of another one where the network runs.
+    absorbed: names of operations that are fused into another one at run time.
     """
 
     graph_module: fx.GraphModule
@@ -42,17 +42,17 @@ class Traced:
 
     @classmethod
     def on(cls, target: Target, graph_module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> Traced:
-        """To be measured on `target`."""
+        """For measuring on `target`."""
         fuses = target.device.type == "cuda" and target.backend == "cuda_graph"
         return cls(graph_module, inputs, absorbed(graph_module) if fuses else frozenset())
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds, a list a round.
+    """Milliseconds per round.
 
-    layers: [layer][round] in the order of the network. jobs: [job][round]. whole: [round]. disturbed: rounds among
-    those kept in which the operating system took the processor away.
+    layers: [layer][round], in the network's order. jobs: [job][round]. whole: [round]. disturbed: number of kept rounds
+    in which the process was preempted.
     """
 
     stages: tuple[Stage, ...]
@@ -69,7 +69,7 @@ def trace_for(module: nn.Module, shape: tuple[int, ...], target: Target, seed: i
     """
     own = copy.deepcopy(module).to(device="cpu", dtype=target.dtype)
     for part in own.modules():
-        part.training = False  # as eval(), which exported programs refuse
+        part.training = False  # eval() raises for exported programs
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(seed))
     inputs = (values.to(target.dtype),)
     return Traced.on(target, trace(own, inputs, fold_batch_norm=True), inputs)
@@ -88,12 +88,12 @@ def measure(
     now: Callable[[], float] = time.monotonic,
     progress: Progress = lambda done, total: None,
 ) -> Times:
-    """Run the network `target.rounds` times as it is served, in `jobs` jobs, and as often with its layers marked.
+    """Run the network `target.rounds` times as served, in `jobs` jobs, and as often with its layers marked.
 
-    costs: what the cut goes by. The two take turns in random order (`seed`). Rounds in which the operating system took
-    the processor away for somebody else (it counts such switches) are repeated, within bounds: the medians are the
-    network's, not its neighbours'. hold: entered around each round, see realtime.held. make_clock, preemptions, now:
-    other clocks, for tests. Raises what cutting or the backend raises.
+    costs: cost function for the cut. The two kinds of round alternate in random order (`seed`). Rounds in which the
+    operating system preempted the process are repeated, within bounds, so that the medians exclude other processes.
+    hold: context manager entered around each round, see realtime_priority. make_clock, preemptions, now: replacements
+    for tests. Raises what cutting or the backend raises.
     """
     stages = tuple(split(traced.graph_module, jobs, costs=costs))
     clocks = make_clock or (lambda: clock_for(target.device))
@@ -121,7 +121,7 @@ def measure(
                 rounds[run].append((disturbance, times))
                 quiet[run] += disturbance == 0
             progress(min(min(quiet.values()), target.rounds), target.rounds)
-    of_jobs, of_layers = (_calmest(rounds[run], target.rounds) for run in (served, layered))
+    of_jobs, of_layers = (_least_preempted(rounds[run], target.rounds) for run in (served, layered))
     return Times(
         stages=stages,
         layers=_columns([[ms for job in times for ms in job] for _, times in of_layers]),
@@ -131,7 +131,7 @@ def measure(
     )
 
 
-def _calmest(rounds: list[tuple[int, list[list[float]]]], count: int) -> list[tuple[int, list[list[float]]]]:
+def _least_preempted(rounds: list[tuple[int, list[list[float]]]], count: int) -> list[tuple[int, list[list[float]]]]:
     return sorted(rounds, key=lambda entry: entry[0])[:count]
 
 
@@ -140,5 +140,5 @@ def _columns(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
 
 
 def _preemptions() -> int:
-    """How often this process lost a processor that it was still using, since it began."""
+    """Involuntary context switches of this process since its start."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

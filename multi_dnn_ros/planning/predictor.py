@@ -1,4 +1,4 @@
-"""Predicts a layer's time from what it computes and moves, from a JSON file of numbers; knows what it has not seen."""
+"""Predicts a layer's time from its arithmetic and memory traffic, and reports what it was not trained for."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from multi_dnn_ros.planning.timing import Target
 
 log = logging.getLogger(__name__)
 
-#: How far outside of the sizes that were seen a layer may lie: a factor.
+#: Factor by which a layer may lie outside of the trained range of sizes.
 _SLACK = 1.5
-#: Times below the clock's resolution are no base for anything.
+#: Shorter linear predictions are below the clock's resolution and not used as a base.
 _LEAST_MS = 1e-3
-#: How far from every layer that was seen one may lie, in each of its sizes: a factor. Within all ranges there are
-#: combinations, such as many pixels with many channels, that nothing was learnt of.
+#: Factor by which a layer may differ, in each size, from the nearest trained layer. The ranges alone would admit
+#: untrained combinations, such as many pixels with many channels.
 _NEAR = 2.0
-#: Sizes by which a layer is known, for each kind.
+#: Sizes that characterize a layer of a kind.
 _SIZES = ("flops", "bytes_read", "bytes_written", "pixels")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -50,7 +50,7 @@ class _Part(BaseModel):
 
 
 class Linear(_Part):
-    """Milliseconds as a sum of LINEAR_FEATURES; weights by kind of layer, none negative."""
+    """Milliseconds as a weighted sum of LINEAR_FEATURES. weights: by kind of layer, nonnegative."""
 
     regressor: Literal["linear"] = "linear"
     weights: dict[str, tuple[Annotated[float, Field(ge=0.0)], ...]]
@@ -63,7 +63,7 @@ class Linear(_Part):
         return self
 
     def predict(self, questions: Sequence[Question]) -> Matrix:
-        """Milliseconds; NaN for a kind that was not learnt."""
+        """Milliseconds; NaN for an untrained kind."""
         unknown = (float("nan"),) * len(LINEAR_FEATURES)
         weights = np.array([self.weights.get(counts.kind, unknown) for counts, _, _ in questions])
         times: Matrix = (linear_features(questions) * weights.reshape(len(questions), -1)).sum(axis=1)
@@ -71,7 +71,7 @@ class Linear(_Part):
 
 
 class Tree(_Part):
-    """A binary tree, nodes in order of depth first. left, right: -1 at leaves. feature <= threshold goes left."""
+    """A binary tree, nodes in depth-first order. left, right: -1 at leaves. feature <= threshold goes left."""
 
     feature: tuple[int, ...]
     threshold: tuple[Finite, ...]
@@ -87,7 +87,7 @@ class Tree(_Part):
         for place, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
             if (left, right) == (-1, -1):
                 continue
-            # Children behind their parent: every walk ends.
+            # Children come after their parent, so every traversal ends.
             if not (place < left < nodes and place < right < nodes):
                 raise ValueError(f"node {place} of a tree has the children {left} and {right}")
             if not 0 <= feature < len(TREE_FEATURES) + len(KINDS):
@@ -105,9 +105,9 @@ class Tree(_Part):
 
 
 class Trees(_Part):
-    """Gradient-boosted trees: the logarithm of how many times longer a layer takes than at the device's limits.
+    """Gradient-boosted trees: the logarithm of the ratio between a layer's time and its time at the device's limits.
 
-    corrects: than by this linear model instead, which the trees then correct.
+    corrects: the ratio is to this linear model's prediction instead.
     """
 
     regressor: Literal["trees"] = "trees"
@@ -118,7 +118,7 @@ class Trees(_Part):
 
     def predict(self, questions: Sequence[Question]) -> Matrix:
         """Milliseconds."""
-        rows = tree_features(questions).astype(np.float32)  # as the trees were grown
+        rows = tree_features(questions).astype(np.float32)  # the dtype of training
         logs = self.base + self.rate * sum((tree.predict(rows) for tree in self.trees), np.zeros(len(questions)))
         return np.asarray(base_ms(questions, self.corrects) * np.exp(np.clip(logs, -50.0, 50.0)))
 
@@ -127,7 +127,7 @@ Model = Annotated[Linear | Trees, Field(discriminator="regressor")]
 
 
 def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
-    """What trees multiply: milliseconds of the linear model; at the device's limits where there is none."""
+    """The base that the trees scale: milliseconds of the linear model; without one, at the device's limits."""
     ideal = ideal_ms(questions)
     if linear is None:
         return ideal
@@ -135,15 +135,15 @@ def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
     return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
 
 
-class Seen(_Part):
-    """What was learnt of one kind of layer. sizes: flops, bytes read and written, pixels of each different layer."""
+class TrainedRange(_Part):
+    """Training data of one kind of layer. sizes: flops, bytes read, bytes written and pixels of each distinct layer."""
 
     samples: int = Field(ge=1)
     sizes: tuple[tuple[Size, Size, Size, Size], ...] = Field(min_length=1, max_length=100_000)
 
 
 class Scores(_Part):
-    """Median absolute errors as parts of the measured time; by method, when so much was held out."""
+    """Median absolute errors relative to the measured time, by method. held_out: what was held out of training."""
 
     held_out: str
     layer: dict[str, float]
@@ -152,14 +152,14 @@ class Scores(_Part):
 
 @dataclass(frozen=True)
 class Prediction:
-    """ms: of each layer. doubts: what it was asked that it was not taught; empty where it may be relied upon."""
+    """ms: of each layer. doubts: where the request lies outside of the training data; empty if reliable."""
 
     ms: tuple[float, ...]
     doubts: tuple[str, ...]
 
 
 class Slice(_Part):
-    """What was learnt of a share of a GPU's SMs, which is like a GPU of its own."""
+    """The model of a share of a GPU's SMs, treated as a GPU of its own."""
 
     flops_per_s: Positive
     bytes_per_s: Positive
@@ -167,12 +167,12 @@ class Slice(_Part):
 
 
 class Predictor(_Part):
-    """Layer times on one device with one backend and precision. loads: greatest level seen, by kind.
+    """Layer times on one device with one backend and precision.
 
-    flops_per_s, bytes_per_s, model: of the whole device. slices: by the number of their SMs, those seen beside it.
-
-    format: 2 since a GPU's first other stream is told from the further ones; files of format 1 are read for CPUs, to
-    which that makes no difference.
+    loads: highest trained level, by kind. flops_per_s, bytes_per_s, model: of the whole device. slices: by number of
+    SMs, the trained shares.
+    format: 2 since the first other stream of a GPU is distinguished from further ones; files of format 1 are read for
+    CPUs, where that makes no difference.
     """
 
     format: Literal["multi_dnn_ros predictor 1", "multi_dnn_ros predictor 2"] = "multi_dnn_ros predictor 2"
@@ -184,7 +184,7 @@ class Predictor(_Part):
     flops_per_s: Positive
     bytes_per_s: Positive
     slices: dict[int, Slice] = Field(default_factory=dict)
-    seen: dict[str, Seen]
+    seen: dict[str, TrainedRange]
     loads: dict[str, int]
     model: Model
     scores: tuple[Scores, ...] = ()
@@ -199,7 +199,7 @@ class Predictor(_Part):
     def predict(
         self, layers: Sequence[LayerShape], load: Load | None = None, target: Target | None = None
     ) -> Prediction:
-        """Milliseconds of each layer beside `load`; views take none. target: where they will run, to be compared."""
+        """Milliseconds of each layer under `load`; 0 for views. target: where the layers will run, to be checked."""
         load = load or Load()
         sms = target.sms if target is not None else 0
         part = self.slices.get(sms, self)
@@ -257,10 +257,9 @@ class Predictor(_Part):
 def predicted_costs(
     predictor: Predictor, traced: Traced, target: Target, *, measured: Any, load: Load | None = None
 ) -> tuple[NodeCost, tuple[str, ...]]:
-    """Seconds by operation for models.cut, and why they are not predicted: ().
+    """Seconds by operation, for graph.cut, and the doubts because of which they were measured instead.
 
-    measured: a function without arguments that measures them, for what the predictor was not taught; its doubts are
-    then reported in the log.
+    measured: called without arguments to measure the costs if the prediction has doubts; these are logged.
     """
     layers = layers_of(traced)
     prediction = predictor.predict(layers, load, target)
@@ -272,27 +271,27 @@ def predicted_costs(
 
 
 def layers_of(traced: Traced) -> list[LayerShape]:
-    """The layers of a network that need not run."""
+    """The layers of a network, without running it."""
     (stage,) = split(traced.graph_module, 1, costs=lambda node: 1.0)
     return describe(traced, stage.layers)
 
 
-def seen_in(samples: Sequence[Sample]) -> dict[str, Seen]:
-    """What a set of samples teaches, by kind of layer."""
+def trained_range(samples: Sequence[Sample]) -> dict[str, TrainedRange]:
+    """The range of layers in a set of samples, by kind of layer."""
     seen = {}
     for kind in KINDS:
         own = [sample.counts for sample in samples if sample.counts.kind == kind]
         if own:
             sizes = sorted({tuple(getattr(counts, name) for name in _SIZES) for counts in own})
-            seen[kind] = Seen(samples=len(own), sizes=tuple(sizes))
+            seen[kind] = TrainedRange(samples=len(own), sizes=tuple(sizes))
     return seen
 
 
 def write_predictor(path: Path, predictor: Predictor) -> None:
-    """Write beside, then rename."""
+    """Write the predictor atomically."""
     write_text(path, predictor.model_dump_json(indent=None) + "\n")
 
 
 def read_predictor(path: Path) -> Predictor:
-    """A file of `multi-dnn profile learn`. ProfileError names the file and what is wrong."""
+    """Read a file written by `multi-dnn profile learn`. Raises ProfileError that names the file and the error."""
     return read_checked(path, Predictor, "predictor", "multi-dnn profile learn")

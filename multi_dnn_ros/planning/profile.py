@@ -1,4 +1,4 @@
-"""A network's profile: every layer and job with what it computes, moves and takes, and what the device would allow."""
+"""A network's profile: for every layer and job its work, its time and the device's lower bound."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Content = TypeVar("Content", bound=BaseModel)
 
 
 class ProfileError(ValueError):
-    """A profile, table or predictor that cannot be used; the message names it, what is wrong and what is expected."""
+    """A profile, table or predictor cannot be used; the message names it, the error and what is expected."""
 
 
 class _Part(BaseModel):
@@ -34,7 +34,7 @@ class _Part(BaseModel):
 
 
 class Distribution(_Part):
-    """Of milliseconds over rounds."""
+    """Distribution of milliseconds over rounds."""
 
     min: Milliseconds
     p25: Milliseconds
@@ -56,7 +56,7 @@ class Distribution(_Part):
 
 
 class Work(_Part):
-    """What is computed and moved; see models.operations.Counts."""
+    """Arithmetic and memory traffic; see graph.operations.Counts."""
 
     macs: int = Field(ge=0)
     flops: int = Field(ge=0)
@@ -75,15 +75,15 @@ class Work(_Part):
 
     @property
     def intensity(self) -> float:
-        """Arithmetic operations for each byte read or written."""
+        """Arithmetic operations per byte read or written."""
         return self.flops / self.moved if self.moved else 0.0
 
 
 class LayerShape(_Part):
-    """A layer as the graph shows it: one traced operation with the views of its result.
+    """A layer as found in the graph: one traced operation and the views of its result.
 
-    nodes: names of its operations in the traced graph; the first is its own. module: of the network, qualified. kind:
-    of models.operations.KINDS.
+    nodes: names of its operations in the traced graph; the first one is the layer's name. module: qualified name of the
+    module. kind: one of graph.operations.KINDS.
     """
 
     nodes: tuple[str, ...] = Field(min_length=1)
@@ -102,7 +102,7 @@ class LayerShape(_Part):
 
 
 class LayerProfile(LayerShape):
-    """A layer with its times. job: number of the job it is in. bound_ms: the roofline's."""
+    """A layer with its times. job: number of its job. bound_ms: roofline bound."""
 
     job: int = Field(ge=0)
     ms: Distribution
@@ -110,12 +110,12 @@ class LayerProfile(LayerShape):
 
     @property
     def distance(self) -> float | None:
-        """Times the bound that it took; below 1 where data came out of the caches. None without work."""
+        """Ratio of the time to the bound; below 1 if data came from the caches. None without work."""
         return self.ms.p50 / self.bound_ms if self.bound_ms else None
 
 
 class JobProfile(_Part):
-    """A job as it is served. layers_ms: sum of its layers' medians."""
+    """A job as served. layers_ms: sum of its layers' medians."""
 
     layers: int = Field(ge=0)
     work: Work
@@ -125,9 +125,10 @@ class JobProfile(_Part):
 
 
 class Profile(_Part):
-    """Of one network on one device. sum_ms: of the layers' medians, against `whole`, measured without marks inside.
+    """Profile of one network on one device.
 
-    target: device, threads, precision, backend, versions. disturbed: rounds in which other processes cut in.
+    sum_ms: sum of the layers' medians. whole: the same measured without marks inside. target: device, threads,
+    precision, backend, versions. disturbed: rounds in which other processes preempted this one.
     """
 
     format: Literal["multi_dnn_ros profile 1"] = "multi_dnn_ros profile 1"
@@ -147,21 +148,21 @@ class Profile(_Part):
 
     @property
     def closure(self) -> float:
-        """Sum of the layers over the whole: 1 when the parts explain it."""
+        """Sum of the layers' times divided by the whole: 1 if the parts account for all of it."""
         return self.sum_ms / self.whole.p50 if self.whole.p50 else 0.0
 
     @property
     def imbalance(self) -> float:
-        """The longest job over the mean job."""
+        """The longest job divided by the mean job."""
         times = [job.ms.p50 for job in self.jobs]
         return max(times) * len(times) / sum(times) if sum(times) else 1.0
 
     def costs(self) -> NodeCost:
-        """Seconds of an operation for models.cut; ProfileError for a graph with operations that were not measured."""
+        """Seconds of an operation, for graph.cut; raises ProfileError for a graph with unmeasured operations."""
         return node_costs(((layer, layer.ms.p50) for layer in self.layers), f"the profile of {self.model}")
 
     def require(self, target: Target) -> None:
-        """ProfileError when it was made on another device, with other threads or at another precision."""
+        """Raise ProfileError if the profile was made on another device, with other threads or at another precision."""
         if self.limits.name != device_name(target):
             raise ProfileError(
                 f"the profile of {self.model} is of '{self.limits.name}'; this is '{device_name(target)}'"
@@ -169,7 +170,7 @@ class Profile(_Part):
 
 
 def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeCost:
-    """Seconds by operation from milliseconds by layer: a layer's first operation carries it, the others are free."""
+    """Seconds by operation from milliseconds by layer: a layer's first operation carries its time, the rest cost 0."""
     known: dict[str, float] = {}
     for layer, ms in layers:
         known.update(dict.fromkeys(layer.nodes, 0.0))
@@ -184,7 +185,7 @@ def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeC
 
 
 def describe(traced: Traced, layers: Iterable[Sequence[str]]) -> list[LayerShape]:
-    """What each layer, given by the names of its operations, computes and moves; nothing where another one does it."""
+    """Work of each layer, given by the names of its operations; none where another layer does it."""
     nodes = {node.name: node for node in traced.graph_module.graph.nodes}
     counted = counter(traced.graph_module)
 
@@ -205,7 +206,7 @@ def profile(
     warnings: Sequence[str] = (),
     **origin: Any,
 ) -> Profile:
-    """Put together what was counted and what was measured. origin: provenance, copied as it is."""
+    """Combine counted work and measured times. origin: provenance, copied unchanged."""
     shapes = describe(traced, [layer for stage in times.stages for layer in stage.layers])
     number = [index for index, stage in enumerate(times.stages) for _ in stage.layers]
     layers = tuple(
@@ -229,7 +230,7 @@ def profile(
     doubts = list(warnings)
     if times.disturbed:
         rounds = len(times.whole) + len(times.layers[0] if times.layers else ())
-        doubts.append(f"{times.disturbed} of {rounds} rounds were cut into by other processes; times may be too long")
+        doubts.append(f"{times.disturbed} of {rounds} rounds were preempted by other processes; times may be too long")
     return Profile(
         model=model,
         target=target.name(),
@@ -248,14 +249,14 @@ def profile(
 
 
 def read_profile(path: Path) -> Profile:
-    """A profile that report.write_profile wrote. ProfileError names the file and what is wrong."""
+    """Read a profile that report.write_profile wrote. Raises ProfileError that names the file and the error."""
     return read_checked(path, Profile, "profile", "multi-dnn profile")
 
 
 def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Content:
-    """A file of JSON as `kind`: numbers and names alone are read, nothing in it can run.
+    """Read a JSON file as `kind`. Only data is read; nothing in the file is executed.
 
-    what, maker: what it should be and of which command, for the ProfileError of any other file.
+    what, maker: the expected content and the command that writes it, for the ProfileError about any other file.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -290,6 +291,6 @@ def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerSh
 
 
 def _module(node: fx.Node) -> str:
-    """Qualified name of the module that the operation was traced in; "" for what no module did."""
+    """Qualified name of the module in which the operation was traced; "" if none."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]) if stack else ""

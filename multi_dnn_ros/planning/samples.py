@@ -1,4 +1,4 @@
-"""The data set that predictions are learnt from: a row for a layer's time under one load in one setting, as CSV."""
+"""Training data of the predictor: a CSV with one row per layer, load and setting."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """What a layer is, to a predictor. kind: of models.operations.KINDS.
+    """A layer as the predictor sees it. kind: one of graph.operations.KINDS.
 
-    channels_in, channels_out: second axes of its first input and output (0: none). pixels: output places of one
-    channel, all images of the batch together.
+    channels_in, channels_out: size of axis 1 of its first input and output (0: none). pixels: output positions per
+    channel, over all images of the batch.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Load:
-    """What else runs. level: background threads on a CPU, streams on a GPU; 0 when kind is none."""
+    """Background load. level: number of threads on a CPU, of streams on a GPU; 0 if kind is none."""
 
     kind: LoadKind = "none"
     level: int = 0
@@ -86,7 +86,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Sample:
-    """One layer of one model under one load. ms: median of `rounds`; ms_mean, ms_p25, ms_p75: of the same."""
+    """One layer of one model under one load. ms: median over `rounds`; ms_mean, ms_p25, ms_p75: of the same rounds."""
 
     model: str
     layer: str
@@ -108,7 +108,7 @@ class Sample:
 
 
 def _fields(kind: type, prefix: str = "") -> dict[str, Any]:
-    """Column names of a data class, those of data classes inside it included, with their types."""
+    """Column names of a data class, nested ones included, with their types."""
     types = typing.get_type_hints(kind)
     columns: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
@@ -124,7 +124,7 @@ COLUMNS = _fields(Sample)
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Write beside, then rename."""
+    """Write the table atomically."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -138,7 +138,7 @@ def write_samples(path: Path, samples: Iterable[Sample]) -> None:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Raises ProfileError, which names the file, the line, the column and what is wrong."""
+    """Read a table. Raises ProfileError that names the file, line, column and error."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a table of layer times")
@@ -160,7 +160,7 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def known_layers(samples: Sequence[Sample]) -> list[Sample]:
-    """Those that take time at all: views and layers under the clock's resolution say nothing."""
+    """Samples with a meaningful time: no views, and no layers below the clock's resolution."""
     return [sample for sample in samples if sample.counts.kind != "view" and sample.ms > 0.0]
 
 

@@ -31,15 +31,15 @@ from multi_dnn_ros.planning.timing import Target
 Image = npt.NDArray[np.uint8]
 MakeEngine = Callable[[Sequence[DnnTask], Callable[[Result], None]], Engine]
 _TIMEOUT_S = 120.0
-#: How often it is looked at whether all is well.
+#: Interval of checking for failures.
 _LOOK_S = 0.2
-#: Part of the frames that may be lost when a set fits: the first ones meet cold caches.
+#: Share of frames that a fitting set may lose: the first frames find cold caches.
 LOST = 0.02
 
 
 @dataclass(frozen=True)
 class Service:
-    """Milliseconds of a frame from mailbox to result, waits for a worker not counted. crowded: all DNNs have frames.
+    """Milliseconds per frame from mailbox to result, without waiting for a worker. crowded: all DNNs have frames.
     shared, batch: see fit.Demand.
     """
 
@@ -51,8 +51,8 @@ class Service:
 
 @dataclass(frozen=True)
 class _Saturated:
-    """A DNN that always had frames. frame_ms: mean, waits for a worker not counted. hz: frames served a second. batch:
-    frames of an inference, the mean; frame_ms is one frame's part of it.
+    """A DNN that always had waiting frames. frame_ms: mean time per frame, without waiting for a worker. hz: frames
+    served per second. batch: mean frames per inference.
     """
 
     frame_ms: float
@@ -67,12 +67,12 @@ def measure_services(
     workers: int,
     frames: int = 20,
 ) -> dict[str, Service]:
-    """Each DNN by itself, then all at once, until each has served `frames` inferences' worth of frames.
+    """Measure each DNN alone, then all at once, until each has served `frames` inferences' worth of frames.
 
-    images: of each camera, decoded; or one for all. All cameras of a DNN have frames, so a DNN that takes several at
-    once does so. Alone, a frame costs what passes from one to the next. Among more DNNs than workers, costs are such
-    that what was served fills the workers: decoding beside them, and whatever else holds them up, is in that. Among
-    others, what was served by all at once fills what they share.
+    images: decoded, by camera, or one for all. All cameras of a DNN have frames, so that it batches if it can.
+    Alone, a frame's cost is the time between consecutive results. With more DNNs than workers, costs are scaled so that
+    the served frames fill the workers; this includes the decoding beside them and other delays. Otherwise the frames
+    served by all at once fill the shared resources.
     """
     alone = {task.name: _saturate([task], make_engine, images, frames)[task.name] for task in tasks}
     alone_ms = {name: 1e3 / of.hz for name, of in alone.items()}
@@ -90,24 +90,23 @@ def measure_services(
 def _saturate(
     tasks: Sequence[DnnTask], make_engine: MakeEngine, images: Image | Mapping[str, Image], frames: int
 ) -> dict[str, _Saturated]:
-    """Every DNN has cameras of its own, as many as it serves, on which one more frame waits at any time: the next
-    inference is under way while the results of the last are decoded, as when frames come too fast. Nobody else uses the
-    device.
+    """Each DNN has cameras of its own, as many as it serves, each always with one more frame waiting, as when frames
+    arrive too fast: the next inference runs while the last results are decoded. Nothing else uses the device.
     """
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
     ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
     batches: dict[str, list[int]] = {task.name: [] for task in tasks}
-    first: dict[str, tuple[int, int]] = {}  # when the first inference began and ended
+    first: dict[str, tuple[int, int]] = {}  # start and end of the first inference
     most = {task.name: frames * task.max_batch for task in tasks}
     cameras = {f"{task.name}/{camera}": camera for task in tasks for camera in task.cameras}
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # cameras that send another frame, by this thread
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()  # cameras for which this thread offers another frame
 
     def on_result(result: Result) -> None:
         timing = result.timing
         times[result.dnn].append((timing.finished_ns - timing.started_ns - timing.queue_ns) / timing.batch / 1e6)
         ends_ns[result.dnn].append(timing.finished_ns)
         began_ns, _ = first.get(result.dnn, (timing.started_ns, 0))
-        if began_ns == timing.started_ns:  # several times, where it is a batch
+        if began_ns == timing.started_ns:  # called once per frame of the batch
             first[result.dnn] = timing.started_ns, timing.finished_ns
         batches[result.dnn].append(timing.batch)
         free.put(result.frame.camera)
@@ -124,7 +123,7 @@ def _saturate(
         end = time.monotonic() + _TIMEOUT_S
         for name in cameras:
             engine.submit(frame(name), _TIMEOUT_S)
-            engine.submit(frame(name), _TIMEOUT_S)  # once it has begun the first
+            engine.submit(frame(name), _TIMEOUT_S)  # returns once the first has started
         look = time.monotonic() + _LOOK_S
         while any(len(of) <= most[name] for name, of in times.items()):
             with contextlib.suppress(queue.Empty):
@@ -137,10 +136,10 @@ def _saturate(
             if time.monotonic() > end:
                 raise ProfileError(f"{frames} frames of {', '.join(times)} were not served within {_TIMEOUT_S:g} s")
             for name in cameras:
-                engine.offer(frame(name))  # a frame that failed brought no other one
+                engine.offer(frame(name))  # a failed frame triggered no next one
     finally:
         engine.stop(10.0)
-    # While all were at it: from the last of the first results to the first of the last ones.
+    # Only while all DNNs were active: from the latest first result to the earliest last result.
     begin_ns, end_ns = max(end for _, end in first.values()), min(of[-1] for of in ends_ns.values())
     found = {}
     for name, ends in ends_ns.items():
@@ -161,11 +160,10 @@ def lost_frames(
     *,
     late: bool = False,
 ) -> dict[str, float]:
-    """Offer frames at the given rates for so long; the part of its frames that each DNN lost.
+    """Offer frames at the given rates for `seconds`; returns the share of frames that each DNN lost.
 
-    cameras: hertz by DNN and camera; a camera of the same name has the same rate for all. images: of each camera,
-    decoded; or one for all. late: a result behind its
-    deadline is lost too. The first half second is not counted.
+    cameras: hertz by DNN and camera; a camera shared by several DNNs has one rate. images: decoded, by camera, or one
+    for all. late: results after their deadline count as lost. The first half second is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
     rates = {camera: hz for of in cameras.values() for camera, hz in of.items()}
@@ -200,9 +198,10 @@ def lost_frames(
 
 
 def mixes(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
-    """Sets of DNNs and rates around what `workers` can do: from 0.6 to 1.4 of it, evenly, nothing within 0.05 of it.
+    """Random sets of DNNs and rates around the capacity of `workers`: 0.6 to 1.4 of it, evenly spaced, excluding 0.95
+    to 1.05.
 
-    Each has one to all of the DNNs, on a camera of their own, sharing the load at random.
+    Each set has one to all of the DNNs, each on its own camera, with random shares of the load.
     """
     order = random.Random(seed)
     found = []
@@ -212,7 +211,7 @@ def mixes(services: Mapping[str, Service], workers: int, count: int, seed: int =
         names = order.sample(sorted(services), order.randint(1, len(services)))
         shares = [order.uniform(0.5, 1.5) for _ in names]
         capacity = min(len(names), workers)
-        # No DNN can use more than one worker: what is over goes to the others.
+        # No DNN can use more than one worker: the excess goes to the others.
         shares = _capped([share / sum(shares) * capacity for share in shares])
         found.append(_at(names, shares, part, services, workers))
     return found
@@ -231,7 +230,7 @@ def _capped(shares: list[float]) -> list[float]:
 def _at(
     names: Sequence[str], shares: Sequence[float], part: float, services: Mapping[str, Service], workers: int
 ) -> list[Demand]:
-    """Rates at which each DNN needs `part` of its share of a worker, among the others."""
+    """The rates at which each DNN needs `part` of its share of a worker, among the others."""
     rates = [share * part * 1e3 / services[name].crowded_ms for name, share in zip(names, shares, strict=True)]
     demands: list[Demand] = []
     for _ in range(25):
@@ -241,7 +240,7 @@ def _at(
         ]
         times = service_ms(demands, workers)
         rates = [share * part * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
-    # Where what they share is the narrower, the part is of that.
+    # If the shared resources are the bottleneck, scale to them.
     less = min(1.0, part / max(1e-9, sum(of.hz * of.shared_ms / 1e3 for of in demands)))
     return [replace(of, cameras={camera: hz * less for camera, hz in of.cameras.items()}) for of in demands]
 
@@ -253,10 +252,10 @@ def predicted_services(
     workers: int,
     images: Mapping[str, Image],
 ) -> tuple[dict[str, Service], tuple[str, ...]]:
-    """What `predictor` says of each DNN's layers, with its way in and out measured; and its doubts.
+    """Service times from `predictor`, with preprocessing and decoding measured; and the predictor's doubts.
 
-    targets: where and how each runs, by name. images: one for each DNN, by its name. Crowded: with a DNN on every other
-    worker. Of one image at a time.
+    targets: device, backend and precision, by DNN. images: one per DNN. Crowded: a DNN on every other worker. For one
+    image at a time.
     """
     services: dict[str, Service] = {}
     doubts: list[str] = []
@@ -273,9 +272,9 @@ def predicted_services(
 
 
 def _around_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
-    """Preprocessing on the device and decoding on the CPU."""
+    """Preprocessing on the device and decoding of the outputs on the CPU."""
     source = torch.from_numpy(image).to(device)
-    module = copy.deepcopy(dnn.module).to(device)  # parts of it may lie elsewhere, wherever its jobs were made ready
+    module = copy.deepcopy(dnn.module).to(device)  # its jobs may have moved parts of it to other devices
     times = []
     with torch.inference_mode():
         leaves = pytree.tree_leaves(module(*dnn.preprocess(source)))

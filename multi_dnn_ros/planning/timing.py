@@ -1,4 +1,4 @@
-"""How long modules take on the target: through the backend that will run them, side by side, alone or at once."""
+"""Times modules on the target through the backend that will run them, alone or several at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.graph.cut import cut, whole
@@ -27,21 +27,21 @@ from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 log = logging.getLogger(__name__)
 
 _ROUNDS = 15
-#: Of one module in one round; long against the clock and the wake-up of threads.
+#: Duration of one module in one round; long compared with clock resolution and thread wake-up.
 _BLOCK_S = 0.004
 _MOST_CALLS = 200
 _THREAD_TIMEOUT_S = 600.0
-#: What becomes a job untraced.
+#: Modules that become a job without tracing.
 _LAYERS = (nn.Conv2d, nn.Linear, TuckerConv2d, SvdLinear)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where modules are timed. make_backend: a fresh backend, precision included; backend, precision: their names, as
-    the node's parameters have them. batch: images at once.
+    """Where modules are timed.
 
-    rounds: how often each module gets its turn; the median counts. sms: of a GPU, that everything runs on; 0: all.
-    served_by: the backend that will run them, if another than the one that they are timed with.
+    make_backend: returns a new backend, precision included. backend, precision: names, as in the node's parameters.
+    batch: images per inference. rounds: timed rounds per module; the median counts. sms: number of SMs of the GPU to
+    use; 0: all. served_by: the backend that will run the modules, if not the one used for timing.
     """
 
     device: torch.device
@@ -55,11 +55,11 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the numbers that layers compute in."""
+        """dtype of the layers' computations."""
         return {"fp16": torch.float16, "bf16": torch.bfloat16}.get(self.precision, torch.float32)
 
     def name(self) -> str:
-        """Device, precision, backend and the versions that decide the times."""
+        """Device, precision, backend and the versions that affect the times."""
         if self.device.type == "cuda":
             properties = torch.cuda.get_device_properties(self.device)
             share = f"{self.sms} of " if self.sms else ""
@@ -84,11 +84,11 @@ def _onnxruntime_version() -> str:
 def compare(
     modules: Sequence[nn.Module], shape: tuple[int, ...], target: Target, counts: Sequence[int] = (1,)
 ) -> dict[int, list[float]]:
-    """Milliseconds of one inference of each module, median of rounds in which they take turns; a list a count.
+    """Milliseconds of one inference of each module: median over rounds that alternate between the modules, per count.
 
-    shape: of the one input, whose batch axis the target replaces. counts: how many copies of a module run at once, a
-    thread each (a CUDA stream each on a GPU); the time is until all are done. The modules stay as they are. Raises what
-    cutting or the backend raises.
+    shape: of the single input; its batch axis is replaced by the target's. counts: numbers of copies of a module that
+    run at once, one thread each (on a GPU one CUDA stream each); the time is until all have finished. The modules are
+    not changed. Raises what cutting or the backend raises.
     """
     values = torch.rand(target.batch, *shape[1:], generator=torch.Generator().manual_seed(0))
     cut_up = [_one_job(module, (values,)) for module in modules]
@@ -102,25 +102,25 @@ def _side_by_side(
     if instances > 1 and target.device.type == "cpu":
         torch.set_num_threads(max(1, threads // instances))
     try:
-        crews = [_Crew(module, inputs, target, instances) for module in modules]
+        runners = [_Instances(module, inputs, target, instances) for module in modules]
         try:
-            for crew in crews:
-                crew.calibrate()
-            times: list[list[float]] = [[] for _ in crews]
+            for runner in runners:
+                runner.calibrate()
+            times: list[list[float]] = [[] for _ in runners]
             for turn in range(target.rounds):
-                for place in range(len(crews)):
-                    index = (place + turn) % len(crews)  # nobody is always behind the same one
-                    times[index].append(crews[index].seconds())
+                for place in range(len(runners)):
+                    index = (place + turn) % len(runners)  # rotate the order
+                    times[index].append(runners[index].seconds())
         finally:
-            for crew in crews:
-                crew.stop()
+            for runner in runners:
+                runner.stop()
     finally:
         torch.set_num_threads(threads)
     return [1e3 * statistics.median(samples) for samples in times]
 
 
-class _Crew:
-    """One job, made ready `instances` times; with more than one, a thread runs each."""
+class _Instances:
+    """One job, prepared `instances` times, each run by a thread."""
 
     def __init__(self, job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target, instances: int) -> None:
         self._device = target.device
@@ -140,7 +140,7 @@ class _Crew:
             thread.start()
 
     def calibrate(self) -> None:
-        """Choose how many calls make a block that the clock resolves."""
+        """Choose the number of calls per block so that the clock resolves it."""
         self.seconds()
         once = min(self.seconds() for _ in range(3))
         self.calls = max(1, min(_MOST_CALLS, round(_BLOCK_S / max(once, 1e-9))))
@@ -182,10 +182,10 @@ class _Crew:
 
 
 def prepared(module: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> tuple[Stage, ...]:
-    """A copy of a module on the CPU as the node serves it in one job, by the target's backend.
+    """A copy of a CPU module as the node serves it in one job, prepared by the target's backend.
 
-    inputs: example inputs. The chain computes on the calling thread's current stream. Raises what cutting or the
-    backend raises.
+    inputs: example inputs. The stages run on the calling thread's current stream. Raises what cutting or the backend
+    raises.
     """
     return _ready(_one_job(module, inputs), inputs, target)
 
@@ -196,23 +196,23 @@ def _ready(job: nn.Module, inputs: tuple[torch.Tensor, ...], target: Target) -> 
 
 
 def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
-    """A copy of a module on the CPU as the node serves it in one job: batch norms folded. Raises what cutting raises.
+    """A copy of a CPU module as the node serves it in one job, batch norms folded. Raises what cutting raises.
 
-    A layer is one as it is: tracing takes longer than timing it.
+    A single layer is used untraced: tracing takes longer than timing it.
     """
     own = copy.deepcopy(module)
     if isinstance(own, _LAYERS):
         return whole(own.eval())
     for part in own.modules():
-        part.training = False  # as eval(), which exported programs refuse
+        part.training = False  # eval() raises for exported programs
     (job,) = cut(own, inputs, 1, fold_batch_norm=True)
     return job
 
 
 class TimingCache:
-    """Milliseconds by what was timed and where, in a JSON file that is written beside and renamed.
+    """Milliseconds by module and target, in a JSON file that is written atomically.
 
-    A file that cannot be read, or is not ours, is reported in the log and not used.
+    An invalid or unreadable file is logged and ignored.
     """
 
     _FORMAT = "multi_dnn_ros timings 1"
@@ -226,19 +226,19 @@ class TimingCache:
         return self._times.get(key)
 
     def put(self, times: dict[str, float]) -> None:
-        """Keep and write. A file that cannot be written is reported in the log: timing goes on without it."""
+        """Store and write. If the file cannot be written, logs a warning and continues without it."""
         self._times.update(times)
         if self._path is None:
             return
         try:
-            with written_beside(self._path) as beside:
+            with atomic_write(self._path) as beside:
                 beside.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
         except OSError as error:
             log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
 
 
 def default_cache() -> Path:
-    """Where timings are kept."""
+    """File that stores timings."""
     return cache_folder() / "timings.json"
 
 

@@ -1,7 +1,7 @@
-"""What decides the time of each kind of layer: a decision tree's importances, in words and as a picture.
+"""Feature importances for the time of each kind of layer, from decision trees; as text and as a plot.
 
-After Yoo, Jeong, Moon 2020 (see learn.py): a regression tree is grown for each kind of layer, and what each feature
-takes off the variance of its times, over all splits, is that feature's importance.
+After Yoo, Jeong, Moon 2020 (see learn.py): one regression tree per kind of layer. A feature's importance is its total
+reduction of the variance of the times over all splits.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from multi_dnn_ros.graph.operations import KINDS
 from multi_dnn_ros.planning.features import TREE_FEATURES, tree_features
 from multi_dnn_ros.planning.samples import LOAD_KINDS, Load, Sample, known_layers
 
-#: Fewer samples of a kind say nothing.
+#: Minimum number of samples of a kind.
 _LEAST = 20
 _DEPTH, _LEAF = 8, 3
 _NAMED = 3
-#: Features that say together how much else is running.
+#: Features that together describe the background load.
 LOAD = "load"
 _LOAD_PARTS = ("load level", "oversubscription", "compute load", "memory load", "DNN load")
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Of one kind of layer. shares: of the explained variance of log time, by feature, greatest first, sum 1.
+    """Importances of one kind of layer. shares: of the explained variance of log time, by feature, descending, sum 1.
 
-    explained: R^2 of the tree on models it was not grown on; below 0 where it knows nothing. slowdown: by
-    greatest load of each kind, median time under it over that alone; empty without load.
+    explained: R^2 of the tree on held-out models; negative if it is worse than the mean. slowdown: by highest load of
+    each kind, the ratio of median time under load to that alone; empty without load.
     """
 
     kind: str
@@ -53,8 +53,8 @@ def importances(samples: Sequence[Sample], seed: int = 0) -> list[Importance]:
     return [importance for _, importance in sorted(found, key=lambda entry: -entry[0])]
 
 
-def words(importance: Importance) -> str:
-    """One sentence or two."""
+def explain(importance: Importance) -> str:
+    """Describe it in one or two sentences."""
     named = [f"{name} ({share:.0%})" for name, share in importance.shares[:_NAMED] if share >= 0.03]
     kind = importance.kind[0].upper() + importance.kind[1:]
     if not named:
@@ -74,7 +74,7 @@ def words(importance: Importance) -> str:
 
 
 def plot_importances(path: Path, found: Sequence[Importance]) -> None:
-    """A bar a kind of layer, divided by feature."""
+    """One bar per kind of layer, divided by feature."""
     with optional("a picture"):
         from matplotlib.figure import Figure
 

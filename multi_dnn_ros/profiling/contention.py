@@ -1,4 +1,4 @@
-"""Layer times beside other work: the data set that predictions are learnt from."""
+"""Layer times under background load: training data of the predictor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LEVELS = (0, 1, 2, 4, 8)
 _WARM_UP_ROUNDS = 2
 _CHUNKS = 2
 T = TypeVar("T")
-#: Layers, and by load the milliseconds of each of them in each round.
+#: Layers, and by load the milliseconds of each layer in each round.
 _Measured = tuple[list[LayerShape], dict[Load, list[list[float]]]]
 
 
@@ -54,10 +54,10 @@ def measure_contention(
 ) -> list[Sample]:
     """Time every layer of `networks` under every load on every slice.
 
-    target.rounds: of each condition, in two visits in random order, so that a machine that changes meanwhile spoils
-    none of them alone. load_network: what a DNN load runs. slices: numbers of SMs, 0 for the whole device, whose limits
-    are `limits`; limits_of_slice: measures those of the slice that the thread computes on. background, timed: stand-ins
-    for tests. Raises ProfileError for slices where there are none.
+    target.rounds: per condition, in two visits in random order, so that drift of the machine does not affect a single
+    condition. load_network: run by DNN loads. slices: numbers of SMs, 0 for the whole device, whose limits are
+    `limits`; limits_of_slice: measures those of the slice that the thread computes on. background, timed: replacements
+    for tests. Raises ProfileError if the device does not support slices.
     """
     check_slices(slices, target)
     network_of_load = _load_networks(load_network, target, seed)
@@ -97,9 +97,9 @@ def _layer_times(
     visited: Callable[[], None],
     make_stream: MakeStream | None,
 ) -> _Measured:
-    """The layers of one network and their times beside each load, on the calling thread's stream.
+    """The layers of one network and their times under each load, on the calling thread's stream.
 
-    beside: inside of what it returns, the load runs, on streams by `make_stream`.
+    beside: returns a context in which the load runs, on streams by `make_stream`.
     """
     times: dict[Load, list[list[float]]] = {load: [] for load in visits}
     with torch.inference_mode():
@@ -118,7 +118,7 @@ def _layer_times(
 
 
 def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
-    """As samples and predictors name it. limits: of the slice of `sms` SMs, 0: of the whole device."""
+    """The setting as named in samples and predictors. limits: of the slice of `sms` SMs; 0: of the whole device."""
     cores = cpu_count() if target.device.type == "cpu" else 0
     return Setting(
         limits.name, target.backend, target.precision, torch.get_num_threads(), cores, sms, limits.flops_per_s,
@@ -127,15 +127,15 @@ def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
 
 
 def check_slices(slices: Sequence[int], target: Target) -> None:
-    """ProfileError when the device cannot be cut down to so many SMs."""
+    """Raise ProfileError if the device cannot be restricted to these numbers of SMs."""
     for sms in slices:
         if sms and (problem := green_contexts.unmet(target.device, sms)):
             raise ProfileError(f"a slice of {sms} SMs is asked for; {problem}")
 
 
 def _on_slice(sms: int, target: Target, work: Callable[[MakeStream | None], T]) -> T:
-    """What `work` returns; it computes on a stream of `sms` SMs and gets what makes more of them. 0: the whole device,
-    on which loads make their own.
+    """Return the result of `work`, which runs on a stream of `sms` SMs and gets a function that makes more of them. 0:
+    the whole device, on which loads make their own streams.
     """
 
     def on_its_stream() -> T:
@@ -145,7 +145,7 @@ def _on_slice(sms: int, target: Target, work: Callable[[MakeStream | None], T]) 
             own = torch.cuda.current_stream(target.device)
 
             def another() -> torch.cuda.Stream:
-                # They are handed out in turn: the load of this one's own stream would not run beside it.
+                # Streams are assigned round-robin: skip this thread's own, on which the load would not run in parallel.
                 stream = green_contexts.make_stream(target.device, sms)
                 return stream if stream != own else green_contexts.make_stream(target.device, sms)
 
@@ -155,7 +155,7 @@ def _on_slice(sms: int, target: Target, work: Callable[[MakeStream | None], T]) 
 
 
 def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:
-    """Makes what a DNN load runs. On a CPU its threads share one; on a GPU each has its own memory."""
+    """Makes the network of a DNN load. On a CPU all threads share one; on a GPU each has its own memory."""
 
     @functools.cache
     def trace() -> Traced:

@@ -1,4 +1,4 @@
-"""Learns layer times from a table of them, and says how well: whole models and whole load levels are held out.
+"""Fits predictors of layer times to measured samples, and evaluates them on held-out models and load levels.
 
 After Yoo, Jeong, Moon, Analyzing the Execution Time of Different DNN Hidden Layer Types During Inference Under GPU
 Contention, KIISE Transactions on Computing Practices 26(10), 2020, which compares two regression models.
@@ -24,7 +24,7 @@ from multi_dnn_ros.planning.predictor import (
     Tree,
     Trees,
     base_ms,
-    seen_in,
+    trained_range,
 )
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import Sample, Setting, known_layers
@@ -36,16 +36,16 @@ LINEAR, TREES, CORRECTED = "linear", "trees", "linear, corrected by trees"
 _TREES, _DEPTH, _RATE, _LEAF = 200, 4, 0.06, 6
 #: Of the linear model: logarithms that are as good as none, steps of the search, and what keeps logarithms finite.
 _ROUND, _SEARCH, _TINY_MS = 0.1, 200, 1e-9
-#: Least of a weight where the search begins, over the median time; the next where it fails from one.
+#: Minimum initial weight relative to the median time; the next value is tried if the search fails.
 _BEGINS = (1e-3, 2e-3, 1e-2)
 
 
 def fit_linear(samples: Sequence[Sample]) -> Linear:
-    """A set of non-negative weights for each kind of layer, for the least absolute logarithms of predicted / measured.
+    """Nonnegative weights for each kind of layer that minimize the absolute logarithms of predicted / measured.
 
-    Of logarithms, as a layer may take a hundred times as long under load as alone: errors relative to the measured time
-    are at most 1 below it and boundless above, so that their least squares are reached far below most of the times.
-    Absolute (rounded off for errors below _ROUND), so that the median is met and not the few layers unlike the others.
+    Logarithms, because a layer may take a hundred times as long under load: relative errors are bounded by 1 below the
+    measured time and unbounded above, so their least squares would underestimate most times. Absolute values (smoothed
+    below _ROUND), so that the median is fitted instead of outliers.
     """
     weights = {}
     for kind in KINDS:
@@ -57,7 +57,7 @@ def fit_linear(samples: Sequence[Sample]) -> Linear:
 
 
 def _weights(features: Matrix, times: Matrix) -> Matrix:
-    """From the least squares of relative errors, which have one solution, to the least absolute logarithms."""
+    """Start from the least squares of relative errors, which are unique, and minimize the absolute logarithms."""
     with optional("learning a predictor"):
         from scipy.optimize import least_squares, nnls
 
@@ -71,13 +71,13 @@ def _weights(features: Matrix, times: Matrix) -> Matrix:
         try:
             best = least_squares(
                 lambda weights: np.log(unit @ weights + _TINY_MS) - logs,
-                # Inside of its bounds, where every weight has a slope.
+                # Strictly inside the bounds, where every weight has a gradient.
                 np.maximum(start, begin * np.median(times)),
                 jac=lambda weights: unit / (unit @ weights + _TINY_MS)[:, None],
                 bounds=(0.0, np.inf), loss="soft_l1", f_scale=_ROUND, max_nfev=_SEARCH,
             ).x  # fmt: skip
             break
-        except ValueError:  # SciPy's, when rounding puts a step outside of its trust region
+        except ValueError:  # raised by SciPy if rounding puts a step outside the trust region
             continue
     weights = np.zeros(len(scale))
     weights[seen] = best / scale[seen]
@@ -85,9 +85,9 @@ def _weights(features: Matrix, times: Matrix) -> Matrix:
 
 
 def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | None = None) -> Trees:
-    """Gradient boosting of the logarithm of measured over ideal time; the same every time for the same samples.
+    """Gradient boosting of the logarithm of measured / ideal time; deterministic for the same samples.
 
-    corrects: over the time of this linear model instead.
+    corrects: relative to this linear model's time instead.
     """
     with optional("learning a predictor"):
         from sklearn.ensemble import GradientBoostingRegressor
@@ -107,12 +107,11 @@ def fit_trees(samples: Sequence[Sample], seed: int = 0, *, corrects: Linear | No
 def learn(
     samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None, **origin: Any
 ) -> Predictor:
-    """The best regressor, with its scores and provenance: the one with the least error in the mean of what was asked.
+    """The regressor with the smallest mean error, with its scores and provenance.
 
-    Asked are held-out models without load, models under load and load levels, of layers and of wholes, counting alike.
-
-    All samples must be of one device, backend and precision, and of two models at least; else ProfileError. progress:
-    called after each group that was held out.
+    The mean weighs equally: held-out models without load, models under load, and load levels; of layers and of whole
+    networks. All samples must be of one device, backend and precision and of at least two models; otherwise raises
+    ProfileError. progress: called after each held-out group.
     """
     rows = usable(samples)
     settings = {row.setting.sms: row.setting for row in rows}
@@ -137,7 +136,7 @@ def learn(
             for sms, of in sorted(settings.items())
             if sms
         },
-        seen=seen_in(rows),
+        seen=trained_range(rows),
         loads=dict(loads),
         model=models[0],
         scores=tuple(scores),
@@ -152,9 +151,9 @@ def learn(
 
 
 def usable(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples that can be learnt from together; ProfileError where they cannot.
+    """Samples that can be combined for training; raises ProfileError otherwise.
 
-    Tables of one device may have found different limits; the greatest are the device's, and each slice's.
+    Tables of one device may contain different measured limits; the largest count, for the device and each slice.
     """
     rows = known_layers(samples)
     if not rows:
@@ -182,7 +181,7 @@ def usable(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _by_slice(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
-    """Each slice is learnt of by itself, as if it were a device of its own."""
+    """Each slice is trained separately, like a device of its own."""
     slices: dict[int, list[Sample]] = {sms: [] for sms in sorted({sample.setting.sms for sample in samples})}
     for sample in samples:
         slices[sample.setting.sms].append(sample)
@@ -190,10 +189,11 @@ def _by_slice(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
 
 
 def compare(samples: Sequence[Sample], *, seed: int = 0, progress: Callable[[], object] = lambda: None) -> list[Scores]:
-    """The regressors and both baselines: without load, models held out; under load, models, then levels held out.
+    """Evaluate the regressors and both baselines: without load, holding out models; under load, holding out models,
+    then levels.
 
-    Of each slice by itself. Errors are medians over layers of |predicted - measured| / measured, and over (model, load)
-    of the same for the sum of its layers. The unloaded time of a layer is known to that baseline alone.
+    For each slice separately. Errors are medians over layers of |predicted - measured| / measured, and over (model,
+    load) of the same for the sum of its layers. Only the corresponding baseline uses a layer's unloaded time.
     """
     scores = []
     for sms, own in _by_slice(samples).items():
@@ -224,7 +224,7 @@ def _held_out(
     progress: Callable[[], object],
     counted: Sequence[Sample] | None = None,
 ) -> Scores:
-    """Each group is predicted from the others. counted: the samples whose errors count; all of them by default."""
+    """Each group is predicted from the others. counted: the samples whose errors count; by default all."""
     count = {id(sample) for sample in (samples if counted is None else counted)}
     layers: dict[str, list[float]] = {name: [] for name in fits}
     wholes: dict[str, list[float]] = {name: [] for name in fits}
@@ -238,7 +238,7 @@ def _held_out(
         for name, fit in fits.items():
             predicted = fit(train)(test)
             if name == UNLOADED and np.isnan(predicted).all():
-                continue  # is asked nothing; a regressor that does not know a kind of layer is wrong about it
+                continue  # nothing to predict; an unknown kind of layer counts as an error
             predicted = np.nan_to_num(predicted)
             layers[name] += list(np.abs(predicted - measured) / measured)
             sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -264,14 +264,14 @@ def _predicting(regressor: Regressor, seed: int) -> Fit:
 
 
 def _macs_times_constant(train: Sequence[Sample]) -> Callable[[Sequence[Sample]], Matrix]:
-    """The constant that gives the training layers' total time for their total MACs."""
+    """The constant that maps the training layers' total MACs to their total time."""
     macs = sum(sample.counts.macs for sample in train)
     constant = sum(sample.ms for sample in train) / macs if macs else 0.0
     return lambda rows: np.array([constant * sample.counts.macs for sample in rows])
 
 
 def _unloaded(samples: Sequence[Sample]) -> Fit:
-    """What the same layer takes alone, measured, whoever is held out; says nothing about layers that ran alone."""
+    """The measured time of the same layer alone, whatever is held out; undefined for layers measured alone."""
     alone = {(sample.model, sample.layer): sample.ms for sample in samples if not sample.load.level}
     known = lambda rows: np.array(  # noqa: E731
         [alone.get((sample.model, sample.layer), np.nan) if sample.load.level else np.nan for sample in rows]

@@ -1,4 +1,4 @@
-"""Other work beside a network: threads on a CPU, streams on a GPU, each repeating one stated thing."""
+"""Background load: threads on a CPU, streams on a GPU, each repeating one operation."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LOAD_KINDS, Load
 from multi_dnn_ros.planning.timing import Target
 
-#: compute: side of the matrices multiplied (their three fit into a core's cache), and products in one call.
+#: compute: side of the multiplied matrices (all three fit into a core's cache), and products per call.
 _SIDE, _PRODUCTS = {"cpu": 256, "cuda": 2048}, {"cpu": 16, "cuda": 4}
-#: memory: MiB copied in one call, much more than the caches hold.
+#: memory: MiB copied per call, much more than the caches hold.
 _MEBIBYTES = {"cpu": 64, "cuda": 512}
-#: Calls that a stream may be ahead of its thread.
+#: Maximum number of calls queued on a stream.
 _AHEAD = 2
 _TIMEOUT_S = 120.0
-#: What the DNN load runs: made ready for the device, with its inputs.
+#: The prepared network of a DNN load, with its inputs.
 ReadyNetwork = tuple[Sequence[Stage], Tensors]
-#: CUDA streams for the loads; where None is given they make their own.
+#: Makes CUDA streams for the loads; None: they make their own.
 MakeStream = Callable[[], "torch.cuda.Stream"]
 
 
 class BackgroundLoad:
-    """A context manager: inside, `load.level` threads (each with a stream, on a GPU) do nothing but the load.
+    """Context manager in which `load.level` threads (on a GPU each with a stream) run the load.
 
-    network: makes one instance of what a DNN load runs; called here, on the calling thread, once a thread. Entering
-    returns when every thread has done its work once. PyTorch's number of threads is the caller's again then; each
-    background thread computes with one.
+    network: makes one instance of a DNN load's network; called on the calling thread, once per background thread.
+    Entering returns once every thread has completed one call. PyTorch's number of threads is then the caller's again;
+    each background thread computes with one.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class BackgroundLoad:
             self._check()
 
     def stop(self) -> None:
-        """End the threads, after the call that each is in."""
+        """End the threads after their current call."""
         self._stop.set()
         for thread in self._threads:
             if thread.ident is not None:
@@ -91,9 +91,9 @@ class BackgroundLoad:
     def _repeat(self, number: int, work: Callable[[], object], make_stream: MakeStream | None) -> None:
         try:
             torch.set_num_threads(1)
-            torch.get_num_threads()  # PyTorch takes the number over for this thread when it is first asked
+            torch.get_num_threads()  # the first call initializes this thread's number of threads
             if self._target.device.type == "cuda":
-                torch.cuda.set_device(self._target.device)  # libraries look for the thread's own
+                torch.cuda.set_device(self._target.device)  # the current device is per thread
                 self._launch(number, work, (make_stream or torch.cuda.Stream)())
                 return
             with torch.inference_mode():
@@ -143,7 +143,7 @@ def _work(load: Load, target: Target, network: Callable[[], ReadyNetwork] | None
 
 
 def _products() -> Callable[..., object]:
-    """A loop outside of Python's lock, which many short operations would contend for."""
+    """A loop that runs without the GIL, for which many short operations would contend."""
 
     def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, times: int) -> torch.Tensor:
         for _ in range(times):
@@ -151,6 +151,7 @@ def _products() -> Callable[..., object]:
         return c
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, without another way out of the lock; see backends.torchscript
+        # TorchScript is deprecated, but nothing else releases the GIL; see backends.torchscript
+        warnings.simplefilter("ignore")
         scripted: Callable[..., object] = torch.jit.script(multiply)
     return scripted

@@ -1,4 +1,4 @@
-"""From a model's name to its profile."""
+"""Profiles a network given by its model name."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from multi_dnn_ros.planning.measure import Progress, Times, Traced, measure, tra
 from multi_dnn_ros.planning.profile import Profile, describe, node_costs, profile
 from multi_dnn_ros.planning.timing import Target
 
-#: What a cut into jobs evens out: an estimate from counts, the number of layers, or measured times.
+#: What the cut into jobs balances: estimated costs, the number of layers, or measured times.
 CutBy = Literal["estimate", "count", "measured"]
 
 
 @dataclass(frozen=True)
 class Network:
-    """What is profiled. shape: of its one input, batch 1."""
+    """The profiled network. shape: of its single input, batch 1."""
 
     name: str
     module: nn.Module
@@ -30,10 +30,10 @@ class Network:
 
 
 def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int, int] | None = None) -> Network:
-    """The network that the node would run for `model`, or one of torchvision's classifiers.
+    """The network that the node would run for `model`, or a torchvision classifier.
 
-    weights: "" is random for torchvision (no time depends on them), what the model brings for others. size: (width,
-    height), for models without their own. Raises ModelError, which names the argument.
+    weights: "" is random for torchvision (times do not depend on them), the model's own for others. size: (width,
+    height), for models without their own. Raises ModelError that names the argument.
     """
     from multi_dnn_ros.graph.balance import balance, random_image
     from multi_dnn_ros.models.sources import load_network
@@ -61,11 +61,11 @@ def profile_network(
     timed: Callable[..., Times] = measure,
     **origin: Any,
 ) -> Profile:
-    """Trace, measure and describe. costs: what the cut goes by, in place of `cut_by`; timed: measure, or a stand-in.
+    """Trace, measure and describe. costs: cost function of the cut, instead of `cut_by`; timed: measure, or a
+    replacement.
 
-    seed, hold, progress: as of measure; warnings, origin: as of profile.
-
-    "measured" measures twice: the layers, then the network cut by them.
+    seed, hold, progress: see measure; warnings, origin: see profile.
+    "measured" measures twice: the layers, then the network cut accordingly.
     """
     traced = trace_for(network.module, network.shape, target, seed)
     chosen: NodeCost | None = None
@@ -81,7 +81,7 @@ def profile_network(
 
 
 def measured_costs(traced: Traced, times: Times, name: str) -> NodeCost:
-    """What measured layers say of the graph's operations: seconds, the median of the rounds."""
+    """Cost function of measured layers: seconds, median over the rounds."""
     shapes = describe(traced, [layer for stage in times.stages for layer in stage.layers])
     medians = (float(torch.tensor(ms, dtype=torch.float64).median()) for ms in times.layers)
     return node_costs(zip(shapes, medians, strict=True), f"the measurement of {name}")

@@ -1,4 +1,4 @@
-"""A profile as tables, JSON, CSV and two pictures."""
+"""A profile as tables, JSON, CSV and two plots."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _COLUMNS = (
     "bytes_written", "flops_per_byte", "ms", "ms_min", "ms_p25", "ms_p75", "ms_max", "samples", "share", "bound_ms",
     "times_bound",
 )  # fmt: skip
-#: One for each kind, of a palette that stays apart for colour-blind readers.
+#: One colour per kind, from a colour-blind safe palette.
 _PALETTE = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#994455", "#997700", "#004488",
             "#999999", "#ee99aa", "#44bb99", "#dddddd", "#000000")  # fmt: skip
 COLORS = dict(zip(KINDS, _PALETTE, strict=True))
 
 
 def write_profile(folder: Path, profile: Profile) -> list[Path]:
-    """Write profile.json, layers.csv and both pictures into `folder`, which is made; each beside and then renamed."""
+    """Write profile.json, layers.csv and both plots atomically into `folder`, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / JSON_NAME, profile.model_dump_json(indent=1) + "\n")
     write_text(folder / CSV_NAME, layers_csv(profile))
@@ -36,7 +36,7 @@ def write_profile(folder: Path, profile: Profile) -> list[Path]:
 
 
 def layers_csv(profile: Profile) -> str:
-    """A row a layer, in the order of the network."""
+    """One row per layer, in the order of the network."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -53,7 +53,7 @@ def layers_csv(profile: Profile) -> str:
 
 
 def layer_table(profile: Profile, longest: int) -> str:
-    """The layers that take longest, longest first; a Markdown table."""
+    """The slowest layers in descending order; a Markdown table."""
     layers = sorted(profile.layers, key=lambda layer: layer.ms.p50, reverse=True)[:longest]
     rows = [
         [layer.name, layer.module[-32:], layer.kind, shapes(layer.outputs), str(layer.job), *_work(layer),
@@ -67,7 +67,7 @@ def layer_table(profile: Profile, longest: int) -> str:
 
 
 def kind_table(profile: Profile) -> str:
-    """A row a kind of layer, the costliest first."""
+    """One row per kind of layer, the costliest first."""
     rows = []
     for kind in KINDS:
         layers = [layer for layer in profile.layers if layer.kind == kind]
@@ -83,7 +83,7 @@ def kind_table(profile: Profile) -> str:
 
 
 def job_table(profile: Profile) -> str:
-    """A row a job."""
+    """One row per job."""
     rows = [
         [str(number), str(job.layers), f"{job.work.macs / 1e6:.1f}", f"{job.work.intensity:.1f}", f"{job.ms.p50:.3f}",
          f"{job.ms.spread:.0%}", f"{_job_share(job, profile):.1%}", f"{job.layers_ms:.3f}", f"{job.bound_ms:.3f}",
@@ -95,7 +95,7 @@ def job_table(profile: Profile) -> str:
 
 
 def closing_lines(profile: Profile) -> list[str]:
-    """Whether the parts explain the whole, how even the jobs are, what the device can do, and what is doubtful."""
+    """Closure, balance of the jobs, device limits, and warnings."""
     limits = profile.limits
     return [
         f"sum of the layers {profile.sum_ms:.3f} ms, whole network {profile.whole.p50:.3f} ms: "
@@ -108,12 +108,12 @@ def closing_lines(profile: Profile) -> list[str]:
 
 
 def shapes(of: Sequence[Sequence[int]]) -> str:
-    """As 1x64x56x56, several with +."""
+    """Format as 1x64x56x56, joined with +."""
     return "+".join("x".join(map(str, shape)) or "scalar" for shape in of)
 
 
 def plot_roofline(path: Path, profile: Profile) -> None:
-    """Arithmetic intensity against what each layer reached, under the device's two limits; area: share of the time."""
+    """Performance over arithmetic intensity of each layer, below the device's two limits; area: share of the time."""
     with optional("a picture"):
         from matplotlib.figure import Figure
 
@@ -153,7 +153,7 @@ def plot_roofline(path: Path, profile: Profile) -> None:
 
 
 def plot_layers(path: Path, profile: Profile) -> None:
-    """Milliseconds of each layer in the order of the network, its quartiles, its bound, and where the jobs begin."""
+    """Milliseconds of each layer in the order of the network, with quartiles, bound, and job boundaries."""
     with optional("a picture"):
         from matplotlib.figure import Figure
         from matplotlib.lines import Line2D

@@ -1,4 +1,4 @@
-"""Results of concurrent DNNs, put back into the order of their frames."""
+"""Restores the frame order of results from concurrent DNNs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.engine.task import Drop, Result
 
 @dataclass
 class FrameOutcome:
-    """One frame and what every DNN of its camera made of it, in the order in which the DNNs were declared."""
+    """One frame and its results or drops, in the order in which the DNNs were declared."""
 
     frame: Frame
     dnns: tuple[str, ...]
@@ -24,14 +24,16 @@ class FrameOutcome:
         return len(self.ends) == len(self.dnns)
 
     def in_order(self) -> list[Result | Drop]:
-        """What has come in so far, by DNN."""
+        """The results and drops so far, by DNN."""
         return [self.ends[dnn] for dnn in self.dnns if dnn in self.ends]
 
 
 class FrameOrder:
-    """Frames go in by :meth:`expect`, their results and drops in any order from any thread, and come out in order.
+    """Frames are announced by :meth:`expect`; results and drops arrive in any order from any thread and leave in frame
+    order.
 
-    Bounded by whoever expects frames: the engine's ``submit`` lets each DNN run at most two frames ahead of the others.
+    The caller bounds the number of frames: the engine's ``submit`` lets a DNN run at most two frames ahead of the
+    others.
     """
 
     def __init__(self) -> None:
@@ -40,19 +42,19 @@ class FrameOrder:
         self._by_frame: dict[int, FrameOutcome] = {}
 
     def __len__(self) -> int:
-        """Frames that have not come out yet."""
+        """Number of frames not yet taken."""
         with self._lock:
             return len(self._waiting)
 
     def expect(self, frame: Frame, dnns: Sequence[str]) -> None:
-        """Announce a frame, before any of its results can come."""
+        """Announce a frame, before any of its results can arrive."""
         outcome = FrameOutcome(frame, tuple(dnns))
         with self._lock:
             self._waiting.append(outcome)
-            self._by_frame[id(frame)] = outcome  # the outcome keeps the frame alive, so that the id stays its own
+            self._by_frame[id(frame)] = outcome  # the outcome keeps the frame alive, so that its id stays unique
 
     def settle(self, end: Result | Drop) -> None:
-        """A DNN is through with a frame. Raises LookupError when nobody expected it, or for the second time."""
+        """Record a result or drop. Raises LookupError if it was not expected, or already recorded."""
         with self._lock:
             outcome = self._by_frame.get(id(end.frame))
             if outcome is None or end.dnn not in outcome.dnns or end.dnn in outcome.ends:
@@ -62,12 +64,12 @@ class FrameOrder:
                 self._lock.notify_all()
 
     def wait_complete(self, timeout_s: float) -> bool:
-        """Wait until every frame is complete; False when that takes longer."""
+        """Wait until every frame is complete; False on timeout."""
         with self._lock:
             return self._lock.wait_for(lambda: all(outcome.complete for outcome in self._waiting), timeout_s)
 
     def take(self, *, all_of_them: bool = False) -> Iterator[FrameOutcome]:
-        """The frames at the head that are complete; with `all_of_them` the rest too, complete or not."""
+        """Remove and yield the complete frames at the head; with `all_of_them` also the rest, complete or not."""
         while True:
             with self._lock:
                 if not self._waiting or not (all_of_them or self._waiting[0].complete):

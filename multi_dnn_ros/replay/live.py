@@ -1,10 +1,10 @@
-"""A recording through a running node: every frame, one at a time, its results into another recording.
+"""Replays a recording through a running node: one frame at a time, results into another recording.
 
-The node keeps the newest frame of a camera only, so a player that keeps the recording's pace loses frames to every DNN
-that is slower. This player is paced by results instead: the next frame goes out when every DNN of the last one has
-published its results, or its diagnostics say that the frame was dropped. With one frame under way no queue can overflow
-and no frame can replace another, however slow the CPU is; and each inference has one frame, so that two replays of a
-recording give the same results.
+The node keeps only the newest frame per camera, so a player that keeps the recording's pace loses frames for every
+slower DNN. This player is paced by results instead: the next frame is published once every DNN has published its
+results for the last one, or the diagnostics report the drop. With one frame in progress no queue can overflow and no
+frame can be replaced, however slow the CPU is. Each inference has one frame, so two replays of a recording give the
+same results.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Stream = tuple[str, str]
 
 _RELIABLE = QoSProfile(depth=10)
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-#: Longest wait between two looks at whether the node is still there.
+#: Interval of checking that the node still exists.
 _POLL_S = 0.5
-#: A frame that is so late against the recording moves the schedule.
+#: A frame later than this relative to the recording shifts the schedule.
 _SLACK_S = 0.05
 _LONGEST_GAP_S = 3600.0
-#: Consecutive lost frames of a camera that end the replay; each costs the arrival timeout.
+#: Consecutive lost frames of one camera that end the replay; each costs the arrival timeout.
 _MOST_LOST = 3
 
 
 class LiveReplayError(RuntimeError):
-    """The replay cannot go on; the message says why."""
+    """The replay cannot continue; the message says why."""
 
 
 class LiveReplay:
@@ -80,16 +80,16 @@ class LiveReplay:
         self._arrival_timeout_s = arrival_timeout_s
         self._work_timeout_s = work_timeout_s
         self._changed = threading.Condition()
-        self._header: Any = None  # of the frame under way
+        self._header: Any = None  # of the frame in progress
         self._camera: LiveCamera | None = None
-        self._results: dict[Stream, dict[str, Any]] = {}  # of the frame under way, by name below the stream's topic
+        self._results: dict[Stream, dict[str, Any]] = {}  # of the frame in progress, by name below the stream's topic
         self._labels: dict[str, Any] = {}
         self._accounts: dict[Stream, StreamAccount] = {}
-        # What the node's accounts must show when it is through with the last frame.
+        # Counts that the node's accounts must show once the last frame is finished.
         self._offered: Counter[Stream] = Counter()
         self._published: Counter[Stream] = Counter()
         self._dropped: dict[Stream, Counter[str]] = {}
-        self._lost_frames: Counter[str] = Counter()  # consecutive ones of each camera
+        self._lost_frames: Counter[str] = Counter()  # consecutive, by camera
         self._clock = node.create_publisher(Clock, "/clock", _RELIABLE)
         self._frames = {
             camera.name: node.create_publisher(message_class(camera.msgtype), camera.topic, _RELIABLE)
@@ -117,13 +117,13 @@ class LiveReplay:
         self._listeners: dict[str, int] = {}
 
     def before_activation(self) -> None:
-        """Note who listens to the cameras' topics already, so that the node can be told from them."""
+        """Record the current subscribers of the cameras' topics, to distinguish them from the node."""
         self._listeners = {name: publisher.get_subscription_count() for name, publisher in self._frames.items()}
 
     def wait_connected(self, timeout_s: float) -> None:
         """Wait until the active node is connected in both directions and has sent its class names.
 
-        Raises LiveReplayError: names the topic that is not connected.
+        Raises LiveReplayError that names the unconnected topic.
         """
         deadline = time.monotonic() + timeout_s
         while missing := self._not_connected():
@@ -174,7 +174,7 @@ class LiveReplay:
     # -- one frame
 
     def _play(self, message: BagMessage, camera: LiveCamera, writer: BagWriter, summary: Summary) -> bool:
-        """Whether every DNN gave its results."""
+        """Whether every DNN published its results."""
         for dnn in camera.dnns:
             summary.offer(dnn, camera.name)
         if summary.stopped:
@@ -214,7 +214,7 @@ class LiveReplay:
         return not lost
 
     def _limit_losses(self, camera: LiveCamera, losses: list[str]) -> None:
-        """losses: how the last frame was lost between player and node, for each DNN that it was lost for."""
+        """losses: how the last frame was lost between player and node, one entry per affected DNN."""
         self._lost_frames[camera.name] = self._lost_frames[camera.name] + 1 if losses else 0
         if self._lost_frames[camera.name] == _MOST_LOST:
             raise LiveReplayError(
@@ -223,7 +223,7 @@ class LiveReplay:
             )
 
     def _await_results(self, camera: LiveCamera) -> dict[Stream, tuple[str, str]]:
-        """Wait until every DNN is through with the frame under way; reason and message of each that lost it."""
+        """Wait until every DNN has finished the frame in progress; returns reason and message for each that lost it."""
         begin = time.monotonic()
         lost: dict[Stream, tuple[str, str]] = {}
         looked = begin
@@ -250,7 +250,7 @@ class LiveReplay:
         return self._results[stream].keys() >= OUTPUT_TOPICS[self._plan.roles[stream[0]]].keys()
 
     def _lost(self, stream: Stream, waited_s: float) -> tuple[str, str] | None:
-        """Why the frame under way will have no result from this DNN; None: it may still come. Holds the lock."""
+        """Why the frame in progress will have no result from this DNN; None: it may still arrive. Holds the lock."""
         account = self._accounts.get(stream, StreamAccount())
         arrived = account.offered >= self._offered[stream]
         if arrived and account.pending == 0 and account.published == self._published[stream]:
@@ -265,7 +265,7 @@ class LiveReplay:
                 text = f"the node published the results, but they did not arrive within {self._arrival_timeout_s:g} s"
             else:
                 text = f"the frame did not reach the node within {self._arrival_timeout_s:g} s"
-            # From here on the node's accounts count without it.
+            # The node's accounts will not include this frame.
             self._offered[stream], self._published[stream] = account.offered, account.published
             return "lost", text
         return None
@@ -284,10 +284,10 @@ class LiveReplay:
                         writer.add_topic(f"{self._remote.name}/{camera.name}/{dnn}/{name}", msgtype)
 
     def _write_labels(self, first: BagMessage, camera: LiveCamera, writer: BagWriter) -> None:
-        """As if the node had published them with the first frame, whatever its clock said when it was activated."""
+        """Write the labels with the time of the first frame, whatever the clock was when the node was activated."""
         try:
             stamp = deserialize_message(first.data, message_class(first.msgtype)).header.stamp
-        except Exception:  # the frame itself is counted when its turn comes
+        except Exception:  # the frame itself is counted later
             stamp = nearest_time(first.stamp_ns)
         for dnn in self._with_labels:
             topic, msgtype = f"{self._remote.name}/{dnn}/label_info", "vision_msgs/msg/LabelInfo"
@@ -298,7 +298,7 @@ class LiveReplay:
     # -- connections; called in the executor's thread
 
     def _not_connected(self) -> str:
-        """Of what the replay needs and has not yet; empty when there is nothing."""
+        """Connections that are still missing; empty if there are none."""
         if not self._remote.is_up():
             raise LiveReplayError(f"the node {self._remote.name} has ended")
         for camera in self._plan.cameras:
@@ -314,7 +314,7 @@ class LiveReplay:
     def _count_publishers(self, subscription: Any) -> int:
         if hasattr(subscription, "get_publisher_count"):
             return int(subscription.get_publisher_count())
-        # Humble's rclpy: publishers that the middleware has discovered, connected or not
+        # On Humble: publishers that the middleware has discovered, connected or not.
         return int(self._node.count_publishers(subscription.topic_name))
 
     def _receive(self, stream: Stream, name: str, message: Any) -> None:
@@ -335,6 +335,6 @@ class LiveReplay:
 
 
 def _gap_s(last_ns: int | None, now_ns: int) -> float:
-    """Seconds between two messages; none where a damaged time or two recordings in one make it longer than an hour."""
+    """Seconds between two messages; 0 if damaged times, or concatenated recordings, make it longer than an hour."""
     gap_s = 0.0 if last_ns is None else (now_ns - last_ns) * 1e-9
     return gap_s if 0.0 < gap_s < _LONGEST_GAP_S else 0.0

@@ -1,4 +1,4 @@
-"""Preparing a running node for a live replay: the recorded topic of each camera, and parameters that lose no frame."""
+"""Prepares a running node for a live replay: recorded topics of the cameras, and lossless parameters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from multi_dnn_ros.replay.recorded_cameras import default_topic, recorded_topics
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
 from multi_dnn_ros.settings.schema import CameraConfig, Role
 
-#: Depth of the node's camera subscription: one frame is under way at a time, the rest is reserve.
+#: Depth of the node's camera subscription: one frame is in progress at a time, the rest is reserve.
 _DEPTH = 10
 _ROLES: tuple[Role, ...] = ("lane", "object", "pedestrian")
 
 
 @dataclass(frozen=True)
 class LiveCamera:
-    """One camera of the node. topic: what the node subscribes to. recorded: the topic in the recording."""
+    """One camera of the node. topic: subscribed by the node. recorded: the topic in the recording."""
 
     name: str
     topic: str
@@ -38,9 +38,9 @@ class LivePlan:
 
 
 def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[str, str]) -> LivePlan:
-    """Read cameras and DNNs from the node's parameters and find each camera's topic in the recording.
+    """Read cameras and DNNs from the node's parameters, and find each camera's topic in the recording.
 
-    node: resolves topic names, so it must have the remote node's namespace and remaps. chosen: as of recorded_topics.
+    node: resolves topic names, so it must have the remote node's namespace and remappings. chosen: see recorded_topics.
     Raises RemoteNodeError and BagError.
     """
     lists = remote.parameters(["cameras", "dnns"])
@@ -84,7 +84,7 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
 
 
 def lossless_parameters(plan: LivePlan) -> dict[str, Any]:
-    """Parameters under which the node loses no frame that comes one at a time."""
+    """Parameters with which the node drops no frame if frames are sent one at a time."""
     values: dict[str, Any] = {}
     for camera in plan.cameras:
         values[f"camera.{camera.name}.transport"] = _transport(camera.msgtype)

@@ -1,4 +1,4 @@
-"""The node's own count of its frames, out of its diagnostics."""
+"""The node's frame counts, read from its diagnostics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DROPPED = "dropped: "
 
 @dataclass(frozen=True)
 class StreamAccount:
-    """Frames of one DNN on one camera since the node was activated: offered == published + pending + all dropped."""
+    """Frames of one DNN on one camera since activation: offered == published + pending + sum(dropped)."""
 
     offered: int = 0
     published: int = 0
@@ -21,9 +21,9 @@ class StreamAccount:
 
 
 def stream_accounts(message: Any, node: str) -> Iterator[tuple[tuple[str, str], StreamAccount]]:
-    """((dnn, camera), account) of each stream of `node` in a diagnostic_msgs/DiagnosticArray of any node.
+    """((dnn, camera), account) of each stream of `node` in a diagnostic_msgs/DiagnosticArray.
 
-    node: fully qualified name. Statuses that are not those of streams, or lack a count, are left out.
+    node: fully qualified name. Statuses that are not streams, or lack a count, are skipped.
     """
     prefix = f"{node.lstrip('/')}: "
     for status in message.status:

@@ -1,4 +1,4 @@
-"""Which topics a DNN's results have, by its role. Imports neither PyTorch nor rclpy."""
+"""Output topics of a DNN by role. Imports neither PyTorch nor rclpy."""
 
 from __future__ import annotations
 

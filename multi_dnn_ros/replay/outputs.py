@@ -1,4 +1,4 @@
-"""The messages of a result, under the topic names of the live node."""
+"""The messages of a result, with the topic names of the live node."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:
 
 
 def drawn(outcome: FrameOutcome) -> npt.NDArray[np.uint8]:
-    """The frame's image with its results on it, (H, W, 3) uint8 RGB."""
+    """The frame's image with its results drawn on it, (H, W, 3) uint8 RGB."""
     layers = [Layer(end.dnn, end.output) for end in outcome.in_order() if isinstance(end, Result)]
     return draw(outcome.frame.image(), layers)

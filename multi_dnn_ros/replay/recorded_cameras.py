@@ -1,4 +1,4 @@
-"""Which topic of a recording belongs to which camera."""
+"""Assigns the topics of a recording to cameras."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ IMAGE_TYPES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 
 
 def absolute(topic: str) -> str:
-    """The name of a topic in the global namespace, where nothing is remapped."""
+    """The topic's name in the global namespace, without remappings."""
     return topic if topic.startswith("/") else f"/{topic}"
 
 
 def default_topic(camera: str, transport: str) -> str:
-    """Where a camera publishes by convention: a relative name."""
+    """The conventional relative topic name of a camera."""
     return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
 
 
@@ -28,10 +28,10 @@ def recorded_topics(
 ) -> dict[str, str]:
     """The recorded topic of each camera.
 
-    chosen: what the user said, by camera; it wins over the camera's own topic. A single camera whose topic is not in
-    the recording takes the only image topic there is. resolve: from a topic as configured to its full name.
-    Raises BagError: a topic is missing or no image topic, or the same for two cameras, or `chosen` names a camera
-    that does not exist.
+    chosen: the user's choice by camera; overrides the camera's own topic. A single camera whose topic is not in the
+    recording takes the only image topic. resolve: from a configured topic to its full name.
+    Raises BagError: a topic is missing or no image topic, two cameras have the same one, or `chosen` names an unknown
+    camera.
     """
     if unknown := chosen.keys() - cameras.keys():
         raise BagError(f"--topic names camera '{min(unknown)}'; the cameras are {', '.join(cameras)}")
@@ -58,7 +58,7 @@ def recorded_topics(
 
 
 def _own_topics(camera: str, settings: CameraConfig, resolve: Callable[[str], str]) -> tuple[str, ...]:
-    """Where the live node would look, its own transport first."""
+    """Topics that the live node would use, its own transport first."""
     if settings.topic:
         return (resolve(settings.topic),)
     raw, compressed = (resolve(default_topic(camera, transport)) for transport in ("raw", "compressed"))

@@ -1,4 +1,4 @@
-"""A managed node in another process: its life cycle and its parameters, through its services."""
+"""A managed node in another process: life cycle and parameters through its services."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from rcl_interfaces.srv import GetParameters, SetParametersAtomically
 from rclpy.node import Node
 from rclpy.parameter import Parameter, parameter_value_to_python
 
-#: Time for an answer that needs no work.
+#: Timeout of requests that need no work.
 _ANSWER_S = 30.0
-#: Longest wait between two looks at whether the node is still there.
+#: Interval of checking that the node still exists.
 _POLL_S = 0.5
 
 
 class RemoteNodeError(RuntimeError):
-    """The node does not answer, or refuses; the message names it and what was asked."""
+    """The node does not answer, or rejects a request; the message names the node and the request."""
 
 
 class RemoteNode:
-    """Asks the node `name` (fully qualified). An executor in another thread must spin `node`.
+    """Client of the node `name` (fully qualified). An executor in another thread must spin `node`.
 
-    start_timeout_s: how long to wait for its services to appear. Raises RemoteNodeError when they do not.
-    failure: why that executor has ended, empty while it spins; every method then raises RemoteNodeError with it.
+    start_timeout_s: how long to wait for its services; raises RemoteNodeError if they do not appear.
+    failure: returns why that executor has ended, empty while it spins; every method then raises RemoteNodeError with
+    it.
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class RemoteNode:
                 )
 
     def state(self) -> str:
-        """The label of its life cycle state: unconfigured, inactive, active or finalized."""
+        """Label of its life cycle state: unconfigured, inactive, active or finalized."""
         return str(self._ask("get_state", GetState.Request(), _ANSWER_S).current_state.label)
 
     def change_state(self, transition: int, timeout_s: float) -> None:
-        """Go through a transition (lifecycle_msgs/Transition); configuring takes as long as loading the DNNs.
+        """Request a transition (lifecycle_msgs/Transition); configuring includes loading the DNNs.
 
         Raises RemoteNodeError: the transition failed, or the node ended or did not answer in time.
         """
@@ -66,22 +67,22 @@ class RemoteNode:
             raise RemoteNodeError(f"node {self.name} failed to {_TRANSITIONS[transition]}; its log says why")
 
     def parameters(self, names: Sequence[str]) -> dict[str, Any]:
-        """Values of parameters. Raises RemoteNodeError: one of them is not declared."""
+        """Values of parameters. Raises RemoteNodeError if one is not declared."""
         values = self._ask("get_parameters", GetParameters.Request(names=list(names)), _ANSWER_S).values
         if len(values) != len(names):
             raise RemoteNodeError(f"node {self.name} has no parameter among {', '.join(names)}")
         return {name: parameter_value_to_python(value) for name, value in zip(names, values, strict=True)}
 
     def set_parameters(self, values: Mapping[str, Any]) -> None:
-        """Set all of them, or none. Raises RemoteNodeError with the node's reason."""
+        """Set all of them or none. Raises RemoteNodeError with the node's reason."""
         parameters = [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
         request = SetParametersAtomically.Request(parameters=parameters)
         result = self._ask("set_parameters_atomically", request, _ANSWER_S).result
         if not result.successful:
-            raise RemoteNodeError(f"node {self.name} refuses parameters: {result.reason}")
+            raise RemoteNodeError(f"node {self.name} rejects parameters: {result.reason}")
 
     def is_up(self) -> bool:
-        """Whether its services are still there. Raises RemoteNodeError when this side's executor has ended."""
+        """Whether its services still exist. Raises RemoteNodeError if this side's executor has ended."""
         self._require_executor()
         return bool(self._clients["get_state"].service_is_ready())
 
@@ -105,7 +106,7 @@ class RemoteNode:
         while not answered.wait(_POLL_S):
             self._require_executor()
             if not client.service_is_ready():
-                raise RemoteNodeError(f"node {self.name} has gone while it was asked for {service}")
+                raise RemoteNodeError(f"node {self.name} ended during the request {service}")
             if time.monotonic() > deadline:
                 client.remove_pending_request(future)
                 raise RemoteNodeError(f"node {self.name} does not answer {service} within {timeout_s:g} s")

@@ -1,4 +1,4 @@
-"""Frames from a recording into the engine; its results, in order, into another recording."""
+"""Frames of a recording into the engine; its results, in order, into another recording."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from multi_dnn_ros.replay.summary import Summary
 
 _CLASSES = {"sensor_msgs/msg/Image": Image, "sensor_msgs/msg/CompressedImage": CompressedImage}
 
-#: From a camera's name and its image message to (H, W, 3) uint8 RGB; raises FrameError.
+#: (camera, image message) -> (H, W, 3) uint8 RGB; raises FrameError.
 Decode = Callable[[str, Any], npt.NDArray[np.uint8]]
-#: From a result and the header of its frame to the topics below the camera's DNN (`detections`) and their messages.
+#: (result, header of its frame) -> topics below the camera's DNN (`detections`) and their messages.
 ToMessages = Callable[[Result, Header], Iterable[tuple[str, Any]]]
-#: From the header of the first frame to what the node publishes once: topics below the node, and their messages.
+#: Header of the first frame -> latched topics below the node and their messages.
 ToLatched = Callable[[Header], Iterable[tuple[str, Any]]]
 
 
 class ReplayError(RuntimeError):
-    """The replay cannot go on; the message says why."""
+    """The replay cannot continue; the message says why."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """What a frame carries through the engine: where it comes from."""
+    """Context of a frame in the engine: its message and header."""
 
     message: BagMessage
     header: Header
 
 
 class Replay:
-    """Runs recordings through one set of DNNs.
+    """Replays recordings through one set of DNNs.
 
-    tasks: the DNNs. topics: recorded topic of each camera. decode, to_messages: between ROS and the engine.
-    to_latched: written once, before the outputs of the first frame, as topics that a player keeps for late subscribers.
-    node: fully qualified name of the node whose topics are written (`/multi_dnn/front/object/detections`).
+    tasks: the DNNs. topics: recorded topic of each camera. decode, to_messages: convert from and to ROS.
+    to_latched: messages written once, before the outputs of the first frame, on latched topics.
+    node: fully qualified node name used in the written topics (`/multi_dnn/front/object/detections`).
     stall_timeout_s: a DNN that takes longer for a frame ends the replay.
     """
 
@@ -92,9 +92,10 @@ class Replay:
     ) -> Summary:
         """Replay `bag` into `writer`, which stays open.
 
-        Output messages carry the header and the recording time of their frame, and follow one another by frame, then by
-        DNN in the order of the tasks. with_input: each camera message is copied in front of its outputs.
-        on_frame: called in order with every frame when it is written. progress: called with the number of frames done.
+        Output messages carry the header and recording time of their frame, and are ordered by frame, then by DNN in the
+        order of the tasks. with_input: copy each camera message before its outputs.
+        on_frame: called in order with every frame when it is written. progress: called with the number of finished
+        frames.
         """
         order, summary = FrameOrder(), Summary()
         begun = False
@@ -132,7 +133,7 @@ class Replay:
                     raise ReplayError(f"a DNN has been busy with one frame for {self._stall_timeout_s:g} s")
                 write_complete()
             if not order.wait_complete(self._stall_timeout_s):
-                raise ReplayError(f"the last frames were not through after {self._stall_timeout_s:g} s")
+                raise ReplayError(f"the last frames were not finished after {self._stall_timeout_s:g} s")
             write_complete(all_of_them=True)
         finally:
             engine.stop(timeout_s=5.0)
@@ -140,7 +141,7 @@ class Replay:
         return summary
 
     def _frame(self, message: BagMessage) -> tuple[Frame, str | None]:
-        """The frame of a camera's message, and why it has no image; None: it has one."""
+        """The frame of a camera's message, and why it has no image (None if it has one)."""
         camera = self._camera_of[message.topic]
         try:
             image = deserialize_message(message.data, _CLASSES[message.msgtype])

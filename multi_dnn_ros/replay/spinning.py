@@ -1,4 +1,4 @@
-"""A node of this process that an executor in another thread spins."""
+"""A node of this process, spun by an executor in another thread."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _END_S = 10.0
 
 
 class SpinningNode:
-    """node: the node. failure: why its executor has ended, in one line; empty while it spins.
+    """node: the node. failure: one line why its executor has ended; empty while it spins.
 
-    A callback that raises ends the executor: nothing is received from then on, so callers that wait check `failure`.
+    A callback that raises ends the executor, and nothing is received afterwards, so callers that wait must check
+    `failure`.
     """
 
     def __init__(self, node: Node) -> None:
@@ -27,7 +28,7 @@ class SpinningNode:
         self.failure = ""
 
     def spin(self, executor: Any) -> None:
-        """Spin until the executor or its context is shut down, or a callback raises; then set :attr:`failure`."""
+        """Spin until the executor or its context is shut down or a callback raises, which sets :attr:`failure`."""
         try:
             executor.spin()
         except (ExternalShutdownException, ShutdownException):
@@ -39,8 +40,8 @@ class SpinningNode:
 
 @contextmanager
 def spinning(name: str, ros_args: list[str]) -> Iterator[SpinningNode]:
-    """Initialise rclpy with `ros_args`, make a node and spin it; all is undone at the end."""
-    # Python's own KeyboardInterrupt: rclpy's handlers would shut the context down under the replay.
+    """Initialise rclpy with `ros_args`, create a node and spin it; shuts down on exit."""
+    # Use Python's KeyboardInterrupt: rclpy's handlers would shut the context down during the replay.
     rclpy.init(args=["--ros-args", *ros_args], signal_handler_options=SignalHandlerOptions.NO)
     node = rclpy.create_node(name)
     executor = SingleThreadedExecutor()

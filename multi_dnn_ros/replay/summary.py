@@ -1,4 +1,4 @@
-"""What became of every frame of a replay."""
+"""Counts the results and drops of a replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass
 class StreamCount:
-    """One DNN on one camera: offered == published + the sum of dropped. messages: the first drop of each reason."""
+    """One DNN on one camera: offered == published + sum(dropped). messages: of the first drop by each reason."""
 
     offered: int = 0
     published: int = 0
@@ -23,10 +23,10 @@ class StreamCount:
 
 @dataclass
 class Summary:
-    """Counts by (dnn, camera), and what was wrong with the input.
+    """Counts by (dnn, camera), and damage of the input.
 
-    frames: those played. complete: those of them that have the results of every DNN of their camera. stopped: why the
-    replay ended before the recording did. A replay without a ROS graph leaves these three as they are.
+    frames: number played. complete: number with results of every DNN of their camera. stopped: why the replay ended
+    early. A replay without a ROS graph leaves these three unset.
     """
 
     streams: dict[tuple[str, str], StreamCount] = field(default_factory=dict)
@@ -39,17 +39,17 @@ class Summary:
         self.streams.setdefault((dnn, camera), StreamCount()).offered += 1
 
     def publish(self, dnn: str, camera: str) -> None:
-        """One frame of this DNN and camera has its results."""
+        """Count one frame with results."""
         self.streams[dnn, camera].published += 1
 
     def drop(self, dnn: str, camera: str, reason: str, message: str) -> None:
-        """One frame of this DNN and camera was lost. reason: as in the node's diagnostics, `bad_image` for example."""
+        """Count one lost frame. reason: as in the node's diagnostics, for example `bad_image`."""
         stream = self.streams[dnn, camera]
         stream.dropped[reason] += 1
         stream.messages.setdefault(reason, message)
 
     def as_json(self) -> dict[str, Any]:
-        """For a JSON file; the same replay gives the same."""
+        """JSON content; equal for equal replays."""
         return {
             "streams": [
                 {

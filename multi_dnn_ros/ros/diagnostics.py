@@ -260,7 +260,7 @@ def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, obje
         "frames per inference": f"{stream.batch:.2f}",
     }
     values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
-    for stage, percentiles in {**stream.stages, "header stamp to publish": age}.items():
+    for stage, percentiles in {**stream.latencies, "header stamp to publish": age}.items():
         values.update(_percentile_values(stage, percentiles))
     return values
 

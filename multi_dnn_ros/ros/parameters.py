@@ -10,7 +10,7 @@ from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescri
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.settings.flat_parameters import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
@@ -154,7 +154,7 @@ class NodeParameters:
             try:
                 self._node.resolve_topic_name(camera.topic or name)
             except Exception as error:  # rclpy's are of several types, with a picture of the name in further lines
-                reason = reason_of(error).rstrip(":")
+                reason = summarize_error(error).rstrip(":")
                 problems.append(
                     f"parameter camera.{name}.topic is {shown(camera.topic)}; allowed: a topic name: {reason}"
                 )

@@ -17,8 +17,8 @@ import rclpy
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.signals import SignalHandlerOptions
 
-from multi_dnn_ros.common.allocator import keep_image_memory
-from multi_dnn_ros.common.switch_interval import short_turns
+from multi_dnn_ros.common.allocator import configure_malloc
+from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
@@ -41,10 +41,10 @@ def run(args: list[str] | None = None) -> int:
     for file in params_files:  # rclpy's own errors name no node, and it takes an empty file
         read_sections(file, NODE_NAME)
     stop = _StopSignal()
-    keep_image_memory()
+    configure_malloc()
     # The interpreter ends with collections, which go through all that PyTorch brought, for a second and more.
     atexit.register(gc.freeze)
-    with short_turns():
+    with short_switch_interval():
         code = _run(args, params_files, stop)
     local_host = sys.modules.get("multi_dnn_ros.serving.local_host")  # with `isolation: none`
     if local_host is not None and local_host.still_loads():

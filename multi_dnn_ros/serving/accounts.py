@@ -162,7 +162,7 @@ class Accounts:
     def failure(self, failure: Failure) -> None:
         """A DNN lost frames by its own fault."""
         if failure.disabled:
-            until_ns = None if failure.try_s is None else self._clock() + round(failure.try_s * 1e9)
+            until_ns = None if failure.retry_s is None else self._clock() + round(failure.retry_s * 1e9)
             with self._lock:
                 self._disabled[failure.dnn] = failure.reason or failure.message, until_ns
         guarded(self._callbacks.on_failure, failure)

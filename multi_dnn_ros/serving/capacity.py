@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from multi_dnn_ros.planning.fit import Verdict
-from multi_dnn_ros.planning.image_sizes import Fit, Size, SizesSeen
+from multi_dnn_ros.planning.image_sizes import Fit, ObservedSizes, Size
 
 #: Reasons why times are not predicted, each a layer or a load, that /diagnostics has.
 _MOST_DOUBTS = 5
@@ -28,7 +28,7 @@ class CapacityForImages:
 
     def __init__(self, fit: Fit | None) -> None:
         self._lock = threading.Lock()
-        self._seen = None if fit is None else SizesSeen(fit)
+        self._seen = None if fit is None else ObservedSizes(fit)
         self.current = None if fit is None else shown(fit.verdict())
 
     def see(self, camera: str, size: Size) -> Capacity | None:
@@ -36,7 +36,7 @@ class CapacityForImages:
         if self._seen is None:
             return None
         with self._lock:
-            verdict = self._seen.see(camera, size)
+            verdict = self._seen.observe(camera, size)
             if verdict is None:
                 return None
             self.current = shown(verdict)

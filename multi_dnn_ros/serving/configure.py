@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from multi_dnn_ros.common.memory import settle_memory
+from multi_dnn_ros.common.memory import freeze_heap
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.serving.host import Build, Description, DnnDescription, Progress
 from multi_dnn_ros.serving.progress import ProgressReport, durations_file, keep_durations, read_durations
@@ -35,7 +35,7 @@ def configure(
     pipeline: Pipeline = build(part, report)
     warm_up(pipeline.tasks, pipeline.device, report)
     found = _judged(part, pipeline, report) if judge else None
-    settle_memory()
+    freeze_heap()
     keep_durations(file, report.finished())
     return pipeline, _described(pipeline, found)
 

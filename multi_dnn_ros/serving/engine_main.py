@@ -23,8 +23,8 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from multi_dnn_ros.common.reasons import reason_of
-from multi_dnn_ros.common.switch_interval import short_turns
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board
@@ -57,13 +57,13 @@ def main(argument: str) -> NoReturn:
     channel = wire.Channel(connected)
     board = Board(setup.dnns, setup.board)
     try:
-        with short_turns():
+        with short_switch_interval():
             EngineMain(setup, channel, board).run()
     except ConnectionError:  # the other end is gone
         os._exit(EXIT_ORPHANED)
     except BaseException as error:
         traceback.print_exc()
-        die(channel, f"an error in the engine process: {type(error).__name__}: {reason_of(error)}", EXIT_ERROR)
+        die(channel, f"an error in the engine process: {type(error).__name__}: {summarize_error(error)}", EXIT_ERROR)
 
 
 class EngineMain:
@@ -205,7 +205,7 @@ class EngineMain:
             pipeline, description = configure(order.config, order.dnns, order.build, tell, judge=order.judge)
         except Exception as error:
             if is_device_failure(error):
-                die(self._channel, f"while configuring: {reason_of(error)}", EXIT_DEVICE_FAILED)
+                die(self._channel, f"while configuring: {summarize_error(error)}", EXIT_DEVICE_FAILED)
             text, expected = refusal(error)
             self._channel.send(wire.Refused(text, expected))
             return

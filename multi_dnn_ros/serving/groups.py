@@ -25,13 +25,13 @@ class Limits:
     """Times of supervision, seconds.
 
     fault_window_s: parameter of that name. restart_s: pauses before a group gets a process again, by how often it was
-    lost before without serving for fault_window_s; the last one holds from then on. try_s: likewise, until a disabled
+    lost before without serving for fault_window_s; the last one holds from then on. retry_s: likewise, until a disabled
     DNN is tried again.
     """
 
     fault_window_s: float = 60.0
     restart_s: tuple[float, ...] = (0.0, 1.0, 5.0, 30.0, 60.0)
-    try_s: tuple[float, ...] = (10.0, 60.0, 600.0)
+    retry_s: tuple[float, ...] = (10.0, 60.0, 600.0)
 
 
 @dataclass

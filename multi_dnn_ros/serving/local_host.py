@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.observer import Unobserved
+from multi_dnn_ros.engine.observer import NullObserver
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import builds
 from multi_dnn_ros.serving.accounts import Accounts
@@ -177,20 +177,20 @@ class LocalHost:
         pipeline, self._pipeline, self._config = self._pipeline, None, None
         if pipeline is None:
             return
-        from multi_dnn_ros.common.memory import give_back_memory
+        from multi_dnn_ros.common.memory import release_memory
 
         device = pipeline.device
         del pipeline
-        give_back_memory(device)
+        release_memory(device)
 
 
-class _Device(Unobserved):
+class _Device(NullObserver):
     """Remembers that the device has failed."""
 
     failure = ""
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
-        self.failure = self.failure or f"DNN {dnn}: {reason_of(error)}"
+        self.failure = self.failure or f"DNN {dnn}: {summarize_error(error)}"
 
 
 def _configured(
@@ -199,7 +199,7 @@ def _configured(
     """The pipeline, or what stopped it: returned without what its traceback refers to, models and memory among it."""
     import torch
 
-    from multi_dnn_ros.common.memory import give_back_memory
+    from multi_dnn_ros.common.memory import release_memory
     from multi_dnn_ros.serving.configure import configure, refusal
 
     try:
@@ -213,7 +213,7 @@ def _configured(
     except Exception as error:
         text, expected = refusal(error)
         failure = ConfigureError(text, expected=expected)
-    give_back_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+    release_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
     return failure
 
 

@@ -41,7 +41,7 @@ class _Prepared:
 class ProcessHost:
     """A :class:`multi_dnn_ros.serving.host.Host`. build: makes the pipeline in the engine process.
 
-    restart_s, try_s: pauses, see :class:`multi_dnn_ros.serving.groups.Limits`. make: starts a process; None: a real
+    restart_s, retry_s: pauses, see :class:`multi_dnn_ros.serving.groups.Limits`. make: starts a process; None: a real
     one.
     """
 
@@ -50,11 +50,11 @@ class ProcessHost:
         build: Build = builds.build,
         *,
         restart_s: tuple[float, ...] = Limits.restart_s,
-        try_s: tuple[float, ...] = Limits.try_s,
+        retry_s: tuple[float, ...] = Limits.retry_s,
         make: MakeProcess | None = None,
     ) -> None:
         self._build = build
-        self._restart_s, self._try_s = restart_s, try_s
+        self._restart_s, self._try_s = restart_s, retry_s
         self._make = make or partial(EngineProcess, modules=builds.modules_of(build))
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by check and configure

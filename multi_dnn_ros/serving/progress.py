@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.serving.host import Progress
@@ -96,7 +96,7 @@ def read_durations(path: Path) -> dict[str, float]:
 
 def keep_durations(path: Path, durations: Mapping[str, float]) -> None:
     """For the next run; a cache that cannot be written is no error."""
-    with contextlib.suppress(OSError), written_beside(path) as beside:
+    with contextlib.suppress(OSError), atomic_write(path) as beside:
         beside.write_text(json.dumps({step: round(seconds, 3) for step, seconds in durations.items()}))
         others = sorted(path.parent.glob("[!.]*.json"), key=lambda other: other.stat().st_mtime, reverse=True)
         for old in others[_KEPT:]:

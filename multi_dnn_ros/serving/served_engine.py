@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.engine.engine import Engine
 from multi_dnn_ros.engine.frame import Frame
-from multi_dnn_ros.engine.observer import Observer, Unobserved
+from multi_dnn_ros.engine.observer import NullObserver, Observer
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DnnTask, Drop, DropReason, Result, Timing
 from multi_dnn_ros.serving.pinned import PinnedImages
@@ -53,7 +53,7 @@ class ServedEngine:
             max_failures=config.max_failures,
             aging_ns=_nanoseconds(config.aging_ms),
             max_launched=config.max_launched or None,
-            observer=observer or Unobserved(),
+            observer=observer or NullObserver(),
         )
         self._engine.start()
 

@@ -56,7 +56,7 @@ class Supervisor:
         self.members: dict[int, Member] = {}
         self.routes: dict[str, int] = {}
         self.standby = Spare(Backoff(limits.restart_s))
-        self.merging = Spare(Backoff(limits.try_s))
+        self.merging = Spare(Backoff(limits.retry_s))
         self.merged: tuple[str, ...] = ()  # what the process in the making by `merging` is for
         self.groups = [self._group(tuple(dnns))]
         self._dnns = tuple(dnns)
@@ -521,7 +521,7 @@ class Supervisor:
     # -- groups
 
     def _group(self, dnns: tuple[str, ...]) -> Group:
-        return Group(dnns, Backoff(self.limits.restart_s), Backoff(self.limits.try_s))
+        return Group(dnns, Backoff(self.limits.restart_s), Backoff(self.limits.retry_s))
 
     def _home(self, dnn: str) -> Group:
         return next(group for group in self.groups if dnn in group.dnns)

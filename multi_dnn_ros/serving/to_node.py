@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving import wire
@@ -79,7 +79,7 @@ class BoardObserver:
                 self._board.ended(dnn)
 
     def device_failed(self, dnn: str, error: BaseException) -> None:
-        die(self._channel, reason_of(error), EXIT_DEVICE_FAILED)
+        die(self._channel, summarize_error(error), EXIT_DEVICE_FAILED)
 
 
 class ChannelLog(logging.Handler):

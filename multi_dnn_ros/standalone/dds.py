@@ -23,7 +23,7 @@ from cyclonedds.topic import Topic
 from multi_dnn_ros.standalone import interfaces, logs
 from multi_dnn_ros.standalone.errors import RCLError
 from multi_dnn_ros.standalone.interfaces import FieldType
-from multi_dnn_ros.standalone.loopback import hold_to_loopback
+from multi_dnn_ros.standalone.loopback import restrict_to_loopback
 
 # ROS' default range of domains; a higher one has ports that overlap with the system's ephemeral ones or do not exist.
 MAX_DOMAIN_ID: Final = 232
@@ -66,7 +66,7 @@ class Participant:
             _domains[domain_id] = (domain, users + 1)
         try:
             self.entity = DomainParticipant(domain_id, qos=Qos(Policy.Userdata(user_data)))
-            if loopback and (open_ports := hold_to_loopback(domain_id)):
+            if loopback and (open_ports := restrict_to_loopback(domain_id)):
                 _log.warning(
                     f"UDP ports {', '.join(map(str, open_ports))} receive from other machines too, as this system does "
                     "not let sockets be bound to lo; close them with a firewall"

@@ -109,7 +109,7 @@ class Executor(Surface):
     def create_task(self, callback: Any, *args: Any, **kwargs: Any) -> Task:
         """Run `callback(*args, **kwargs)`, or a coroutine, while spinning; return the future of its result."""
         task = Task(callback, args, kwargs, executor=self)
-        self._go_on(task)
+        self._step(task)
         return task
 
     def adopt(self, task: Task, end: Callable[[], None]) -> None:
@@ -117,7 +117,7 @@ class Executor(Surface):
         self._ends[task] = end
         self._run_task(task)
 
-    def _go_on(self, task: Task) -> None:
+    def _step(self, task: Task) -> None:
         with self._lock:
             self._tasks.append(task)
         self.wake()
@@ -132,9 +132,9 @@ class Executor(Surface):
             if task.exception() is not None:
                 raise task.exception()
         elif task.awaits is None:
-            self._go_on(task)
+            self._step(task)
         else:
-            task.awaits.resume_when_done(lambda: self._go_on(task))
+            task.awaits.resume_when_done(lambda: self._step(task))
 
     def add_node(self, node: Node) -> bool:
         """Run a node's callbacks too; return False when that was so already."""

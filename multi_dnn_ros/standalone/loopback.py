@@ -22,7 +22,7 @@ _FIRST_PORT: Final = 7400
 _PORTS_PER_DOMAIN: Final = 250
 
 
-def hold_to_loopback(domain_id: int) -> list[int]:
+def restrict_to_loopback(domain_id: int) -> list[int]:
     """Bind the receiving sockets of the domain to `lo`; returns the ports of those that the system did not let us."""
     open_ports = []
     for receiver in domain_sockets(domain_id):

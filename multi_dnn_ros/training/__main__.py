@@ -83,12 +83,12 @@ def main(arguments: list[str] | None = None) -> int:
         if args.verb == "lane":
             road = road_frames(args.road, "train") if args.road else []
             data["road"] = {"frames": [frame.name for frame in road]}
-            exercise = recipes.lane_exercise(recipe, scenes, choice, road, device)
+            setup = recipes.lane_setup(recipe, scenes, choice, road, device)
         else:
             real = recipes.real_images(recipe, args.real) if args.real else None
             if real is not None:
                 data["real"] = {"images": len(real.part("train")), "choice": len(real.part("choice"))}
-            exercise = recipes.detector_exercise(recipe, scenes, choice, device, real)
+            setup = recipes.detector_setup(recipe, scenes, choice, device, real)
         network = recipe.network()
         if args.start is not None:
             load_weights(network, read_state_dict(existing_file(str(args.start), "--start")), str(args.start))
@@ -97,8 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         if device.type == "cuda":
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         outcome = train(
-            network, exercise.batches, exercise.loss, exercise.score, recipe.schedule,
-            main=exercise.main, checkpoint=args.resume, identity=json.dumps([args.verb, recipe.batch_size, data]),
+            network, setup.batches, setup.loss, setup.score, recipe.schedule,
+            main=setup.main, checkpoint=args.resume, identity=json.dumps([args.verb, recipe.batch_size, data]),
             progress=not args.quiet,
         )  # fmt: skip
         training = recipes.provenance(recipe, data, outcome.best, outcome.epoch)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from multi_dnn_ros.training import distributed
 
 Batch = dict[str, Tensor]
-Vary = Callable[[Batch, torch.Generator], Batch]
+Augment = Callable[[Batch, torch.Generator], Batch]
 #: Batches that FileBatches reads ahead, and the threads that read.
 _AHEAD, _READERS = 3, 8
 
@@ -55,7 +55,7 @@ class Inputs:
 class _Batches:
     """Order, share of this process, variation: everything but where the rows come from."""
 
-    def __init__(self, rows: Tensor, batch_size: int, seed: int, vary: Vary | None, inputs: Inputs | None) -> None:
+    def __init__(self, rows: Tensor, batch_size: int, seed: int, vary: Augment | None, inputs: Inputs | None) -> None:
         self.rows = rows
         self.seed = seed
         self.vary = vary
@@ -106,7 +106,7 @@ class ArrayBatches(_Batches):
         arrays: Mapping[str, Tensor],
         batch_size: int,
         seed: int,
-        vary: Vary | None = None,
+        vary: Augment | None = None,
         repeats: Tensor | None = None,
         inputs: Inputs | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class FileBatches(_Batches):
         batch_size: int,
         seed: int,
         device: torch.device,
-        vary: Vary | None = None,
+        vary: Augment | None = None,
         inputs: Inputs | None = None,
     ) -> None:
         self.read = read
@@ -171,7 +171,7 @@ def uniform(dice: torch.Generator, low: float, high: float, *shape: int) -> Tens
     return low + (high - low) * torch.rand(*shape, generator=dice, device=dice.device)
 
 
-def vary_colours(image: Tensor, dice: torch.Generator, strength: float = 1.0) -> Tensor:
+def augment_colours(image: Tensor, dice: torch.Generator, strength: float = 1.0) -> Tensor:
     """Brightness, contrast, white balance, gamma and noise, image by image; (B, 3, h, w) 0..1 in and out."""
     b = len(image)
     gamma = torch.exp(uniform(dice, -0.2, 0.2, b, 1, 1, 1) * strength)
@@ -185,7 +185,7 @@ def vary_colours(image: Tensor, dice: torch.Generator, strength: float = 1.0) ->
     return (varied + noise * uniform(dice, 0.0, 0.02, b, 1, 1, 1) * strength).clamp(0.0, 1.0)
 
 
-def vary_detection(batch: Batch, dice: torch.Generator) -> Batch:
+def augment_detection(batch: Batch, dice: torch.Generator) -> Batch:
     """Mirror half of the images with their boxes, then vary the colours."""
     image, boxes = batch["image"], batch["boxes"]
     flip = uniform(dice, 0.0, 1.0, len(image)) < 0.5
@@ -193,10 +193,10 @@ def vary_detection(batch: Batch, dice: torch.Generator) -> Batch:
     mirrored = boxes[..., (2, 1, 0, 3)].clone()
     mirrored[..., (0, 2)] = image.shape[3] - mirrored[..., (0, 2)]
     boxes = torch.where(flip[:, None, None] & (batch["classes"] != -1)[..., None], mirrored, boxes)
-    return {**batch, "image": vary_colours(image, dice), "boxes": boxes}
+    return {**batch, "image": augment_colours(image, dice), "boxes": boxes}
 
 
-def vary_lanes(batch: Batch, dice: torch.Generator) -> Batch:
+def augment_lanes(batch: Batch, dice: torch.Generator) -> Batch:
     """Mirror, scale by 0.85 to 1.3, shift by up to a tenth, then vary the colours; the mask goes along."""
     image, mask = batch["image"], batch["mask"].float() / 255.0
     b = len(image)
@@ -208,11 +208,11 @@ def vary_lanes(batch: Batch, dice: torch.Generator) -> Batch:
     grid = F.affine_grid(matrix, list(image.shape), align_corners=False)
     image = F.grid_sample(image, grid, padding_mode="reflection", align_corners=False)
     mask = F.grid_sample(mask, grid, padding_mode="reflection", align_corners=False)
-    varied = vary_colours(image, dice, strength=1.3)
+    varied = augment_colours(image, dice, strength=1.3)
     return {**batch, "image": varied, "mask": (mask * 255.0).round().to(torch.uint8)}
 
 
-def vary_classes(batch: Batch, dice: torch.Generator, mix: float = 0.0) -> Batch:
+def augment_classes(batch: Batch, dice: torch.Generator, mix: float = 0.0) -> Batch:
     """Mirror half of the images, shift by up to an eighth (reflected), blank a square of a quarter of the side
     (DeVries and Taylor 2017).
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 FORMAT = "multi_dnn_ros training 1"
 
@@ -35,7 +35,7 @@ def save(path: Path, state: dict[str, Any], identity: str) -> None:
     except (OSError, RuntimeError) as error:
         beside.unlink(missing_ok=True)
         raise TrainingError(
-            f"{path}: checkpoint cannot be written ({reason_of(error)}); the last one is kept"
+            f"{path}: checkpoint cannot be written ({summarize_error(error)}); the last one is kept"
         ) from None
 
 
@@ -49,7 +49,7 @@ def load(path: Path, network: nn.Module, identity: str) -> dict[str, Any]:
             raise ValueError(f"format is {state['format']!r}")
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise TrainingError(
-            f"{path}: not a checkpoint of this loop ({type(error).__name__}: {reason_of(error)})"
+            f"{path}: not a checkpoint of this loop ({type(error).__name__}: {summarize_error(error)})"
         ) from None
     shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in stored.items()}

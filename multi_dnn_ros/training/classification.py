@@ -12,8 +12,8 @@ from multi_dnn_ros.training.batches import Batch
 class ClassificationLoss:
     """Cross-entropy with label smoothing (Szegedy et al. 2016).
 
-    outputs: (B, classes) logits. batch["label"]: (B,) int64; with "other" and "share", see vary_classes, the truth is
-    so much the one and the rest the other. smoothing: 0..1, share that is spread over all classes.
+    outputs: (B, classes) logits. batch["label"]: (B,) int64; with "other" and "share", see augment_classes, the truth
+    is so much the one and the rest the other. smoothing: 0..1, share that is spread over all classes.
     """
 
     def __init__(self, smoothing: float = 0.1) -> None:

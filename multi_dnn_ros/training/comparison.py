@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from multi_dnn_ros.common.extras import optional
-from multi_dnn_ros.common.reporting import against, table, write_figure, write_json, write_text
+from multi_dnn_ros.common.reporting import table, with_change, write_figure, write_json, write_text
 from multi_dnn_ros.training.data import Task
-from multi_dnn_ros.training.exercise import MAIN
+from multi_dnn_ros.training.setup import MAIN
 
 JSON_NAME, MARKDOWN_NAME, PLOT = "report.json", "report.md", "networks.png"
 _FIRST, _OTHERS = "#8a97a8", "#d1603d"
@@ -31,9 +31,9 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
         cells = [label(network)]
         cells += [_share(network["scores"][name].get(score)) for name in sets for score in _SHOWN[task]]
         for key, scale in (("macs", 1e9), ("parameters", 1e6), ("file_bytes", 1e6)):
-            cells.append(against(network[key] / scale, None if network is first else first[key] / scale))
+            cells.append(with_change(network[key] / scale, None if network is first else first[key] / scale))
         for own, other in zip(network["latency_ms"], first["latency_ms"], strict=True):
-            cells.append(against(own["ms"], None if network is first else other["ms"]))
+            cells.append(with_change(own["ms"], None if network is first else other["ms"]))
         rows.append(tuple(cells))
     return tuple(header), rows
 

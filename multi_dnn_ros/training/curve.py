@@ -22,20 +22,20 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from multi_dnn_ros.common.reporting import provenance, write_json
 from multi_dnn_ros.compression.decompose import decompose, plan_of
-from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Budget, Energy, RankPolicy, Ratio, Rounding
 from multi_dnn_ros.models.artifact import Description, save_artifact
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training.curve_plot import WITHIN, plot
-from multi_dnn_ros.training.data import Data, Wanted, open_data
+from multi_dnn_ros.training.data import Data, DataRequest, open_data
 from multi_dnn_ros.training.datasets import DatasetError
 from multi_dnn_ros.training.distributed import existing_device
-from multi_dnn_ros.training.exercise import MAIN
 from multi_dnn_ros.training.loop import Schedule
 from multi_dnn_ros.training.retrain import Result, retrain
-from multi_dnn_ros.training.trainee import Trainee, trainee
+from multi_dnn_ros.training.setup import MAIN
+from multi_dnn_ros.training.trainable import Trainable, make_trainable
 
 _STEPS = 18
 _RESIDUAL = (BasicBlock, Bottleneck, ResBottleneckBlock)
@@ -94,8 +94,8 @@ def original(
     """Train the original into `path` unless it is there; None when it was."""
     if path.exists():
         return None
-    pupil = _trainee(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
-    begin_anew(pupil.source.module, settings.original.seed)
+    pupil = _trainable(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
+    reinitialize(pupil.source.module, settings.original.seed)
     say(f"{settings.model}: training the original for {settings.original.epochs} epochs at {settings.size}")
     result = retrain(
         pupil, [data], settings.original, batch_size=settings.batch_size, device=device, say=say,
@@ -110,7 +110,7 @@ def original(
     return result
 
 
-def begin_anew(network: nn.Module, seed: int) -> None:
+def reinitialize(network: nn.Module, seed: int) -> None:
     """Weights to begin training with (He et al. 2015), in place, whatever the builder itself begins with.
 
     Torchvision's InceptionV3 has such large ones that training hardly turns them for ten epochs. Residual branches
@@ -147,14 +147,14 @@ def point(
     width, height = settings.macs_size
     inputs = (torch.zeros(1, 3, height, width),)
     network = copy.deepcopy(source.module)
-    layers = survey(network, inputs, linear=settings.linear)
+    layers = list_layers(network, inputs, linear=settings.linear)
     before = cost(network, inputs)
     policy, parameter = policy_for(policy_name, layers, before.macs, cut, settings.rounding)
     outcomes = decompose(network, inputs, policy, layers=layers)
     after = cost(network, inputs)
     seconds = time.monotonic() - begin
-    pupil = _trainee(replace(source, module=network, description=None), settings)
-    teacher = _trainee(copy.deepcopy(source), settings)
+    pupil = _trainable(replace(source, module=network, description=None), settings)
+    teacher = _trainable(copy.deepcopy(source), settings)
     result = retrain(
         pupil, [data], settings.retraining, batch_size=settings.batch_size, device=device, teacher=teacher,
         teacher_weight=settings.teacher_weight, say=say,
@@ -243,13 +243,13 @@ def _training(path: Path, source: Source, settings: Settings, data: Data) -> dic
     wanted = (settings.model, tuple(data.labels), settings.size, data.name.partition(":")[0])
     if description.plan or found != wanted:
         raise ValueError(
-            f"{path}: holds {'a decomposed ' if description.plan else ''}{_words(*found)}; asked for is "
-            f"{_words(*wanted)}; name another --folder"
+            f"{path}: holds {'a decomposed ' if description.plan else ''}{_describe(*found)}; asked for is "
+            f"{_describe(*wanted)}; name another --folder"
         )
     return training
 
 
-def _words(model: str, labels: tuple[str, ...], size: tuple[int, int], kind: str) -> str:
+def _describe(model: str, labels: tuple[str, ...], size: tuple[int, int], kind: str) -> str:
     return f"{model} of {len(labels)} classes at {size[0]}x{size[1]}, trained on {kind or 'nothing that it names'}"
 
 
@@ -284,14 +284,14 @@ def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
     return best and {key: best[key] for key in ("policy", "parameter", "macs_cut", "scores")}
 
 
-def _wanted(settings: Settings) -> Wanted:
+def _wanted(settings: Settings) -> DataRequest:
     from multi_dnn_ros.vision.preprocess import Preprocess
 
-    return Wanted("classes", Preprocess(*settings.size))
+    return DataRequest("classes", Preprocess(*settings.size))
 
 
-def _trainee(source: Source, settings: Settings) -> Trainee:
-    return trainee(source, settings.model, size=settings.size)
+def _trainable(source: Source, settings: Settings) -> Trainable:
+    return make_trainable(source, settings.model, size=settings.size)
 
 
 def add_parser(verbs: Any) -> None:

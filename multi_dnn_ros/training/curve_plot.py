@@ -9,7 +9,7 @@ from typing import Any
 
 from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import write_figure
-from multi_dnn_ros.training.exercise import MAIN
+from multi_dnn_ros.training.setup import MAIN
 
 #: A point counts as accurate when it is at most this far under its own original.
 WITHIN = 0.010

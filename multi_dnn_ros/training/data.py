@@ -103,7 +103,7 @@ class Data(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DataRequest:
     """What a network asks of data.
 
     task: None: whatever the data is for. framing: how an image becomes its input, without mean and std. labels: its
@@ -117,7 +117,7 @@ class Wanted:
     scenes: int = 6000
 
 
-def open_data(name: str, wanted: Wanted) -> Data:
+def open_data(name: str, wanted: DataRequest) -> Data:
     """The set that ``KIND:PATH`` names. DatasetError for an unknown kind and for what a kind finds wrong."""
     kind, _, path = name.partition(":")
     if kind not in KINDS:
@@ -125,7 +125,7 @@ def open_data(name: str, wanted: Wanted) -> Data:
     if not path and kind != "road":
         raise DatasetError(f"data '{name}': a path is missing; expected {kind}:PATH, {KINDS[kind]}")
     folder = Path(path) if path else cache_folder() / "road"
-    makers: dict[str, Callable[[str, Path, Wanted], Data]] = {
+    makers: dict[str, Callable[[str, Path, DataRequest], Data]] = {
         "cifar10": _Cifar10, "classes": _Classes, "coco": _Coco, "lanes": _Lanes, "road": _Road, "drive": _Drive
     }  # fmt: skip
     data = makers[kind](name, folder, wanted)
@@ -147,7 +147,7 @@ class _Cifar10:
     task: Task = "classes"
     labels: tuple[str, ...] = cifar10.LABELS
 
-    def __init__(self, name: str, path: Path, wanted: Wanted) -> None:
+    def __init__(self, name: str, path: Path, wanted: DataRequest) -> None:
         self.name, self._path = name, path
 
     @cached_property
@@ -169,7 +169,7 @@ def _shuffled(rows: ArrayRows) -> ArrayRows:
 class _Folders:
     """DIR/train, DIR/val and, where it is there, DIR/test; without it val serves as both."""
 
-    def __init__(self, name: str, folder: Path, wanted: Wanted) -> None:
+    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         self.name, self.folder, self.framing = name, folder, wanted.framing
         for part in ("train", "val"):
             if not (folder / part).is_dir():
@@ -185,7 +185,7 @@ class _Folders:
 class _Classes(_Folders):
     task: Task = "classes"
 
-    def __init__(self, name: str, folder: Path, wanted: Wanted) -> None:
+    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         super().__init__(name, folder, wanted)
         self._train = ClassFolder(folder / "train", wanted.framing)
         self.labels = self._train.labels
@@ -205,7 +205,7 @@ class _Lanes(_Folders):
 class _Coco:
     task: Task = "boxes"
 
-    def __init__(self, name: str, folder: Path, wanted: Wanted) -> None:
+    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
 
     def part(self, part: Part) -> Rows:
@@ -221,7 +221,7 @@ class _Coco:
 
 
 class _Road:
-    def __init__(self, name: str, folder: Path, wanted: Wanted) -> None:
+    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         if wanted.task not in ("boxes", "lanes"):
             raise DatasetError(f"data '{name}' holds boxes and lanes; the network is for {wanted.task or 'classes'}")
         self.name, self.folder, self.wanted = name, folder, wanted
@@ -259,7 +259,7 @@ class _Drive:
     task: Task = "lanes"
     labels: tuple[str, ...] = LaneMasks.labels
 
-    def __init__(self, name: str, folder: Path, wanted: Wanted) -> None:
+    def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         self.name, self.folder = name, folder
         self.size = (wanted.framing.width, wanted.framing.height)
 

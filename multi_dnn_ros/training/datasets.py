@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -176,7 +176,7 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
         for name, (shape, kind) in shapes.items():
             _make_array(folder / f"{name}.npy", (spec.count, *shape), kind)
         _render_chunks(spec, folder, workers)
-        with written_beside(done) as beside:
+        with atomic_write(done) as beside:
             beside.write_text(json.dumps(wanted, indent=1) + "\n")
     except BaseException:
         for name in shapes:

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.classification import logits_of, soft_targets
+from multi_dnn_ros.training.graph_replay import replayed_answers
 from multi_dnn_ros.training.loop import Loss
-from multi_dnn_ros.training.replay import replayed_answers
 
 
 class Distilled:

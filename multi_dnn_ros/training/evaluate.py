@@ -48,7 +48,7 @@ def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:
     return {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}{suffix}")) for role in roles}
 
 
-class Judge:
+class Evaluator:
     """Runs a lane, an object and a pedestrian DNN over images and keeps what they say beside the truth."""
 
     def __init__(self, dnns: Mapping[str, Dnn]) -> None:
@@ -132,7 +132,7 @@ def rounded(scores: Mapping[str, float]) -> dict[str, float]:
 def run(args: argparse.Namespace) -> int:
     parts = ("video", "photos", "apart") if args.road is not None else ()
     road = {part: road_frames(args.road, part) for part in parts}  # before minutes of scoring that would be lost
-    judge = Judge(builtin_dnns())
+    judge = Evaluator(builtin_dnns())
     generator = SceneGenerator(640, 480, args.seed)
     drive = generator.drive(args.drive, 10.0)
     result: dict[str, Any] = {

@@ -21,8 +21,8 @@ from tqdm import tqdm
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
+from multi_dnn_ros.training.graph_replay import replayed
 from multi_dnn_ros.training.precision import autocast
-from multi_dnn_ros.training.replay import replayed
 from multi_dnn_ros.vision.results import OutputError
 
 __all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "train"]
@@ -53,7 +53,7 @@ class Schedule:
     ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs. patience: epochs no
     better than an earlier one after which it stops, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling), the
     two for the forward pass on CUDA only. clip: largest gradient norm. mix: of classifiers, part of the images that are
-    mixed, see vary_classes. small, small_epochs: of classifiers, the first so many epochs see images whose sides are
+    mixed, see augment_classes. small, small_epochs: of classifiers, the first so many epochs see images whose sides are
     that part of the network's input, 0..1.
     """
 

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Rows
 from multi_dnn_ros.training.datasets import IGNORED
-from multi_dnn_ros.training.exercise import LANE_SHARE, answers
 from multi_dnn_ros.training.metrics import Found, LaneScore, Truth
+from multi_dnn_ros.training.setup import LANE_SHARE, answers
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.results import Detections, Lanes
 

@@ -13,15 +13,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.models.artifact import write_safetensors
 from multi_dnn_ros.models.networks import DetectorNet, build
 from multi_dnn_ros.training.batches import Inputs
-from multi_dnn_ros.training.data import SEEDS, Data, Rows, Task, Wanted, drive_rows, in_memory, open_data, road_rows
+from multi_dnn_ros.training.data import (
+    SEEDS,
+    Data,
+    DataRequest,
+    Rows,
+    Task,
+    drive_rows,
+    in_memory,
+    open_data,
+    road_rows,
+)
 from multi_dnn_ros.training.datasets import RenderSpec, RoadFrame, SceneArrays
-from multi_dnn_ros.training.exercise import MAIN, Exercise, make_batches, score_rows
 from multi_dnn_ros.training.loop import Loss, Schedule
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
+from multi_dnn_ros.training.setup import MAIN, TrainingSetup, make_batches, score_rows
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.decoders.lane import LaneDecoder
 from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
@@ -70,26 +80,26 @@ def recipe(role: str, epochs: int, batch_size: int, lr: float) -> Recipe:
     return Recipe(role, "DetectorNet", arguments, DETECTOR_SIZE, labels, "yolo", batch_size, schedule)
 
 
-def lane_exercise(
+def lane_setup(
     recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, road: Sequence[RoadFrame], device: torch.device
-) -> Exercise:
+) -> TrainingSetup:
     """Generated scenes, and real frames repeated until they make up a fifth of what is shown."""
     sets: list[Rows] = [road_rows(scenes, "lanes", recipe.labels)]
     if road:
         sets.append(drive_rows(road, recipe.input_size))
     decoder = LaneDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.5)
-    return _exercise(recipe, "lanes", sets, [road_rows(choice, "lanes", recipe.labels)], LaneLoss(), decoder, device)
+    return _setup(recipe, "lanes", sets, [road_rows(choice, "lanes", recipe.labels)], LaneLoss(), decoder, device)
 
 
 def real_images(recipe: Recipe, folder: Path) -> Data:
     """Images with boxes in `folder`, in COCO's layout, framed for the network. DatasetError."""
     framing = Preprocess(*recipe.input_size)
-    return open_data(f"coco:{folder}", Wanted("boxes", framing, recipe.labels))
+    return open_data(f"coco:{folder}", DataRequest("boxes", framing, recipe.labels))
 
 
-def detector_exercise(
+def detector_setup(
     recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, device: torch.device, real: Data | None = None
-) -> Exercise:
+) -> TrainingSetup:
     """Generated scenes; objects of other classes do not exist for the network.
 
     real: real images, repeated until they make up a fifth of what is shown; the best epoch is then chosen by the mean
@@ -102,13 +112,13 @@ def detector_exercise(
     if real is not None:
         sets.append(in_memory(real.part("train")))
         shown.append(in_memory(real.part("choice")))
-    return _exercise(recipe, "boxes", sets, shown, loss, decoder, device)
+    return _setup(recipe, "boxes", sets, shown, loss, decoder, device)
 
 
-def _exercise(
+def _setup(
     recipe: Recipe, task: Task, sets: Sequence[Rows], choice: Sequence[Rows], loss: Loss, decoder: Decoder,
     device: torch.device,
-) -> Exercise:  # fmt: skip
+) -> TrainingSetup:  # fmt: skip
     inputs = Inputs(recipe.input_size)
     main = MAIN[task]
 
@@ -120,7 +130,7 @@ def _exercise(
         return {main: sum(own.values()) / len(own), **own}
 
     batches = make_batches(sets, task, inputs, recipe.batch_size, recipe.schedule.seed, device)
-    return Exercise(batches, loss, score, main)
+    return TrainingSetup(batches, loss, score, main)
 
 
 def provenance(recipe: Recipe, data: dict[str, Any], best: dict[str, float], epoch: int) -> dict[str, Any]:
@@ -157,5 +167,5 @@ def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: P
         "decoder": recipe.decoder,
         "training": training,
     }
-    with written_beside(path) as beside:
+    with atomic_write(path) as beside:
         write_safetensors(beside, weights, header)

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.data import Data, Rows
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
-from multi_dnn_ros.training.exercise import MAIN, make_batches, score_rows
 from multi_dnn_ros.training.loop import Loss, Outcome, Schedule, train
-from multi_dnn_ros.training.trainee import Trainee
+from multi_dnn_ros.training.setup import MAIN, make_batches, score_rows
+from multi_dnn_ros.training.trainable import Trainable
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Result:
 
 
 def retrain(
-    pupil: Trainee,
+    pupil: Trainable,
     sets: Sequence[Data],
     schedule: Schedule,
     *,
     batch_size: int,
     device: torch.device,
-    teacher: Trainee | None = None,
+    teacher: Trainable | None = None,
     teacher_weight: float = 0.5,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
@@ -103,7 +103,7 @@ def retrain(
     return Result(outcome, before, after, seconds)
 
 
-def _inputs(pupil: Trainee, schedule: Schedule) -> Inputs:
+def _inputs(pupil: Trainable, schedule: Schedule) -> Inputs:
     """The pupil's, smaller in the first epochs where the schedule says so."""
     if not schedule.small_epochs:
         return pupil.inputs
@@ -116,7 +116,7 @@ def _inputs(pupil: Trainee, schedule: Schedule) -> Inputs:
     return replace(pupil.inputs, small=(width, height), small_epochs=schedule.small_epochs)
 
 
-def check_labels(pupil: Trainee, data: Data) -> None:
+def check_labels(pupil: Trainable, data: Data) -> None:
     """TrainingError unless the network's classes are those of the data (of boxes: some of them)."""
     if pupil.task != "classes":
         return
@@ -129,7 +129,7 @@ def check_labels(pupil: Trainee, data: Data) -> None:
         )
 
 
-def _run(pupil: Trainee, size: tuple[int, int]) -> Any:
+def _run(pupil: Trainable, size: tuple[int, int]) -> Any:
     """Its answers to empty images. TrainingError where they are too small for it."""
     width, height = size
     device = next(pupil.network.parameters()).device
@@ -137,10 +137,14 @@ def _run(pupil: Trainee, size: tuple[int, int]) -> Any:
         with torch.no_grad():
             return pupil.network(torch.zeros(2, 3, height, width, device=device))
     except RuntimeError as error:
-        raise TrainingError(f"{pupil.model} cannot be run on images of {width}x{height}: {reason_of(error)}") from None
+        raise TrainingError(
+            f"{pupil.model} cannot be run on images of {width}x{height}: {summarize_error(error)}"
+        ) from None
 
 
-def settings(schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainee | None, weight: float) -> Any:
+def settings(
+    schedule: Schedule, batch_size: int, sets: Sequence[Data], teacher: Trainable | None, weight: float
+) -> Any:
     """What a retrained artifact says of how it was trained."""
     return {
         "data": [data.name for data in sets],
@@ -156,7 +160,7 @@ def describe(scores: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
 
 
-def _loss(pupil: Trainee, teacher: Trainee | None, weight: float, device: torch.device, precision: str) -> Loss:
+def _loss(pupil: Trainable, teacher: Trainable | None, weight: float, device: torch.device, precision: str) -> Loss:
     if teacher is None:
         if pupil.loss is None:
             raise TrainingError(f"the outputs of {pupil.model} have no loss of their own; give a teacher")
@@ -172,7 +176,7 @@ def _loss(pupil: Trainee, teacher: Trainee | None, weight: float, device: torch.
     return Distilled(pupil.loss, knows, difference, weight=weight, precision=precision)
 
 
-def _check_same_outputs(pupil: Trainee, teacher: Trainee) -> None:
+def _check_same_outputs(pupil: Trainable, teacher: Trainable) -> None:
     width, height = pupil.size
     shapes = []
     with torch.no_grad():
@@ -183,7 +187,7 @@ def _check_same_outputs(pupil: Trainee, teacher: Trainee) -> None:
         raise TrainingError(f"{pupil.model} returns {shapes[0]} for an image, the teacher {teacher.model} {shapes[1]}")
 
 
-def _test(pupil: Trainee, network: nn.Module, rows: Rows | None) -> dict[str, float]:
+def _test(pupil: Trainable, network: nn.Module, rows: Rows | None) -> dict[str, float]:
     """Scores on the test part, by the first process, which alone has the rows, on all."""
     scores: dict[str, float] = {}
     if rows is not None:

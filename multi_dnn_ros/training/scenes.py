@@ -81,7 +81,7 @@ class World:
         drop = (float(rng.uniform(0.4, 0.6)) - 0.5) * height
         self._pitch = float(np.arctan(-drop / self._camera.focal))
         self._streams = traffic.plan(rng, drawn, self._section, self._speed, lane)
-        self._cast = traffic.Cast(key, drawn)
+        self._cast = traffic.ActorList(key, drawn)
 
     def scene(self, seconds: float, frame: int = 0) -> Scene:
         """The scene at a time; `frame` seeds what differs from frame to frame (noise, rain drops)."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from multi_dnn_ros.common.captured_warnings import HeardWarnings
+from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.planning.timing import Target, prepared
-from multi_dnn_ros.training.trainee import OneByOne
+from multi_dnn_ros.training.trainable import SingleImages
 
 
 class Served(nn.Module):
@@ -24,10 +24,10 @@ class Served(nn.Module):
         super().__init__()
         width, height = size
         # What was exported for one image is served as it is.
-        single = network.network if isinstance(network, OneByOne) else network
-        with HeardWarnings("multi_dnn_ros.backends") as heard:
+        single = network.network if isinstance(network, SingleImages) else network
+        with CapturedWarnings("multi_dnn_ros.backends") as captured:
             self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
-        self.warnings = heard.texts
+        self.warnings = captured.messages
         # The chain keeps its weights to itself; scoring asks a network's parameters for the device.
         self.place = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
 

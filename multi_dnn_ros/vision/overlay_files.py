@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.common.atomic_files import KeptWhenClosed
+from multi_dnn_ros.common.atomic_files import AtomicWriter
 
 Picture = npt.NDArray[np.uint8]
 
@@ -20,7 +20,7 @@ class OverlayFileError(ValueError):
     """Pictures cannot be written; the message names the file and says why."""
 
 
-class OverlayFiles(KeptWhenClosed):
+class OverlayFiles(AtomicWriter):
     """Writes pictures in order; a context manager.
 
     path: a file that ends in .mp4 (MPEG-4 part 2, which OpenCV's wheels can encode everywhere), or a folder for PNGs.

@@ -10,7 +10,7 @@ from zlib import crc32
 import lz4.frame
 
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
-from multi_dnn_ros.bags.inflation import zstd
+from multi_dnn_ros.bags.decompression import zstd
 
 STRING = "std_msgs/msg/String"
 SECOND = 1_000_000_000

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.benchmark import load
-from multi_dnn_ros.benchmark.gpu_watch import parsed
+from multi_dnn_ros.benchmark.camera_faults import camera_fault_problems
+from multi_dnn_ros.benchmark.gpu_watch import parse_output
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
 from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Rig
-from multi_dnn_ros.benchmark.rough import rough_problems
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -164,15 +164,15 @@ def test_memory_is_compared_also_when_the_machine_stood_still_for_a_window() -> 
 
 
 def test_what_nvidia_s_tool_says() -> None:
-    found = parsed("37, 1024\n\n[N/A], 5\n93, 1030\n1")
+    found = parse_output("37, 1024\n\n[N/A], 5\n93, 1030\n1")
     assert found == {"samples": 2, "busy_mean": 0.65, "busy_most": 0.93, "memory_mib": [1024.0, 1030.0]}
-    assert parsed("NVIDIA-SMI has failed") == {}
+    assert parse_output("NVIDIA-SMI has failed") == {}
 
 
 def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, parameters: str) -> None:
     output = tmp_path / "rough.json"
     assert main(
-        ["benchmark", "rough", "--seconds", "2", "--params-file", parameters, "--output", str(output),
+        ["benchmark", "camera-faults", "--seconds", "2", "--params-file", parameters, "--output", str(output),
          "--logs", str(tmp_path / "logs")]
     ) in (0, 1)  # fmt: skip
     found = figures(output)
@@ -190,11 +190,11 @@ def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, para
 def test_a_well_camera_that_falls_silent_is_noticed() -> None:
     well = {"p95_over_all_well": 1.0, "stream_hz": {"lane on left": 4.0, "lane on rear": 4.0}}
     fewer = {**well, "stream_hz": {"lane on left": 3.1, "lane on rear": 0.5}}
-    assert rough_problems({"all well": well, "stalled": fewer}, 10.0) == [
+    assert camera_fault_problems({"all well": well, "stalled": fewer}, 10.0) == [
         "stalled: lane on rear at 0.50 Hz, 4.00 when all was well"
     ]
-    assert rough_problems({"all well": well, "killed": {**well, "p95_over_all_well": 1.3}}, 10.0) == [
-        "killed: p95 is 1.30 of all well; at most 1.25 is right"
+    assert camera_fault_problems({"all well": well, "killed": {**well, "p95_over_all_well": 1.3}}, 10.0) == [
+        "killed: p95 is 1.30 of all well; allowed: at most 1.25"
     ]
 
 

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, choose_conditions
-from multi_dnn_ros.benchmark.paper.crew import Crew, CrewError
-from multi_dnn_ros.benchmark.paper.loops import InTurn, ThroughEngine, make_batched_task, make_task
-from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_loop
+from multi_dnn_ros.benchmark.paper.loops import EngineLoop, SequentialLoop, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition, check_partition
+from multi_dnn_ros.benchmark.paper.prepare import Work, build, make_loop
+from multi_dnn_ros.benchmark.paper.process_group import ProcessGroup, ProcessGroupError
 from multi_dnn_ros.benchmark.paper.sets import FIGURES, SETS, DnnSet, Network, choose_sets
 from multi_dnn_ros.benchmark.paper.shared_queue import SharedQueue
 from multi_dnn_ros.benchmark.paper.tally import Tally, Ticker, Window
@@ -129,7 +129,7 @@ def test_in_turn_every_dnn_waits_for_the_others(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("multi_dnn_ros.benchmark.paper.loops.time.monotonic_ns", lambda: now)
     calls = [lambda: advance(3), lambda: advance(5)]
-    short, long = InTurn(calls, lambda: advance(1)).run(Window(100, 200))
+    short, long = SequentialLoop(calls, lambda: advance(1)).run(Window(100, 200))
     assert set(short.latencies_ns) == set(long.latencies_ns) == {3 + 1 + 5 + 1}
     assert (short.completed, long.completed) == (9, 10)  # from 94, 104, ... and from 100, 110, ...
     assert short.jobs == long.jobs > 10  # those before the window too
@@ -148,9 +148,9 @@ class _Adds(torch.nn.Module):
         return (carried[0] + 1,)
 
 
-def through_engine(chains: Sequence[Any], inputs: Sequence[Any], partition: Partition) -> ThroughEngine:
+def through_engine(chains: Sequence[Any], inputs: Sequence[Any], partition: Partition) -> EngineLoop:
     names = [f"dnn{number}" for number in range(len(chains))]
-    return ThroughEngine([make_task(*each, partition) for each in zip(names, chains, inputs, strict=True)], partition)
+    return EngineLoop([make_task(*each, partition) for each in zip(names, chains, inputs, strict=True)], partition)
 
 
 @pytest.mark.parametrize("loop_of", [SharedQueue, through_engine])
@@ -192,7 +192,7 @@ def test_dnns_of_short_operations_have_priority_where_a_condition_says_so() -> N
     for condition, expected in zip(conditions, ([0, 0], [0, 1]), strict=True):
         work = Work(condition, (wide, wide, narrow), "cpu", jobs=2)
         loop = make_loop(work, build(work))
-        assert isinstance(loop, ThroughEngine)
+        assert isinstance(loop, EngineLoop)
         assert [task.priority for task in loop._tasks] == expected
         assert [task.max_batch for task in loop._tasks] == [2, 1]
         assert all(tally.latencies_ns for tally in loop.run(Window.ahead(0.0, 0.05)))
@@ -208,7 +208,7 @@ def test_cameras_of_one_network_share_its_inferences() -> None:
 
     cameras, chain = ["dnn0", "dnn1", "dnn2"], (Counts(), Counts())
     task = make_batched_task("squeezenet", cameras, {1: chain, 3: chain}, (torch.zeros(1, 2),), Partition(CPU))
-    tallies = ThroughEngine([task], Partition(CPU)).run(Window.ahead(0.02, 0.05))
+    tallies = EngineLoop([task], Partition(CPU)).run(Window.ahead(0.02, 0.05))
     assert len(tallies) == 3
     assert all(tally.latencies_ns for tally in tallies)
     assert 3 in sizes
@@ -230,14 +230,16 @@ def test_ticker_says_how_late_it_came() -> None:
 
 def test_what_happens_to_a_process_is_told(tmp_path: Path) -> None:
     work = Work(CONDITIONS["ours_dcomp"], (TINY,), "cpu", artifacts=tmp_path)
-    with Crew("ours_dcomp", [work]) as crew:
-        with pytest.raises(CrewError, match=r"ours_dcomp: .*lacks squeezenet1_1; expected squeezenet1_1.safetensors"):
-            crew.prepare(120.0)
-        (process,) = crew._processes
+    with ProcessGroup("ours_dcomp", [work]) as group:
+        with pytest.raises(
+            ProcessGroupError, match=r"ours_dcomp: .*lacks squeezenet1_1; expected squeezenet1_1.safetensors"
+        ):
+            group.prepare(120.0)
+        (process,) = group._processes
         assert process.pid
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(CrewError, match="process 0 ended with exit code -9"):
-            crew.run(0.1)
+        with pytest.raises(ProcessGroupError, match="process 0 ended with exit code -9"):
+            group.run(0.1)
     assert not process.is_alive()
 
 

@@ -14,12 +14,12 @@ import torch
 
 from multi_dnn_ros.benchmark.paper import measure as measuring
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
-from multi_dnn_ros.benchmark.paper.crew import CrewError, DnnReport, Report
-from multi_dnn_ros.benchmark.paper.floor import Rates, floor_of
-from multi_dnn_ros.benchmark.paper.make_ready import Work
 from multi_dnn_ros.benchmark.paper.measure import Plan, blocks_done, estimate_s, measure
+from multi_dnn_ros.benchmark.paper.prepare import Work
+from multi_dnn_ros.benchmark.paper.process_group import DnnReport, ProcessGroupError, Report
 from multi_dnn_ros.benchmark.paper.report import markdown, merged
 from multi_dnn_ros.benchmark.paper.sets import SETS
+from multi_dnn_ros.benchmark.paper.time_bound import Rates, lower_bounds
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import Cost
 
@@ -40,7 +40,7 @@ class _FakeCrew:
 
     def run(self, seconds: float, *, ticker: bool = False) -> list[Report]:
         if self.name in self.broken and seconds > 0.5:
-            raise CrewError(f"condition {self.name}: out of memory")
+            raise ProcessGroupError(f"condition {self.name}: out of memory")
         if not ticker and seconds > 0.5:
             self.asked.append(self.name)
         ms = {"ori_mp": 8.0, "dcomp_mp": 6.0}.get(self.name, 2.0)
@@ -52,7 +52,7 @@ class _FakeCrew:
     def resident_bytes(self) -> int:
         return 1 << 20
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         pass
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class _InThisThread(Executor):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(measuring, "Crew", _FakeCrew)
+    monkeypatch.setattr(measuring, "ProcessGroup", _FakeCrew)
     monkeypatch.setattr(measuring, "ProcessPoolExecutor", _InThisThread)
     monkeypatch.setattr(measuring, "measure_rates", lambda *arguments: Rates(1e9, {"fp32": 1e9}))
     _FakeCrew.asked = []
@@ -186,12 +186,12 @@ def test_results_are_shown_together_when_they_are_comparable(tmp_path: Path, ask
 def test_the_floor_is_the_larger_of_traffic_and_arithmetic() -> None:
     dnns, rates = SETS["small"], Rates(1e9, {"fp32": 1e12, "fp16": 4e12})
     costs = {(network, None): Cost(macs=10**9, parameters=0, bytes=10**6) for network in dnns.kinds}
-    floor = floor_of(dnns, CONDITIONS["ours"], costs, rates, CUDA)
+    floor = lower_bounds(dnns, CONDITIONS["ours"], costs, rates, CUDA)
     assert (floor["ms"], floor["bound"]) == (pytest.approx(6.0), "operations")
-    floor = floor_of(dnns, CONDITIONS["ours_fp16"], costs, rates, CUDA)
+    floor = lower_bounds(dnns, CONDITIONS["ours_fp16"], costs, rates, CUDA)
     assert floor["ms"] == pytest.approx(1.5)
     assert floor["weight_bytes"] == 1_500_000  # half of fp32's
-    batched = floor_of(dnns, CONDITIONS["ours_batched_fp16"], costs, rates, CUDA)
+    batched = lower_bounds(dnns, CONDITIONS["ours_batched_fp16"], costs, rates, CUDA)
     assert (batched["ms"], batched["weight_bytes"]) == (pytest.approx(1.5), 1_000_000)  # ResNet18's once for both
-    floor = floor_of(dnns, CONDITIONS["ours"], costs, replace(rates, bytes_per_s=1e8), CUDA)
+    floor = lower_bounds(dnns, CONDITIONS["ours"], costs, replace(rates, bytes_per_s=1e8), CUDA)
     assert (floor["ms"], floor["bound"]) == (pytest.approx(30.0), "bandwidth")

@@ -9,7 +9,7 @@ import pytest
 
 from multi_dnn_ros.camera.pace import Pace
 from multi_dnn_ros.camera.playback import Player
-from multi_dnn_ros.camera.source import Recorded, Shot
+from multi_dnn_ros.camera.source import Recorded, SourceImage
 
 
 class Time:
@@ -47,12 +47,12 @@ class Fake:
         self._cost_s = cost_s
         self._recorded_s = recorded_s
 
-    def items(self) -> Iterator[Shot | Recorded]:
+    def items(self) -> Iterator[SourceImage | Recorded]:
         for due_s in self._recorded_s:
             yield Recorded("sensor_msgs/msg/Image", round(due_s * 1e9), b"")
         for index in range(0 if self._recorded_s else self._count):
             self._time.now += self._cost_s
-            yield Shot(np.full((1, 1, 3), index, np.uint8))
+            yield SourceImage(np.full((1, 1, 3), index, np.uint8))
 
 
 class Screen:
@@ -66,12 +66,12 @@ class Screen:
         self._bad = bad
         self._calls = 0
 
-    def publish(self, item: Shot | Recorded, stamp_ns: int | None) -> bool:
+    def publish(self, item: SourceImage | Recorded, stamp_ns: int | None) -> bool:
         self._calls += 1
         if self._calls - 1 in self._bad:
             return False
         self.times.append(round(self._time.now - 100.0, 6))
-        self.numbers.append(int(item.image[0, 0, 0]) if isinstance(item, Shot) else -1)
+        self.numbers.append(int(item.image[0, 0, 0]) if isinstance(item, SourceImage) else -1)
         self.stamps_ns.append(stamp_ns)
         return True
 

@@ -100,7 +100,7 @@ def test_scenes_are_the_same_for_a_seed_and_prepared_or_not() -> None:
 
 
 def test_prepared_scenes_are_bounded() -> None:
-    with pytest.raises(SourceError, match="3 pictures take more than 0 MiB"):
+    with pytest.raises(SourceError, match="3 images take more than 0 MiB"):
         PreparedSource(SceneSource((96, 64), 5, 10.0, 3), limit_bytes=30_000)
 
 

@@ -21,7 +21,7 @@ from sensor_msgs.msg import Image
 
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import Child, on_loopback
+from multi_dnn_ros.common.processes import Child, loopback_environment
 from multi_dnn_ros.vision.overlay_files import OverlayFileError, OverlayFiles
 
 HEAD = "/**:\n  ros__parameters:\n"
@@ -74,7 +74,7 @@ def test_the_node_lives_on_with_a_wrong_parameter_file(domain: int, tmp_path: Pa
     path.write_text(HEAD + "    polciy: edf\n    workers: 99\n    device: 7\n")
     wanted = ("parameter polciy: no such", "parameter workers is 99; allowed", "parameter device is 7; allowed: auto")
     command = ["run", "--params-file", str(path)]
-    with Child("node", command, tmp_path / "node.log", on_loopback(domain)) as node:
+    with Child("node", command, tmp_path / "node.log", loopback_environment(domain)) as node:
         deadline = time.monotonic() + 60.0
         while not all(words in node.log.read_text() for words in wanted):
             assert node.exit_code() is None, node.last_lines(20)
@@ -88,7 +88,7 @@ def test_the_node_lives_on_with_a_wrong_parameter_file(domain: int, tmp_path: Pa
 def test_the_node_names_a_file_that_is_no_parameter_file(domain: int, tmp_path: Path) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text(HEAD + "    cameras: [a]\n    cameras: [b]\n")
-    with Child("node", ["run", "--params-file", str(path)], tmp_path / "log", on_loopback(domain)) as node:
+    with Child("node", ["run", "--params-file", str(path)], tmp_path / "log", loopback_environment(domain)) as node:
         deadline = time.monotonic() + 60.0
         while node.exit_code() is None:
             assert time.monotonic() < deadline, node.last_lines(20)

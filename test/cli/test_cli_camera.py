@@ -16,7 +16,7 @@ from vision_msgs.msg import Detection2DArray, LabelInfo
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import on_loopback
+from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.training.scenes import LABELS, SceneGenerator
 from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
@@ -24,7 +24,7 @@ from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
 
 @pytest.fixture(autouse=True)
 def _in_its_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in on_loopback(domain).items():
+    for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
 
 

@@ -12,8 +12,8 @@ _FAULTS = """
 import resource, sys
 import numpy as np
 if sys.argv[1] == "kept":
-    from multi_dnn_ros.common.allocator import keep_image_memory
-    assert keep_image_memory()
+    from multi_dnn_ros.common.allocator import configure_malloc
+    assert configure_malloc()
 def image():
     np.ones(1280 * 720 * 3, np.uint8)
 for _ in range(3):

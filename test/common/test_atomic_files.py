@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from multi_dnn_ros.common.atomic_files import written_beside
+from multi_dnn_ros.common.atomic_files import atomic_write
 
 
 @pytest.mark.parametrize("to_disk", [False, True])
 def test_it_takes_the_place_of_the_old_one_at_the_end(tmp_path: Path, to_disk: bool) -> None:
     path = tmp_path / "folder" / "report.json"
-    with written_beside(path, to_disk=to_disk) as beside:
+    with atomic_write(path, to_disk=to_disk) as beside:
         beside.write_text("old")
         assert beside.suffix == path.suffix  # by which some libraries choose the format
         assert not path.exists()
-    with written_beside(path, to_disk=to_disk) as beside:
+    with atomic_write(path, to_disk=to_disk) as beside:
         beside.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
@@ -28,7 +28,7 @@ def test_what_fails_leaves_the_old_one_alone(tmp_path: Path) -> None:
     path.write_text("old")
 
     def write(text: str) -> None:
-        with written_beside(path) as beside:
+        with atomic_write(path) as beside:
             beside.write_text(text)
             raise RuntimeError("disk full")
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from multi_dnn_ros.common.memory import no_collection
+from multi_dnn_ros.common.memory import gc_paused
 
 
 class Node:
@@ -19,7 +19,7 @@ class Node:
 
 def test_nothing_is_collected_inside_the_block_and_everything_behind_it() -> None:
     gc.collect()
-    with no_collection():
+    with gc_paused():
         garbage = weakref.ref(Node())
         for _ in range(100_000):  # far more than sets off a collection
             Node()
@@ -32,7 +32,7 @@ def test_nothing_is_collected_inside_the_block_and_everything_behind_it() -> Non
 def test_it_stays_off_where_it_was_off() -> None:
     gc.disable()
     try:
-        with no_collection():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:
@@ -40,6 +40,6 @@ def test_it_stays_off_where_it_was_off() -> None:
 
 
 def test_it_is_on_again_after_an_error() -> None:
-    with pytest.raises(ValueError, match="capture"), no_collection():
+    with pytest.raises(ValueError, match="capture"), gc_paused():
         raise ValueError("capture failed")
     assert gc.isenabled()

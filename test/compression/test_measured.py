@@ -11,7 +11,7 @@ from torch import nn
 
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.compression.decompose import decompose, plan_of
-from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.measured import Measured, candidate_plans
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
 from multi_dnn_ros.models.decomposed import TuckerConv2d, TuckerPlan
@@ -63,7 +63,7 @@ def test_the_fastest_candidate_wins_at_no_fewer_ranks_than_asked() -> None:
     clock = Clock(lambda module: 1.0 if not width(module) else 0.9 - width(module) / 1000)
     inputs = (torch.zeros(SHAPE),)
     outcomes = {o.name: o for o in decompose(whole, inputs, policy(clock, network()), may_keep_all=True)}
-    base = Ratio(0.4).choose(survey(network(), inputs))
+    base = Ratio(0.4).choose(list_layers(network(), inputs))
     assert sum(outcome.plan is not None for outcome in outcomes.values()) == 4
     for name, outcome in outcomes.items():
         for rank, least in ((outcome.plan.in_rank, base[name].plan.in_rank),
@@ -148,7 +148,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.L
 
 
 def test_candidates_lose_nothing() -> None:
-    layer = survey(nn.Sequential(nn.Conv2d(128, 64, 3)).eval(), (torch.zeros(1, 128, 8, 8),))[0]
+    layer = list_layers(nn.Sequential(nn.Conv2d(128, 64, 3)).eval(), (torch.zeros(1, 128, 8, 8),))[0]
     plans = candidate_plans(layer, TuckerPlan(in_rank=24, out_rank=24), Rounding(8, 8))
     assert [(plan.in_rank, plan.out_rank) for plan in plans] == [
         (24, 24), (32, 32), (64, None), (24, None), (None, 24)

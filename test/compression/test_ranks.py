@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from multi_dnn_ros.compression.evbmf import evbmf_rank
-from multi_dnn_ros.compression.layers import Layer, survey
+from multi_dnn_ros.compression.layers import Layer, list_layers
 from multi_dnn_ros.compression.ranks import Budget, Energy, Evbmf, Ratio, Rounding, tail_energy
 from multi_dnn_ros.models.decomposed import TuckerPlan
 
@@ -31,7 +31,7 @@ def low_rank(inputs: int, outputs: int, ranks: tuple[int, int], noise: float = 0
 
 def layers_of(*convolutions: nn.Conv2d, side: int = 16) -> list[Layer]:
     network = nn.Sequential(*convolutions).eval()
-    return survey(network, (torch.zeros(1, convolutions[0].in_channels, side, side),))
+    return list_layers(network, (torch.zeros(1, convolutions[0].in_channels, side, side),))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.5])
@@ -163,7 +163,7 @@ def test_the_paper_s_macs() -> None:
     with torch.device("meta"):
         network = torchvision.models.vgg16(weights=None, init_weights=False).eval()
     inputs = (torch.zeros(1, 3, 224, 224, device="meta"),)
-    layers = survey(network, inputs)
+    layers = list_layers(network, inputs)
     assert cost(network, inputs).macs == sum(layer.macs() for layer in layers) == 15_470_264_320
     choices = Ratio(0.328, Rounding(1, 1)).choose(layers)
     apply_plan(network, {name: choice.plan for name, choice in choices.items()}, "the paper")

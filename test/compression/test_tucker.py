@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from multi_dnn_ros.compression.decompose import NothingToDecompose, decompose, output_difference, plan_of
-from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.compression.ranks import Budget, Choice, Energy, Evbmf, RankPolicy, Ratio, Rounding
 from multi_dnn_ros.compression.tucker import decomposed_layer
@@ -232,7 +232,7 @@ def test_subclasses_and_hooks_are_left_alone() -> None:
     hooked = nn.Conv2d(16, 16, 3)
     hooked.register_forward_hook(lambda *_: None)
     network = nn.Sequential(Standardized(16, 16, 3), hooked, nn.Conv2d(16, 16, 3))
-    kept = [bool(layer.kept) for layer in survey(network, (torch.zeros(1, 16, 12, 12),))]
+    kept = [bool(layer.kept) for layer in list_layers(network, (torch.zeros(1, 16, 12, 12),))]
     assert kept == [True, True, False]
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine import DropReason, Engine, Frame, Result
-from multi_dnn_ros.engine.gathering import Gathering
+from multi_dnn_ros.engine.batch_delay import BatchDelay
 from multi_dnn_ros.engine.mailbox import Mailboxes
 
 CAMERAS = ("front", "left", "rear", "right")
@@ -207,7 +207,7 @@ def test_what_hangs_in_a_batch_is_given_up_with_all_its_frames(start, recorder):
 
 
 def test_preprocessing_in_place_and_batches_exclude_one_another():
-    with pytest.raises(ValueError, match="'a' preprocesses in place; a batch has no such place"):
+    with pytest.raises(ValueError, match="'a' has both in_place and batches"):
         Engine([task(batches=(2,), in_place=True)], on_result=print)
 
 
@@ -218,19 +218,19 @@ class Scene:
         self.clock = FakeClock()
         self.mail = Mailboxes(cameras)
         self.most = most
-        self.gathering = Gathering(most, delay_ns, self.clock)
+        self.gathering = BatchDelay(most, delay_ns, self.clock)
         self.busy_until = self.clock.now
 
     def next_ns(self) -> int | None:
         """When the thread would wake by itself."""
         if self.clock.now < self.busy_until:
             return self.busy_until
-        left_s = self.gathering.left_s()
-        return None if left_s is None else self.clock.now + max(1, round(left_s * 1e9))
+        remaining_s = self.gathering.remaining_s()
+        return None if remaining_s is None else self.clock.now + max(1, round(remaining_s * 1e9))
 
     def look(self, begin: Callable[[list[Frame]], int]) -> None:
         """Begin what can begin; `begin` says how long that takes."""
-        while len(self.mail) and self.clock.now >= self.busy_until and self.gathering.is_over(len(self.mail)):
+        while len(self.mail) and self.clock.now >= self.busy_until and self.gathering.should_start(len(self.mail)):
             taken: list[Frame] = []
             while len(taken) < self.most and (one := self.mail.take()) is not None:
                 taken.append(one)

@@ -58,7 +58,7 @@ class Launches:
 
         return DnnTask(
             name, (name,), lambda image: (image,), (stage(1),) * JOBS, lambda outputs, size: None,
-            in_one={1: stage(JOBS)}, **kwargs,
+            single_launch={1: stage(JOBS)}, **kwargs,
         )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def test_no_more_jobs_than_the_bound_are_launched_and_not_finished(
         assert most == len(LOW)
     else:
         assert most <= bound
-        assert not any(in_one for _, _, in_one in launches.all)
+        assert not any(single_launch for _, _, single_launch in launches.all)
         assert len(launches.all) == 3 * len(LOW) * JOBS
 
 
@@ -127,7 +127,7 @@ def test_a_more_important_frame_waits_for_none_of_them(
     for count in range(1, 4):
         offer(engine, "high", "higher")
         recorder.wait(lambda count=count: len(recorder.results) == 2 * count)
-    assert {name for name, _, in_one in launches.all if in_one} == {"high", "higher"}
+    assert {name for name, _, single_launch in launches.all if single_launch} == {"high", "higher"}
     assert len(launches.all) == 6
     assert len(endless.all) == 2
     through.set()
@@ -150,14 +150,14 @@ def test_a_priority_that_changes_while_serving_changes_who_is_bounded(
     launches = Launches(gpu, 1e-3)
     tasks = [launches.task("important"), *map(launches.task, LOW)]
     engine = start(*tasks, workers=1, device=DEVICE, policy="priority", max_launched=1, aging_ns=10**12)
-    in_one = []
+    single_launch = []
     for priority in (0, 1, 0):
         engine.update("important", priority=priority)
         launches.all.clear()
         offer(engine, *LOW)
         assert engine.wait_idle(WAIT)
-        in_one.append({each[2] for each in launches.all})
-    assert in_one == [{True}, {False}, {True}]
+        single_launch.append({each[2] for each in launches.all})
+    assert single_launch == [{True}, {False}, {True}]
 
 
 def test_a_job_whose_kernels_fail_loses_its_frame_and_nothing_else(
@@ -234,7 +234,7 @@ def test_a_job_may_be_overtaken_if_a_frame_of_another_dnn_that_arrives_now_goes_
         late.queued_ns = clock.now
         overtaken |= made.key(late) < made.key(waiting)
     queue = JobQueue(made, clock)
-    queue.bound_by(tasks)
+    queue.bound_launches(tasks)
     assert queue.may_be_overtaken(waiting) == overtaken
     assert queue.may_continue(waiting) != overtaken
 
@@ -243,7 +243,7 @@ def test_who_only_launches_gets_what_nothing_can_precede_and_who_waits_gets_the_
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", AGING), clock)
     low, high = task("low"), task("high", priority=10)
-    queue.bound_by([low, high])
+    queue.bound_launches([low, high])
     taken: list[tuple[str, str]] = []
     lock = threading.Condition()
 
@@ -252,7 +252,7 @@ def test_who_only_launches_gets_what_nothing_can_precede_and_who_waits_gets_the_
             with lock:
                 taken.append((found.inference.task.name, "waits" if waits else "launches"))
                 lock.notify()
-            queue.ended()
+            queue.job_done()
 
     threads = [threading.Thread(target=take, args=(waits,)) for waits in (True, False)]
     for thread in threads:
@@ -272,7 +272,7 @@ def test_with_all_who_wait_busy_an_important_job_is_taken_and_others_are_not() -
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", AGING), clock)
     low, high = task("low"), task("high", priority=10)
-    queue.bound_by([low, high])
+    queue.bound_launches([low, high])
     queue.put(job(low, clock))
     assert queue.get(waits=True) is not None  # and its kernels run
     queue.put(job(low, clock))
@@ -284,6 +284,6 @@ def test_with_all_who_wait_busy_an_important_job_is_taken_and_others_are_not() -
     assert [each.inference.task.name for each in found if each is not None] == ["high"]
     assert len(queue) == 1
     clock.now += 10 * AGING  # has waited for so long that no frame that comes now is more important
-    rest = queue.get(ended=True, waits=False)
+    rest = queue.get(job_done=True, waits=False)
     assert rest is not None
     assert rest.inference.task is low

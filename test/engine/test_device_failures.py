@@ -1,4 +1,4 @@
-"""What a failing device raises, and how a queue is held while CUDA graphs are captured."""
+"""What a failing device raises, and how a queue is paused while CUDA graphs are captured."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ def test_holding_the_queue_gives_up_on_a_job_that_hangs():
     queue = JobQueue(Fifo(), FakeClock())
     queue.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
     assert queue.get() is not None
-    with pytest.raises(TimeoutError, match=r"a job did not end within 0.01 s"), queue.held(0.01):
+    with pytest.raises(TimeoutError, match=r"a job did not end within 0.01 s"), queue.paused(0.01):
         raise AssertionError
     queue.close()
-    assert queue.get(ended=True) is None
-    with queue.held(0.01), pytest.raises(TimeoutError, match="held by another DNN"), queue.held(0.01):
+    assert queue.get(job_done=True) is None
+    with queue.paused(0.01), pytest.raises(TimeoutError, match="paused by another DNN"), queue.paused(0.01):
         raise AssertionError
-    with queue.held(0.01):
+    with queue.paused(0.01):
         pass
 
 
-def test_queues_of_several_engines_are_held_one_after_the_other(monkeypatch):
-    """An engine that was stopped may still make jobs anew when the next one does."""
+def test_queues_of_several_engines_are_paused_one_at_a_time(monkeypatch):
+    """A stopped engine may still rebuild jobs while the next one does."""
     alone = WatchedLock()
-    monkeypatch.setattr(queue, "_alone", alone)
+    monkeypatch.setattr(queue, "_pause_lock", alone)
     before, after = (JobQueue(Fifo(), FakeClock()) for _ in range(2))
     entered = threading.Event()
 
     def hold() -> None:
-        with after.held(WAIT):
+        with after.paused(WAIT):
             entered.set()
 
     waiting = threading.Thread(target=hold)
-    with before.held(WAIT):
+    with before.paused(WAIT):
         waiting.start()
         assert alone.waits.wait(WAIT)
         assert after.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))

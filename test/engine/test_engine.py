@@ -57,8 +57,8 @@ def test_who_asks_for_statistics_holds_up_no_dnn(start, recorder, monkeypatch):
     gate.open()
     asking.join(WAIT)
     (before,), (after,) = (each.streams.values() for each in (*seen, engine.statistics()))
-    assert (before.offered, before.published, before.stages["compute"].count) == (0, 0, 0)
-    assert (after.offered, after.published, after.stages["compute"].count) == (1, 1, 1)
+    assert (before.offered, before.published, before.latencies["compute"].count) == (0, 0, 0)
+    assert (after.offered, after.published, after.latencies["compute"].count) == (1, 1, 1)
 
 
 def test_a_frame_that_waited_too_long_is_dropped(start, recorder):
@@ -157,8 +157,8 @@ def test_a_disabled_dnn_is_tried_again_after_growing_pauses(start, recorder):
 
     for _ in range(3):
         offer()
-    assert "next try in 10 s" in engine.statistics().disabled["bad"]
-    assert recorder.failures[-1].try_s == 10.0
+    assert "next retry in 10 s" in engine.statistics().disabled["bad"]
+    assert recorder.failures[-1].retry_s == 10.0
     for pause_s in (10, 60, 600, 600):
         is_disabled_for(pause_s)
         offer()
@@ -170,7 +170,7 @@ def test_a_disabled_dnn_is_tried_again_after_growing_pauses(start, recorder):
     for _ in range(3):
         assert not engine.statistics().disabled
         offer()
-    assert "next try in 10 s" in engine.statistics().disabled["bad"]
+    assert "next retry in 10 s" in engine.statistics().disabled["bad"]
     dropped = engine.statistics().streams["bad", "front"].dropped
     assert dropped == {DropReason.DNN_ERROR: 10, DropReason.DISABLED: 5}
 
@@ -235,8 +235,8 @@ def test_timing_says_where_the_time_went(start, recorder):
     assert timing.end_to_end_ns == 10
     stream = engine.statistics().streams["a", "front"]
     assert stream.deadline_misses == 1
-    assert stream.stages["end_to_end"].max == pytest.approx(10e-6)
-    assert stream.stages["compute"].count == 1
+    assert stream.latencies["end_to_end"].max == pytest.approx(10e-6)
+    assert stream.latencies["compute"].count == 1
 
 
 def test_wrong_use_is_an_error_that_names_it(recorder):

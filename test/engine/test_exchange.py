@@ -43,7 +43,7 @@ def test_it_takes_the_job_that_would_be_first(policy: str, waiting: list[int], o
             assert first is not None
         else:
             queue.put(successor)
-            first = queue.get(ended=True)
+            first = queue.get(job_done=True)
         taken.append([number_of(first), *(number_of(queue.get()) for _ in waiting)])
     assert taken[0] == taken[1]
 
@@ -86,7 +86,7 @@ def test_a_held_queue_lets_nobody_go_on() -> None:
 
     worker = threading.Thread(target=work)
     worker.start()
-    with queue.held(WAIT):
+    with queue.paused(WAIT):
         before = len(steps)
         through.set()
         assert len(queue) <= 1  # takes the queue's lock, as an exchange would

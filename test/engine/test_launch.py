@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return FakeGpu(monkeypatch)
 
 
-def inference(launched: list[str], *, in_one: bool, priority: int = 0) -> Inference:
+def inference(launched: list[str], *, single_launch: bool, priority: int = 0) -> Inference:
     def stage(number: int) -> Stage:
         def run(carried: Tensors) -> Tensors:
             launched.append(str(number))
@@ -44,7 +44,7 @@ def inference(launched: list[str], *, in_one: bool, priority: int = 0) -> Infere
         lambda image: (torch.zeros(1),),
         tuple(stage(number) for number in range(JOBS)),
         lambda outputs, size: None,
-        in_one={1: all_in_one} if in_one else {},
+        single_launch={1: all_in_one} if single_launch else {},
     )
     return Inference(task, (Item(frame()),), priority, None, 0, done=lambda done: None)
 
@@ -55,50 +55,50 @@ def launch(queue: JobQueue, job: Job) -> None:
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
-@pytest.mark.parametrize("in_one", [False, True])
-def test_a_frame_that_nobody_comes_before_is_launched_in_one_go(policy: str, in_one: bool) -> None:
+@pytest.mark.parametrize("single_launch", [False, True])
+def test_a_frame_that_nobody_comes_before_is_launched_in_one_go(policy: str, single_launch: bool) -> None:
     """Equals that wait behind it change nothing, however long they have waited."""
     clock = FakeClock()
     queue = JobQueue(make_policy(policy, 50), clock)
     launched: list[str] = []
-    own = inference(launched, in_one=in_one)
+    own = inference(launched, single_launch=single_launch)
     queue.put(Job(own, 0))
     clock.now += 1
-    queue.put(Job(inference([], in_one=in_one), 0))
+    queue.put(Job(inference([], single_launch=single_launch), 0))
     clock.now += 1_000
     job = queue.get()
     assert job is not None
     assert job.inference is own
     launch(queue, job)
-    assert launched == (["all"] if in_one else ["0", "1", "2", "3"])
+    assert launched == (["all"] if single_launch else ["0", "1", "2", "3"])
     assert job.is_last
     assert own.carried[0].item() == JOBS
 
 
-@pytest.mark.parametrize("in_one", [False, True])
-def test_a_more_important_frame_comes_in_between(in_one: bool) -> None:
+@pytest.mark.parametrize("single_launch", [False, True])
+def test_a_more_important_frame_comes_in_between(single_launch: bool) -> None:
     queue = JobQueue(make_policy("priority", 50), FakeClock())
     launched: list[str] = []
-    queue.put(Job(inference(launched, in_one=in_one), 0))
+    queue.put(Job(inference(launched, single_launch=single_launch), 0))
     job = queue.get()
     assert job is not None
-    important = Job(inference([], in_one=in_one, priority=1), 0)
+    important = Job(inference([], single_launch=single_launch, priority=1), 0)
     queue.put(important)
     launch(queue, job)
     assert (launched, job.index, job.is_last) == (["0"], 0, False)
     successor = job.successor()
     assert queue.exchange(successor) is important
     launch(queue, important)
-    assert queue.get(ended=True) is successor
+    assert queue.get(job_done=True) is successor
     launch(queue, successor)
     assert launched == ["0", "1", "2", "3"]  # what has begun is not run again in one
     assert successor.inference.carried[0].item() == JOBS
 
 
 @given(st.lists(st.booleans(), max_size=JOBS + 1), st.booleans())
-def test_whatever_comes_when_each_stage_runs_once(answers: list[bool], in_one: bool) -> None:
+def test_whatever_comes_when_each_stage_runs_once(answers: list[bool], single_launch: bool) -> None:
     launched: list[str] = []
-    job = Job(inference(launched, in_one=in_one), 0)
+    job = Job(inference(launched, single_launch=single_launch), 0)
     stream: Any = Stream()
     later = iter(answers)
     while True:
@@ -107,5 +107,5 @@ def test_whatever_comes_when_each_stage_runs_once(answers: list[bool], in_one: b
             break
         job = job.successor()
     assert launched in (["all"], ["0", "1", "2", "3"])
-    assert (launched == ["all"]) == (in_one and answers[:1] == [True])
+    assert (launched == ["all"]) == (single_launch and answers[:1] == [True])
     assert job.inference.carried[0].item() == JOBS

@@ -13,7 +13,7 @@ from engine_fakes import WAIT, FakeClock, Gate, Recorder, check_accounts, frame,
 from fake_gpu import DEVICE, FakeGpu, Stream
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.benchmark.paper.loops import ThroughEngine, make_task
+from multi_dnn_ros.benchmark.paper.loops import EngineLoop, make_task
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.tally import Window
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
@@ -103,7 +103,7 @@ def test_where_nobody_waits_the_dnn_launches_all_its_jobs(setup: Setup) -> None:
     assert setup.launched == [(index, "dnn-a") for _ in range(3) for index in range(JOBS)]
     assert [result.output[0] for result in setup.recorder.results] == [3.0, 4.0, 5.0]
     assert len(setup.queue) == 0
-    with setup.queue.held(WAIT):
+    with setup.queue.paused(WAIT):
         pass
 
 
@@ -121,7 +121,7 @@ def test_where_a_job_waits_or_runs_the_queue_decides(setup: Setup, busy: str) ->
 
 
 def test_while_the_queue_is_held_nobody_launches(setup: Setup) -> None:
-    with setup.queue.held(WAIT):
+    with setup.queue.paused(WAIT):
         setup.dnn.offer(on_device())
         until(lambda: len(setup.queue) == 1)
         assert setup.launched == []
@@ -131,13 +131,13 @@ def test_while_the_queue_is_held_nobody_launches(setup: Setup) -> None:
 
 def test_who_holds_the_queue_waits_for_a_dnn_that_launches(setup: Setup) -> None:
     def hold(index: int) -> None:
-        with pytest.raises(TimeoutError, match="a job did not end"), setup.queue.held(0.01):
+        with pytest.raises(TimeoutError, match="a job did not end"), setup.queue.paused(0.01):
             raise AssertionError
 
     setup.on_job = hold
     setup.dnn.offer(on_device())
     setup.recorder.wait(lambda: setup.recorder.results)
-    with setup.queue.held(WAIT):
+    with setup.queue.paused(WAIT):
         pass
 
 
@@ -188,7 +188,7 @@ def test_what_comes_while_it_launches_has_its_place(setup: Setup, priority: int)
         until(lambda: len(setup.queue) == 2)
         assert setup.launched == [(0, "dnn-a")]
         assert setup.queue.get() is other
-        setup.run_as_worker(setup.queue.get(ended=True))
+        setup.run_as_worker(setup.queue.get(job_done=True))
     setup.recorder.wait(lambda: setup.recorder.results)
     thread = here() if priority > 0 else "dnn-a"
     assert setup.launched == [(0, "dnn-a"), (1, thread), (2, thread)]
@@ -224,7 +224,7 @@ def test_a_queue_that_closes_meanwhile_loses_what_is_left(setup: Setup) -> None:
 def test_a_closed_queue_lets_nobody_launch() -> None:
     setup = Setup()
     setup.queue.close()
-    assert not setup.queue.take_at_once(setup.other())
+    assert not setup.queue.try_acquire(setup.other())
 
 
 def test_on_its_stream_in_inference_mode_and_neither_for_the_receivers(gpu: FakeGpu, recorder: Recorder) -> None:
@@ -304,5 +304,5 @@ def test_the_benchmark_counts_the_cpu_time_of_a_job_whoever_ran_it(device: torch
     partition = Partition(CPU)
     partition.device = device
     dnn: DnnTask = make_task("a", (stage,), (torch.zeros(1),), partition)
-    (tally,) = ThroughEngine([dnn], partition).run(Window.ahead(0.0, 0.05))
+    (tally,) = EngineLoop([dnn], partition).run(Window.ahead(0.0, 0.05))
     assert tally.host_ns >= tally.jobs * spent_ns

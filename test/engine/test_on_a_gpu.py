@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     return FakeGpu(monkeypatch)
 
 
-def make_task(gpu: FakeGpu, name: str, cameras: list[str], job_s: float, in_one: bool) -> DnnTask:
+def make_task(gpu: FakeGpu, name: str, cameras: list[str], job_s: float, single_launch: bool) -> DnnTask:
     def stage(adds: int, seconds: float) -> Stage:
         def run(carried: Tensors) -> Tensors:
             gpu.launch(seconds)
@@ -48,19 +48,19 @@ def make_task(gpu: FakeGpu, name: str, cameras: list[str], job_s: float, in_one:
         priority=len(cameras),
         batches=chains,
         batch_delay_ns=1_000_000,
-        in_one=whole if in_one else {},
+        single_launch=whole if single_launch else {},
     )
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority"])
-@pytest.mark.parametrize("in_one", [False, True])
-def test_every_frame_of_every_camera_comes_through(gpu: FakeGpu, policy: str, in_one: bool) -> None:
+@pytest.mark.parametrize("single_launch", [False, True])
+def test_every_frame_of_every_camera_comes_through(gpu: FakeGpu, policy: str, single_launch: bool) -> None:
     """In a closed loop, several DNNs, cameras together: none is lost or mixed up, no event is read too early."""
     cameras = [f"camera{number}" for number in range(6)]
     tasks = [
-        make_task(gpu, "three", cameras[:3], 5e-5, in_one),
-        make_task(gpu, "one", cameras[3:4], 2e-4, in_one),
-        make_task(gpu, "two", cameras[4:], 1e-4, in_one),
+        make_task(gpu, "three", cameras[:3], 5e-5, single_launch),
+        make_task(gpu, "one", cameras[3:4], 2e-4, single_launch),
+        make_task(gpu, "two", cameras[4:], 1e-4, single_launch),
     ]
     results: dict[str, list[Result]] = {camera: [] for camera in cameras}
     failures: list[Failure] = []

@@ -41,7 +41,7 @@ def test_no_job_runs_meanwhile(start, recorder, monkeypatch):
 
     other = task("b", jobs=2, cameras=("rear",), on_job=on_job)
     engine = start(replace(task("a", jobs=1), specialize=specialize), other, workers=2)
-    waits = waits_for(engine._queue._calm, monkeypatch)
+    waits = waits_for(engine._queue._idle, monkeypatch)
     engine.offer(Frame("rear", 0, np.zeros((2, 3, 3), np.uint8)))
     gate.wait_for_job()
     engine.offer(sized(4, 6))

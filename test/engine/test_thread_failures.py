@@ -33,7 +33,7 @@ def test_a_job_that_waits_for_a_held_queue_is_handed_out_once_when_that_closes()
     worker.join(WAIT)
     assert not worker.is_alive()
     assert (kept, given_back) == ([None], [])  # None: the job stays with the worker
-    with queue.held(0.01):  # the worker's job does not count as running any more
+    with queue.paused(0.01):  # the worker's job does not count as running any more
         pass
 
 
@@ -46,12 +46,12 @@ class _HeldBeside:
         self._thread = threading.Thread(target=self._hold)
 
     def _hold(self) -> None:
-        with self._queue.held(WAIT):
+        with self._queue.paused(WAIT):
             assert self._leave.wait(WAIT)
 
     def __enter__(self) -> None:
         self._thread.start()
-        _wait(lambda: self._queue._held)
+        _wait(lambda: self._queue._paused)
 
     def __exit__(self, *error: object) -> None:
         self._leave.set()
@@ -72,7 +72,7 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
 ) -> None:
     engine = start(task("a", jobs=1), task("b", jobs=1), workers=1)
     broken = engine._dnns["a"]
-    monkeypatch.setattr(broken, "_settle", lambda inference: 1 / 0)
+    monkeypatch.setattr(broken, "_finish", lambda inference: 1 / 0)
     engine.offer(frame(value=1))
     recorder.wait(lambda: recorder.failures and recorder.results)
     (failure,) = recorder.failures

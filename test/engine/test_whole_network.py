@@ -32,7 +32,7 @@ def with_whole(name: str, ran: list[str], hold: Callable[[], None] = lambda: Non
         hold()
 
     made = task(name, 2, cameras=(name,), on_job=job, **kwargs)
-    return replace(made, in_one={1: whole})
+    return replace(made, single_launch={1: whole})
 
 
 def offer(engine: Engine, *cameras: str) -> None:
@@ -111,7 +111,7 @@ def test_a_job_that_fails_in_a_whole_network_loses_its_frame(start, recorder) ->
     def broken(carried: Tensors) -> Tensors:
         raise RuntimeError("no")
 
-    engine = start(replace(task(), in_one={1: broken}), workers=1)
+    engine = start(replace(task(), single_launch={1: broken}), workers=1)
     engine.offer(frame())
     assert engine.wait_idle(WAIT)
     assert [drop.message for drop in recorder.drops] == ["job 0: RuntimeError: no"]
@@ -130,12 +130,12 @@ def test_our_dnns_have_a_whole_network_unless_jobs_may_not_be_that_long(blocking
     flat = {"device": "cpu", "dnns": ["lane", "object"], "workers": workers, "blocking_ms": blocking_ms}
     pipeline = build(to_config({**flat, "dnn.lane.jobs": 2, "dnn.object.jobs": 2}))
     for each in pipeline.tasks:
-        assert list(each.in_one) == ([1] if whole and len(each.stages) > 1 else [])
+        assert list(each.single_launch) == ([1] if whole and len(each.stages) > 1 else [])
         image = each.preprocess(torch.zeros(48, 64, 3, dtype=torch.uint8))
-        if each.in_one:
+        if each.single_launch:
             assert isinstance(each.stages[0], SessionStage)
             carried = image
             with torch.inference_mode():
                 for stage in each.stages:
                     carried = stage(carried)
-                torch.testing.assert_close(each.in_one[1](image), carried, rtol=1e-4, atol=1e-4)
+                torch.testing.assert_close(each.single_launch[1](image), carried, rtol=1e-4, atol=1e-4)

@@ -20,7 +20,7 @@ from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.fit_check import ASSUMED_SIZE, fit_of
 from multi_dnn_ros.planning.fit import LIMIT, Decoding, Demand, check_fit
 from multi_dnn_ros.planning.image_costs import decode_ms, preprocess_ms
-from multi_dnn_ros.planning.image_sizes import CameraLoad, Fit, SizesSeen, megapixels
+from multi_dnn_ros.planning.image_sizes import CameraLoad, Fit, ObservedSizes, megapixels
 from multi_dnn_ros.planning.service import measure_services
 from multi_dnn_ros.settings.flat_parameters import to_config
 
@@ -99,16 +99,16 @@ def test_judging_needs_no_pytorch() -> None:
 
 
 def test_the_first_image_of_a_camera_changes_the_verdict_and_smaller_ones_do_not() -> None:
-    seen = SizesSeen(fit())
-    first = seen.see("front", HD)
+    seen = ObservedSizes(fit())
+    first = seen.observe("front", HD)
     assert first is not None
     assert "taken to be" not in first.text
-    assert [seen.see("front", size) for size in (HD, VGA)] == [None, None]
-    larger = seen.see("front", FULL_HD)
+    assert [seen.observe("front", size) for size in (HD, VGA)] == [None, None]
+    larger = seen.observe("front", FULL_HD)
     assert larger is not None
     assert larger.needs["lane"] > first.needs["lane"]
-    assert seen.see("another", HD) is None
-    assert SizesSeen(fit(known=True)).see("front", VGA) is None
+    assert seen.observe("another", HD) is None
+    assert ObservedSizes(fit(known=True)).observe("front", VGA) is None
 
 
 # -- what is measured

@@ -22,7 +22,7 @@ from multi_dnn_ros.planning.features import LINEAR_FEATURES
 from multi_dnn_ros.planning.job_plan import JobPlanner, in_precision
 from multi_dnn_ros.planning.launch_cost import launch_cost_s
 from multi_dnn_ros.planning.measure import Times, Traced, trace_for
-from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
+from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, trained_range, write_predictor
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -50,7 +50,7 @@ def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **de
     rows = [Sample("small", of.name, LayerCounts.of(of), setting, Load(), *(2.0,) * 4, 5) for of in layers]
     weights = [0.0] * len(LINEAR_FEATURES)
     weights[LINEAR_FEATURES.index("launch, alone")] = 2.0
-    seen = seen_in(rows)
+    seen = trained_range(rows)
     made = Predictor(
         device=device_name(target()), backend="eager", precision="auto", threads=1, cores=2, flops_per_s=1e9,
         bytes_per_s=1e9, seen=seen, loads={"dnn": 8}, model=Linear(weights=dict.fromkeys(seen, tuple(weights))),
@@ -98,7 +98,8 @@ def test_jobs_of_even_predicted_time_and_what_remains_of_them() -> None:
     assert remaining[2] == pytest.approx(1e6 * (1 + 2 * len(stages[2].layers)))
     assert sorted(remaining, reverse=True) == list(remaining)
     assert (
-        plan.words("object", remaining) == "object: 3 jobs, longest 7 ms, launch cost 17.6 %, by predicted layer times"
+        plan.summary("object", remaining)
+        == "object: 3 jobs, longest 7 ms, launch cost 17.6 %, by predicted layer times"
     )
 
 
@@ -107,7 +108,7 @@ def test_the_fewest_jobs_for_a_bound_in_words(caplog: pytest.LogCaptureFixture) 
     stages = stages_of(plan)
     assert len(stages) == 3
     assert max(stage.cost_s for stage in stages) <= 3.2e-3
-    assert plan.words("object", plan.remaining_ns(stages)) == (
+    assert plan.summary("object", plan.remaining_ns(stages)) == (
         "object: 3 jobs, longest 3.1 ms of 3.3 allowed, launch cost 4.1 %, by measured layer times"
     )
     assert not told(caplog)

@@ -15,7 +15,7 @@ from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.planning.measure import trace_for
 from multi_dnn_ros.planning.predictor import (
     Predictor,
-    Seen,
+    TrainedRange,
     layers_of,
     predicted_costs,
     read_predictor,
@@ -65,7 +65,7 @@ def test_the_predictor_says_what_it_does_not_know(taught: Predictor) -> None:
     assert doubts(Small(8), Load("dnn", 2), target()) == ""
     assert "it has seen no interpolation layer" in doubts(torch.nn.Upsample(scale_factor=2.0))
     assert "it has seen" in doubts(Small(512))
-    corners = Seen(samples=2, sizes=((10, 10, 10, 10), (10**8, 10**8, 10**8, 10**8)))
+    corners = TrainedRange(samples=2, sizes=((10, 10, 10, 10), (10**8, 10**8, 10**8, 10**8)))
     apart = predictor.model_copy(update={"seen": {"convolution": corners}})
     (doubt,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).doubts
     assert "it has seen none within a factor of 2" in doubt  # within each range, beside everything

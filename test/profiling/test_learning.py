@@ -17,7 +17,7 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.planning.features import ideal_ms, linear_features
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, read_samples, write_samples
-from multi_dnn_ros.profiling.analysis import importances, plot_importances, words
+from multi_dnn_ros.profiling.analysis import explain, importances, plot_importances
 from multi_dnn_ros.profiling.learn import (
     CORRECTED,
     LINEAR,
@@ -239,7 +239,7 @@ def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
         assert sum(share for _, share in of.shares) == pytest.approx(1.0)
         assert of.explained > 0.5
     assert dict(found["convolution"].shares)["load"] > 10 * dict(found["element-wise"].shares).get("load", 0.0)
-    sentence = words(found["convolution"])
+    sentence = explain(found["convolution"])
     assert sentence.startswith("Convolution: the time is decided by ")
     assert "load (" in sentence
     slowdown = dict(found["convolution"].slowdown)
@@ -250,7 +250,7 @@ def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
     plot_importances(tmp_path / "plot.png", list(found.values()))
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
     (only,) = importances([row for row in samples(1) if row.counts.kind == "convolution"])
-    assert "seen on one model only" in words(only)
+    assert "seen on one model only" in explain(only)
     assert importances(samples(1, 1)[:3]) == []
 
 

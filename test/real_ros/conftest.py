@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multi_dnn_ros.common.processes import on_loopback
+from multi_dnn_ros.common.processes import loopback_environment
 
 if TYPE_CHECKING:
     from ros_system import RosSystem
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def ros(domain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RosSystem]:
     from ros_system import RosSystem
 
-    for name, value in on_loopback(domain).items():
+    for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
     with RosSystem(tmp_path) as system:
         yield system

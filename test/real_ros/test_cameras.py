@@ -19,9 +19,9 @@ MIDDLEWARES = ("rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
 
 @pytest.fixture(autouse=True)
 def _own_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from multi_dnn_ros.common.processes import on_loopback
+    from multi_dnn_ros.common.processes import loopback_environment
 
-    for name, value in on_loopback(domain).items():
+    for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
     for name in measure_cameras.CONFIGURED:
         monkeypatch.delenv(name, raising=False)

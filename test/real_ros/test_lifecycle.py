@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from multi_dnn_ros.common.processes import on_loopback
+from multi_dnn_ros.common.processes import loopback_environment
 
 if TYPE_CHECKING:
     from ros_system import RosSystem, Running
@@ -42,7 +42,7 @@ def system(middleware: str, domain: int, tmp_path: Path, monkeypatch: pytest.Mon
     """As `ros`, for what is observed from outside: the processes have the middleware, this test has its own."""
     from ros_system import RosSystem
 
-    for name, value in {**on_loopback(domain), "RMW_IMPLEMENTATION": middleware}.items():
+    for name, value in {**loopback_environment(domain), "RMW_IMPLEMENTATION": middleware}.items():
         monkeypatch.setenv(name, value)
     with RosSystem(tmp_path) as made:
         yield made

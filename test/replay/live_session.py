@@ -18,7 +18,7 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray, LabelInfo
 
-from multi_dnn_ros.common.processes import Child, claimed_domain, on_loopback
+from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.evaluation import accounts, last_statuses
 from multi_dnn_ros.ros.qos import LATCHED
 
@@ -56,10 +56,12 @@ class LiveSession:
     def run(self, camera: Sequence[str], node: Sequence[str], folder: Path) -> LiveSession:
         """Run `multi-dnn camera ...` and `multi-dnn run ...` until the camera has ended and all is counted."""
         with (
-            claimed_domain() as domain,
+            reserved_domain() as domain,
             _listening(self, domain),
-            Child("node", ["run", *node], folder / "node.log", on_loopback(domain)) as server,
-            Child("camera", ["camera", *camera, "--wait", "1"], folder / "camera.log", on_loopback(domain)) as source,
+            Child("node", ["run", *node], folder / "node.log", loopback_environment(domain)) as server,
+            Child(
+                "camera", ["camera", *camera, "--wait", "1"], folder / "camera.log", loopback_environment(domain)
+            ) as source,
         ):
             try:
                 self._wait(lambda: "object on front" in self.statuses, _START_S, server)

@@ -16,7 +16,7 @@ from road_bag import CORRUPT, TOPIC, scenes, write_road
 
 from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import Child, claimed_domain, on_loopback
+from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
 
 FRAMES = 12
 
@@ -29,8 +29,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment() -> Iterator[dict[str, str]]:
-    with claimed_domain() as domain:
-        yield on_loopback(domain)
+    with reserved_domain() as domain:
+        yield loopback_environment(domain)
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +129,8 @@ def test_a_recording_without_the_camera_is_an_error_that_lists_what_there_is(
 
 
 def test_without_a_node_it_says_which_service_it_waited_for(recording: Path, tmp_path: Path) -> None:
-    with claimed_domain() as domain:
-        code, _, errors = replay(on_loopback(domain), recording, tmp_path / "results", "--start-timeout", "1")
+    with reserved_domain() as domain:
+        code, _, errors = replay(loopback_environment(domain), recording, tmp_path / "results", "--start-timeout", "1")
     assert code == 1
     assert "no service /multi_dnn/get_state after 1 s" in errors
     assert not (tmp_path / "results").exists()
@@ -138,8 +138,8 @@ def test_without_a_node_it_says_which_service_it_waited_for(recording: Path, tmp
 
 def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, tmp_path: Path) -> None:
     """Killed at the first result."""
-    with claimed_domain() as domain:
-        log, environment = tmp_path / "node.log", on_loopback(domain)
+    with reserved_domain() as domain:
+        log, environment = tmp_path / "node.log", loopback_environment(domain)
         parameters = ("-p", "autostart:=false", "-p", "device:=cpu", "-p", "dnns:=[object]")
         with Child("node", ["run", "--ros-args", *parameters], log, environment) as child:
             command = ["replay", str(recording), str(tmp_path / "results"), "--live", "--rate", "0.2"]

@@ -22,7 +22,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import Header, String
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.common.processes import Child, claimed_domain, on_loopback
+from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.evaluation import last_statuses
 
 WAIT_S = 60.0
@@ -86,7 +86,10 @@ class Rig:
             "side": self.peer.create_publisher(CompressedImage, "/side/image_raw/compressed", profile),
         }
         self.node = Child(
-            "node", ["run", "--params-file", str(folder / "robot.yaml")], folder / "node.log", on_loopback(domain)
+            "node",
+            ["run", "--params-file", str(folder / "robot.yaml")],
+            folder / "node.log",
+            loopback_environment(domain),
         )
         self.until(lambda: self.statuses.get("node", {}).get("values", {}).get("state") == "active", "the active node")
         self.until(lambda: all(camera.get_subscription_count() for camera in self.cameras.values()), "its cameras")
@@ -120,7 +123,7 @@ class Rig:
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with claimed_domain() as domain:
+    with reserved_domain() as domain:
         rig = Rig(tmp_path_factory.mktemp("rig"), domain)
         yield rig
         rig.close()

@@ -14,7 +14,7 @@ import pytest
 import rclpy
 from rclpy.context import Context
 
-from multi_dnn_ros.common.processes import on_loopback
+from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros import process
 
 #: What the node's process may need, and how soon it stands on the graph.
@@ -82,7 +82,7 @@ rclpy.init()
 node = process.MultiDnnNode()
 print("torch" in sys.modules, psutil.Process().memory_info().rss)
 """
-    environment = {**os.environ, **on_loopback(domain)}
+    environment = {**os.environ, **loopback_environment(domain)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert done.returncode == 0, done.stderr
@@ -93,7 +93,7 @@ print("torch" in sys.modules, psutil.Process().memory_info().rss)
 
 def test_the_node_is_on_the_graph_soon(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where other processes use the cores, its CPU time until then counts."""
-    for name, value in on_loopback(domain).items():
+    for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
     context = Context()
     rclpy.init(context=context)
@@ -138,7 +138,7 @@ raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, **on_loopback(domain)},
+        env={**os.environ, **loopback_environment(domain)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "SIGINT: ending" in done.stdout + done.stderr

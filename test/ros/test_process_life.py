@@ -25,7 +25,7 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile
 
-from multi_dnn_ros.common.processes import on_loopback
+from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.common.reporting import cpu_count
 
 WAIT_S = 120.0
@@ -59,7 +59,7 @@ class Robot:
         parameters = folder / "parameters.yaml"
         parameters.write_text(PARAMETERS)
         self._command = [sys.executable, "-m", "multi_dnn_ros.cli.main", "run", "--params-file", str(parameters)]
-        self._environment = {**os.environ, **on_loopback(domain)}
+        self._environment = {**os.environ, **loopback_environment(domain)}
         self.context = Context()
         rclpy.init(context=self.context, domain_id=domain)
         self.executor = SingleThreadedExecutor(context=self.context)

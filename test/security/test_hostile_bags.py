@@ -15,7 +15,7 @@ import lz4.frame
 import pytest
 
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
-from multi_dnn_ros.bags.inflation import BoundedFile, TooLargeError, inflate_chunk, inflate_message, zstd
+from multi_dnn_ros.bags.decompression import BoundedFile, TooLargeError, decompress_chunk, decompress_message, zstd
 
 STRING = "std_msgs/msg/String"
 DATA = b"\x00\x01\x00\x00\x02\x00\x00\x00a\x00"
@@ -83,24 +83,24 @@ def test_a_chunk_that_inflates_without_end(
 def test_a_chunk_is_inflated_to_what_it_claims(compression: str) -> None:
     data = b"records" * 1000
     packed = {"zstd": zstd.compress, "lz4": lz4.frame.compress, "": bytes}[compression](data)
-    assert inflate_chunk(packed, len(data), compression) == data
+    assert decompress_chunk(packed, len(data), compression) == data
     if compression:
         with pytest.raises(TooLargeError, match="6999"):
-            inflate_chunk(packed, len(data) - 1, compression)
+            decompress_chunk(packed, len(data) - 1, compression)
         with pytest.raises((EOFError, RuntimeError)):
-            inflate_chunk(packed[:-8], len(data), compression)
+            decompress_chunk(packed[:-8], len(data), compression)
     with pytest.raises(TooLargeError, match="'brotli'"):
-        inflate_chunk(packed, len(data), "brotli")
+        decompress_chunk(packed, len(data), "brotli")
 
 
 def test_messages_and_files_compressed_by_themselves(
     tmp_path: Path, bombs: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rosbag2's compression modes `message` and `file`, whole and hostile."""
-    assert inflate_message(zstd.compress(DATA)) == DATA
-    monkeypatch.setattr("multi_dnn_ros.bags.inflation.MAX_CHUNK_BYTES", 1 << 25)
+    assert decompress_message(zstd.compress(DATA)) == DATA
+    monkeypatch.setattr("multi_dnn_ros.bags.decompression.MAX_CHUNK_BYTES", 1 << 25)
     with pytest.raises(TooLargeError, match=str(1 << 25)):
-        inflate_message(bombs["zstd"])
+        decompress_message(bombs["zstd"])
     file = recording(tmp_path / "bag")
     metadata = tmp_path / "bag" / "metadata.yaml"
     text = metadata.read_text().replace("compression_format: ''", "compression_format: zstd")
@@ -112,7 +112,7 @@ def test_messages_and_files_compressed_by_themselves(
     file.unlink()
     with BagReader(tmp_path / "bag") as bag:
         assert [message.data for message in bag.messages()] == [DATA]
-    monkeypatch.setattr("multi_dnn_ros.bags.inflation._MIN_FILE_LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr("multi_dnn_ros.bags.decompression._MIN_FILE_LIMIT_BYTES", 1 << 20)
     packed.write_bytes(zstd.compress(bytes(1 << 25)))
     with packed.open("rb") as compressed, BoundedFile(compressed, "rb") as inflating:
         assert len(inflating.read(1 << 20)) == 1 << 20

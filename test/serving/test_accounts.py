@@ -93,7 +93,7 @@ def test_disabled_dnns_lose_what_others_lose_by_another_cause(bench: Bench) -> N
 
 
 def test_a_dnn_that_is_to_be_tried_again_takes_frames_when_its_time_has_come(bench: Bench) -> None:
-    bench.accounts.failure(Failure("lane", "poisoned", 3, True, "disabled", try_s=10.0))
+    bench.accounts.failure(Failure("lane", "poisoned", 3, True, "disabled", retry_s=10.0))
     bench.clock.now += 9_999_000_000
     assert bench.accounts.enabled_dnns("front") == ("object",)
     assert set(bench.accounts.statistics().disabled) == {"lane"}

@@ -18,7 +18,7 @@ WINDOW_S = 6.0
 def test_the_guilty_dnn_alone_ends_disabled_is_tried_again_and_all_come_back(value: int, standby: str) -> None:
     """As long as the images are poisoned every process that serves `guilty` is lost."""
     config = settings(*DNNS, standby=standby, fault_window_s=30.0 if standby == "none" else WINDOW_S, job_timeout_s=0.5)
-    rig = HostRig(config, host_pipelines.build, try_s=(3.0, 4.0, 5.0))
+    rig = HostRig(config, host_pipelines.build, retry_s=(3.0, 4.0, 5.0))
     try:
         rig.start()
         if standby == "hot":

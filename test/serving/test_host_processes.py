@@ -27,7 +27,7 @@ def make() -> Iterator[Callable[..., HostRig]]:
 
     def one(*dnns: str, **arguments: Any) -> HostRig:
         names = dnns or ("lane", "object")
-        keys = ("build", "rate_hz", "restart_s", "try_s", "make")
+        keys = ("build", "rate_hz", "restart_s", "retry_s", "make")
         own = {key: arguments.pop(key) for key in keys if key in arguments}
         rigs.append(HostRig(settings(*names, **{"fault_window_s": 1.0, **arguments}), **own))
         return rigs[-1]

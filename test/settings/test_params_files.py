@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
-from multi_dnn_ros.common.processes import Child, on_loopback
+from multi_dnn_ros.common.processes import Child, loopback_environment
 from multi_dnn_ros.settings.params_sections import (
     ParamsFileError,
     applies_to,
@@ -77,7 +77,7 @@ def test_a_file_without_a_section_for_the_node(
     path = written(tmp_path, text)
     done = subprocess.run(
         [sys.executable, "-c", EXECUTABLE, "--ros-args", "--params-file", str(path), *arguments],
-        env={**os.environ, **on_loopback(domain)}, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **loopback_environment(domain)}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     error = done.stderr.splitlines()[-1]
@@ -88,7 +88,7 @@ def test_a_file_without_a_section_for_the_node(
 
 def log_until_configured(command: list[str], folder: Path, domain: int) -> str:
     """The log of a node with the DNN `object`, up to the line that says that it is configured."""
-    with Child("node", command, folder / "node.log", on_loopback(domain)) as node:
+    with Child("node", command, folder / "node.log", loopback_environment(domain)) as node:
         deadline = time.monotonic() + 120.0
         while "configured: DNNs object;" not in (log := node.log.read_text()):
             assert node.exit_code() is None, node.last_lines(20)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.training import cifar10
-from multi_dnn_ros.training.data import Part, Wanted, open_data
+from multi_dnn_ros.training.data import DataRequest, Part, open_data
 from multi_dnn_ros.training.datasets import DatasetError
 from multi_dnn_ros.vision.preprocess import Preprocess
 
@@ -105,7 +105,7 @@ def test_cifar10_parts_share_no_image_and_stay_the_same(tmp_path: Path) -> None:
     write_binary(tmp_path / "c")
 
     def images(part: Part) -> set[bytes]:
-        rows = open_data(f"cifar10:{tmp_path / 'c'}", Wanted(None, Preprocess(32, 32))).part(part)
+        rows = open_data(f"cifar10:{tmp_path / 'c'}", DataRequest(None, Preprocess(32, 32))).part(part)
         return {rows.read(k)["image"].numpy().tobytes() for k in range(len(rows))}
 
     train, choice, test = images("train"), images("choice"), images("test")

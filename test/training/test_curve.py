@@ -11,11 +11,11 @@ import torch
 from torchvision.models.regnet import ResBottleneckBlock
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.ranks import Rounding
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training.__main__ import main
-from multi_dnn_ros.training.curve import begin_anew, largest_cut, policy_for
+from multi_dnn_ros.training.curve import largest_cut, policy_for, reinitialize
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,7 +150,7 @@ def test_a_point_that_its_data_kept_from_being_made_is_made_the_next_time(
 @pytest.mark.parametrize("name", ["ratio", "energy", "budget"])
 def test_each_policy_reaches_the_cut_and_not_much_more(name: str) -> None:
     network = load_network("builtin:object").module
-    layers = survey(network, (torch.zeros(1, 3, 288, 384),))
+    layers = list_layers(network, (torch.zeros(1, 3, 288, 384),))
     total = sum(layer.macs() for layer in layers)
     policy, _ = policy_for(name, layers, total, 0.4, Rounding(1, 1))
     choices = policy.choose(layers)
@@ -163,7 +163,7 @@ def test_training_begins_with_signals_of_even_size(builder: str) -> None:
     """Residual branches begin at zero, so that each block gives what it got; the seed says which weights."""
     networks = [load_network(f"torchvision:{builder}", weights="random", num_classes=10).module for _ in range(2)]
     for network in networks:
-        begin_anew(network, seed=3)
+        reinitialize(network, seed=3)
     torch.testing.assert_close(dict(networks[0].named_parameters()), dict(networks[1].named_parameters()))
     network = networks[0].train()
     image = torch.randn(4, 3, 96, 96, generator=torch.Generator().manual_seed(0))

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from multi_dnn_ros.training.batches import FileBatches, Inputs
-from multi_dnn_ros.training.data import Data, Rows, Task, Wanted, open_data
+from multi_dnn_ros.training.data import Data, DataRequest, Rows, Task, open_data
 from multi_dnn_ros.training.datasets import IGNORED, NO_BOX, DatasetError
-from multi_dnn_ros.training.exercise import make_batches
+from multi_dnn_ros.training.setup import make_batches
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SIZE = Preprocess(48, 32)
@@ -23,7 +23,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 
 def opened(name: str, task: Task | None = None, labels: tuple[str, ...] = (), scenes: int = 4) -> Data:
-    return open_data(name, Wanted(task, SIZE, labels, scenes))
+    return open_data(name, DataRequest(task, SIZE, labels, scenes))
 
 
 def picture(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (32, 32)) -> None:
@@ -135,7 +135,7 @@ def test_coco(tmp_path: Path) -> None:
 
 
 def test_coco_boxes_follow_a_letterbox(tmp_path: Path) -> None:
-    wanted = Wanted("boxes", Preprocess(64, 64, fit="letterbox"), ("person", "car"))
+    wanted = DataRequest("boxes", Preprocess(64, 64, fit="letterbox"), ("person", "car"))
     row = open_data(f"coco:{coco(tmp_path)}", wanted).part("test").read(0)
     scale, top = 64 / 96, (64 - round(64 * 64 / 96)) // 2
     expected = [10 * scale, 20 * 43 / 64 + top, 40 * scale, 30 * 43 / 64 + top]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.training import datasets
-from multi_dnn_ros.training.batches import ArrayBatches, vary_colours, vary_detection, vary_lanes
+from multi_dnn_ros.training.batches import ArrayBatches, augment_colours, augment_detection, augment_lanes
 from multi_dnn_ros.training.data import own_classes
 from multi_dnn_ros.training.datasets import (
     IGNORED,
@@ -154,7 +154,7 @@ def test_varied_boxes_stay_on_their_objects() -> None:
     image[:, :, 8:20, 40:60] = 1.0
     boxes = torch.tensor([40.0, 8.0, 60.0, 20.0]).repeat(16, 1, 1)
     batch = {"image": image, "boxes": boxes, "classes": torch.zeros(16, 1, dtype=torch.int64)}
-    varied = vary_detection(batch, torch.Generator().manual_seed(0))
+    varied = augment_detection(batch, torch.Generator().manual_seed(0))
     lefts = set()
     for picture, box in zip(varied["image"], varied["boxes"][:, 0], strict=True):
         x1, y1, x2, y2 = (int(side) for side in box)
@@ -169,14 +169,14 @@ def test_varied_masks_stay_on_their_lines() -> None:
     image = torch.zeros(8, 3, 48, 80)
     mask = torch.zeros(8, 1, 48, 80, dtype=torch.uint8)
     image[..., 30:36], mask[..., 30:36] = 1.0, 255
-    varied = vary_lanes({"image": image, "mask": mask}, torch.Generator().manual_seed(1))
+    varied = augment_lanes({"image": image, "mask": mask}, torch.Generator().manual_seed(1))
     for picture, marked in zip(varied["image"], varied["mask"], strict=True):
         bright = picture.mean(dim=0) > 0.4
         assert float((bright == (marked[0] > 127)).float().mean()) > 0.98
 
 
 def test_varied_colours_stay_in_range() -> None:
-    varied = vary_colours(torch.rand(4, 3, 8, 8), torch.Generator().manual_seed(0), strength=3.0)
+    varied = augment_colours(torch.rand(4, 3, 8, 8), torch.Generator().manual_seed(0), strength=3.0)
     assert float(varied.min()) >= 0.0
     assert float(varied.max()) <= 1.0
 

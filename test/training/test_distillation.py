@@ -11,7 +11,7 @@ from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.losses import TorchvisionLoss
-from multi_dnn_ros.training.trainee import trainee
+from multi_dnn_ros.training.trainable import make_trainable
 from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +28,7 @@ def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
             part.momentum = 0.0  # so that both passes compute the same
     source = load_network(f"torchvision:{builder}", weights="random", num_classes=4)
     source.module.load_state_dict(detector.state_dict())
-    pupil = trainee(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
+    pupil = make_trainable(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
     assert isinstance(pupil.loss, TorchvisionLoss)
     assert isinstance(pupil.decoder, AnchorDecoder)
     image = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1))

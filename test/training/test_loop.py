@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchvision.ops import box_iou
 
 from multi_dnn_ros.models.networks import ConvBlock, DetectorNet, LaneNet
-from multi_dnn_ros.training.batches import ArrayBatches, vary_lanes
+from multi_dnn_ros.training.batches import ArrayBatches, augment_lanes
 from multi_dnn_ros.training.datasets import fit, fit_mask
 from multi_dnn_ros.training.loop import Schedule, TrainingError, train
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
@@ -277,7 +277,7 @@ def test_batches_of_an_epoch_can_be_made_again_and_epochs_differ() -> None:
         "image": torch.randint(0, 255, (6, 3, 16, 16), dtype=torch.uint8),
         "mask": torch.zeros(6, 1, 16, 16, dtype=torch.uint8),
     }
-    batches = ArrayBatches(arrays, 2, seed=4, vary=vary_lanes)
+    batches = ArrayBatches(arrays, 2, seed=4, vary=augment_lanes)
     first, again, other = (torch.stack([b["image"] for b in batches.epoch(n)]) for n in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

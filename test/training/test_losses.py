@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.models.networks import cells
-from multi_dnn_ros.training.batches import vary_classes
+from multi_dnn_ros.training.batches import augment_classes
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss
 
@@ -129,7 +129,7 @@ def test_mixed_images_have_the_share_of_each_label_that_they_show(
     """Image k is full of k: what is in a mixed one says whose it is. No shift and no square: too small for both."""
     image = torch.arange(float(b)).view(b, 1, 1, 1).expand(b, 3, height, width) + 2.0
     label = torch.arange(b)
-    mixed = vary_classes({"image": image, "label": label}, torch.Generator().manual_seed(seed), mix)
+    mixed = augment_classes({"image": image, "label": label}, torch.Generator().manual_seed(seed), mix)
     seen = mixed["image"][:, 0]
     own, other = (seen == (label + 2.0)[:, None, None]), (seen == (mixed["other"] + 2.0)[:, None, None])
     blank = seen == 0.5

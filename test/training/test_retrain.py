@@ -25,10 +25,10 @@ from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.batches import ArrayBatches
 from multi_dnn_ros.training.checkpoint import TrainingError
 from multi_dnn_ros.training.classification import ClassificationLoss
-from multi_dnn_ros.training.data import Wanted, open_data
+from multi_dnn_ros.training.data import DataRequest, open_data
 from multi_dnn_ros.training.loop import Schedule, train
 from multi_dnn_ros.training.retrain import retrain
-from multi_dnn_ros.training.trainee import trainee
+from multi_dnn_ros.training.trainable import make_trainable
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -164,8 +164,10 @@ def test_an_exported_program_is_trained_in_batches(colours: Path, tmp_path: Path
 
 def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) -> None:
     schedule = Schedule(3, 0.01, ema=0.0, small=0.5, small_epochs=2)
-    wanted = Wanted("classes", Preprocess(64, 48))
-    pupil = trainee(load_network("torchvision:squeezenet1_1", weights="random", num_classes=2), "net", size=(64, 48))
+    wanted = DataRequest("classes", Preprocess(64, 48))
+    pupil = make_trainable(
+        load_network("torchvision:squeezenet1_1", weights="random", num_classes=2), "net", size=(64, 48)
+    )
     seen: list[tuple[bool, torch.Size]] = []
     pupil.network.register_forward_pre_hook(lambda network, given: seen.append((network.training, given[0].shape[2:])))
     data = open_data(f"classes:{colours}", wanted)
@@ -176,7 +178,7 @@ def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) 
     assert tried == (24, 32)  # whether the network takes it
     assert set(scored) == {(48, 64)}  # its own
 
-    lanes = trainee(load_network("builtin:lane"), "builtin:lane")
+    lanes = make_trainable(load_network("builtin:lane"), "builtin:lane")
     with pytest.raises(TrainingError, match="only classes may grow"):
         retrain(lanes, [data], schedule, batch_size=4, device=torch.device("cpu"))
 
@@ -326,7 +328,7 @@ def test_a_checkpoint_of_another_network_is_refused(
 def test_a_network_without_a_loss_needs_a_teacher() -> None:
     """The grid head has no loss of its own here."""
     source = load_network("builtin:object")
-    pupil = trainee(source, "builtin:object")
+    pupil = make_trainable(source, "builtin:object")
     lossless = type(pupil)(**{**pupil.__dict__, "loss": None})
 
     class Data:
@@ -335,12 +337,12 @@ def test_a_network_without_a_loss_needs_a_teacher() -> None:
     with pytest.raises(TrainingError, match="have no loss of their own; give a teacher"):
         retrain(lossless, [Data()], Schedule(1, 1e-3), batch_size=1, device=torch.device("cpu"))  # type: ignore[list-item]
     with pytest.raises(ModelError, match="a size is needed"):
-        trainee(type(source)(nn.Identity(), None, "classification"), "x.pt2")
+        make_trainable(type(source)(nn.Identity(), None, "classification"), "x.pt2")
 
 
 def test_framing_keeps_what_the_node_does() -> None:
     source = load_network("torchvision:fcos_resnet50_fpn", weights="random", num_classes=3)
-    pupil = trainee(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
+    pupil = make_trainable(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
     assert (pupil.framing.fit, pupil.framing.centered, pupil.framing.antialias) == ("letterbox", False, False)
     assert isinstance(pupil.framing, Preprocess)
     image = torch.randint(0, 256, (60, 100, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

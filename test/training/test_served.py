@@ -19,7 +19,7 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.training.served import Served
-from multi_dnn_ros.training.trainee import OneByOne
+from multi_dnn_ros.training.trainable import SingleImages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def test_served_in_bf16_is_rounded_and_its_network_stays() -> None:
     torch.manual_seed(0)
     network, images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.rand(2, 3, 12, 16)
     before = network(images)
-    served = Served(OneByOne(network), (16, 12), served_in("bf16"))(images)
+    served = Served(SingleImages(network), (16, 12), served_in("bf16"))(images)
     assert isinstance(served, torch.Tensor)
     assert served.dtype == torch.float32
     assert not torch.equal(served, before)

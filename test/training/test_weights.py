@@ -11,7 +11,7 @@ import torch
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.training.data import SEEDS
 from multi_dnn_ros.training.datasets import road_frames
-from multi_dnn_ros.training.evaluate import Judge, builtin_dnns
+from multi_dnn_ros.training.evaluate import Evaluator, builtin_dnns
 from multi_dnn_ros.training.scenes import Scene, SceneGenerator
 
 ROAD = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "road"
@@ -21,8 +21,8 @@ SCENES = 40
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge(builtin_dnns())
+def judge() -> Evaluator:
+    return Evaluator(builtin_dnns())
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def scenes() -> list[Scene]:
 
 
 @pytest.fixture(scope="module")
-def scores(judge: Judge, scenes: list[Scene]) -> dict[str, Any]:
+def scores(judge: Evaluator, scenes: list[Scene]) -> dict[str, Any]:
     return scored(judge, scenes)
 
 
-def scored(judge: Judge, scenes: list[Scene]) -> dict[str, Any]:
+def scored(judge: Evaluator, scenes: list[Scene]) -> dict[str, Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -52,9 +52,9 @@ def test_unseen_scenes(scores: dict[str, Any]) -> None:
 
 
 def test_decomposed_dnns_answer_as_well_with_fewer_operations(
-    judge: Judge, scenes: list[Scene], scores: dict[str, Any]
+    judge: Evaluator, scenes: list[Scene], scores: dict[str, Any]
 ) -> None:
-    small = Judge(builtin_dnns("_small"))
+    small = Evaluator(builtin_dnns("_small"))
     for role, dnn in small.dnns.items():
         macs = [cost(each.module, each.example_inputs()).macs for each in (judge.dnns[role], dnn)]
         assert macs[1] <= 0.6 * macs[0], role
@@ -67,5 +67,5 @@ def test_decomposed_dnns_answer_as_well_with_fewer_operations(
 
 @pytest.mark.skipif(not ROAD.exists(), reason="needs ../shared/data/road")
 @pytest.mark.parametrize(("part", "f1"), [("video", 0.9), ("photos", 0.8), ("apart", 0.75)])
-def test_real_road(judge: Judge, part: str, f1: float) -> None:
+def test_real_road(judge: Evaluator, part: str, f1: float) -> None:
     assert judge.road(road_frames(ROAD, part))["f1"] >= f1

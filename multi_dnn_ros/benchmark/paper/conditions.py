@@ -1,4 +1,4 @@
-"""How the DNNs of a set run at once: every condition as one entry of a table."""
+"""Ways to run the DNNs of a set concurrently: one table entry per condition."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from multi_dnn_ros.common.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-#: processes: one for each DNN. shared_queue: the paper's threads. engine: ours. in_turn: one thread for all.
+#: processes: one per DNN. shared_queue: the paper's threads. engine: this package's. in_turn: one thread for all.
 Layout = Literal["processes", "shared_queue", "engine", "in_turn"]
 BASELINE = "ori_mp"
 ALTERNATIVE = "compile_mp"
 
-#: Alignment of ranks: the paper's take what the ratio gives; ours are multiples of what the arithmetic units want.
+#: Alignment of ranks: the paper uses the ranks that the ratio gives; ours are multiples suited to the arithmetic units.
 PAPER_RANKS = 1
 
 
@@ -24,12 +24,13 @@ PAPER_RANKS = 1
 class Condition:
     """One way to run a set.
 
-    execution: `eager`; `compile`, torch.compile with reduce-overhead; `auto` or another backend of the engine.
-    precision, channels_last: on a GPU; a CPU computes in fp32. The engine's backends choose the memory format.
-    decomposed: alignment of the ranks, None for the original network. jobs: that each DNN is cut into; 0: as --jobs
-    says. batched: the DNNs of one network are one DNN with as many cameras, whose frames are one inference. ordered:
-    the shorter the operations of a DNN, the higher its priority, and with it that of its CUDA stream. cuda_only: what
-    it is about exists on a GPU alone. optional: measured only when asked for.
+    execution: `eager`; `compile`: torch.compile with reduce-overhead; `auto` or another backend of the engine.
+    precision, channels_last: for a GPU; a CPU computes in fp32. The engine's backends choose the memory format
+    themselves.
+    decomposed: alignment of the ranks; None: the original network. jobs: jobs per DNN; 0: the value of --jobs.
+    batched: all DNNs of one network form one DNN with as many cameras, batched into one inference.
+    ordered: the shorter a DNN's operations, the higher its priority and that of its CUDA stream.
+    cuda_only: meaningful on a GPU only. optional: measured only on request.
     """
 
     name: str
@@ -219,10 +220,10 @@ CONDITIONS: dict[str, Condition] = {condition.name: condition for condition in _
 
 
 def choose_conditions(names: Sequence[str], device: torch.device) -> list[Condition]:
-    """Those of these names; without names those that make sense on the device. UsageError.
+    """The named conditions; by default those meaningful on the device. Raises UsageError.
 
-    On a CPU torch.compile is measured only when asked for: it takes a C++ compiler and minutes. So does Inductor with
-    freezing on any device.
+    On a CPU torch.compile is measured only on request: it needs a C++ compiler and takes minutes. The same holds for
+    Inductor with freezing on any device.
     """
     for name in names:
         if name not in CONDITIONS:
@@ -240,5 +241,5 @@ def choose_conditions(names: Sequence[str], device: torch.device) -> list[Condit
 
 
 def precision_of(condition: Condition, device: torch.device) -> str:
-    """A CPU computes everything in fp32: its half-precision arithmetic is no gain, where it has any."""
+    """The condition's precision on `device`. CPUs compute in fp32: half precision is not faster there."""
     return condition.precision if device.type == "cuda" else "fp32"

@@ -1,4 +1,4 @@
-"""Three cameras on one engine near and beyond its capacity: who misses deadlines, whose frames are dropped?"""
+"""Three cameras on one engine below and above its capacity: deadline misses and drops by policy."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import torch
 
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import make_task
-from multi_dnn_ros.benchmark.paper.make_ready import Work, build, make_chains
 from multi_dnn_ros.benchmark.paper.partition import Partition
+from multi_dnn_ros.benchmark.paper.prepare import Work, build, make_chains
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.reporting import against, cpu_count, distribution, table
+from multi_dnn_ros.common.reporting import cpu_count, distribution, table, with_change
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
 from multi_dnn_ros.pipeline.choices import default_workers
 
 CAMERAS = ("front", "left", "rear")
 POLICIES = ("fifo", "priority", "edf")
-#: Parts of what the engine was measured to serve.
+#: Loads relative to the measured capacity.
 LOADS = (0.5, 0.9, 1.2)
 _IMAGE = np.zeros((4, 4, 3), np.uint8)
 _DRAIN_S = 60.0
@@ -34,22 +34,21 @@ _DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Urgency:
-    """priority: of a DNN. periods: its deadline, in frame periods of a camera."""
+    """priority: of the DNN. periods: its deadline in frame periods of a camera."""
 
     name: str
     priority: int
     periods: float
 
 
-#: The DNNs belong to them in turn.
+#: Assigned to the DNNs round-robin.
 URGENCIES = (Urgency("high", 10, 1.0), Urgency("middle", 5, 2.0), Urgency("low", 0, 3.0))
 
 
 @dataclass(frozen=True)
 class DeadlinePlan:
-    """dnns: networks that are taken in turn. condition: how the engine runs them. rate_hz: of a camera, about.
-
-    seconds: of each run; measurements of the capacity take half of that.
+    """dnns: networks, used round-robin. condition: how the engine runs them. rate_hz: approximate rate of a camera.
+    seconds: per run; capacity measurements take half of that.
     """
 
     dnns: DnnSet
@@ -67,7 +66,7 @@ class DeadlinePlan:
 def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> dict[str, Any]:
     """Every load under every policy, in random order, repeated.
 
-    cases: accounts of each run by urgency. `exact`: every frame that was sent is a result or a counted drop.
+    cases: accounts of each run by urgency. `exact`: every frame sent is a result or a counted drop.
     """
     bench = Bench(plan)
     bench.grow(max(len(URGENCIES), len(plan.dnns.networks)))
@@ -105,14 +104,14 @@ def measure_deadlines(plan: DeadlinePlan, progress: Callable[[str], None]) -> di
 
 
 def dnns_for(load: float, served_hz: float, rate_hz: float, most: int) -> int:
-    """How many DNNs make this load of cameras at `rate_hz`, when `served_hz` inferences a second can be served."""
+    """Number of DNNs for this load, with cameras at `rate_hz` and a capacity of `served_hz` inferences per second."""
     return max(len(URGENCIES), min(most, round(load * served_hz / (len(CAMERAS) * rate_hz))))
 
 
 def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each load, policy and urgency: parts of the frames offered, medians over the repeats.
+    """One row per load, policy and urgency: shares of the offered frames, medians over the repeats.
 
-    p99_ms: of the repeats in which a frame was served; None where that is none of them.
+    p99_ms: over the repeats in which a frame was served; None if there are none.
     """
     rows = []
     for load, policy, urgency in itertools.product(LOADS, POLICIES, (urgency.name for urgency in URGENCIES)):
@@ -135,18 +134,18 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def deadlines_table(figures: Mapping[str, Any]) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     header = ["load", "DNNs", "Hz a camera", "policy", *(f"{u.name}: missed, dropped, p99 ms" for u in URGENCIES)]
     rows = []
     for load, policy in itertools.product(LOADS, POLICIES):
         found = [row for row in figures["summary"] if (row["load"], row["policy"]) == (load, policy)]
-        cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {against(row['p99_ms'], None, 1)}" for row in found]
+        cells = [f"{row['missed']:.1%}, {row['dropped']:.1%}, {with_change(row['p99_ms'], None, 1)}" for row in found]
         rows.append([f"{load:.0%}", str(found[0]["dnns"]), f"{found[0]['rate_hz']:.1f}", policy, *cells])
     return f"{table(header, rows)}\naccounts: {'exact' if figures['passed'] else 'DO NOT ADD UP'}"
 
 
 class Bench:
-    """DNNs that are ready, and the engine around the first so many of them. tasks: they serve all cameras."""
+    """Prepared DNNs, and an engine around the first of them. tasks: each serves all cameras."""
 
     def __init__(self, plan: DeadlinePlan) -> None:
         self._plan = plan
@@ -154,7 +153,7 @@ class Bench:
         self.tasks: list[DnnTask] = []
 
     def grow(self, count: int) -> None:
-        """Make DNNs ready until there are so many."""
+        """Prepare DNNs until there are `count`."""
         networks = list(itertools.islice(itertools.cycle(self._plan.dnns.networks), len(self.tasks), count))
         if not networks:
             return
@@ -174,12 +173,12 @@ class Bench:
         self._set_threads(count)
 
     def _set_threads(self, count: int) -> None:
-        """Building sets PyTorch's threads too."""
+        """Set PyTorch's threads again, because building changes them."""
         device = self._plan.device
         torch.set_num_threads(max(1, cpu_count() // default_workers(device, count)) if device.type == "cpu" else 1)
 
     def frames_per_s(self, count: int) -> float:
-        """Frames that the first `count` DNNs serve, all of them each, when there is always one waiting."""
+        """Frames per second that the first `count` DNNs serve, if one is always waiting."""
         engine, failures = self._engine(count, "fifo", lambda result: None)
         engine.start()
         try:
@@ -194,7 +193,7 @@ class Bench:
             engine.stop(2.0)
 
     def run(self, count: int, rate_hz: float, policy: str) -> dict[str, Any]:
-        """Cameras at `rate_hz`, evenly out of step, on the first `count` DNNs."""
+        """Run the first `count` DNNs with cameras at `rate_hz` and evenly spaced phases."""
         latencies: dict[str, list[float]] = {task.name: [] for task in self.tasks}
         engine, failures = self._engine(
             count, policy, lambda result: latencies[result.dnn].append(result.timing.end_to_end_ns / 1e6), rate_hz
@@ -258,7 +257,7 @@ def _frame(camera: str) -> Frame:
 
 
 def _feed(engine: Engine, frames: int, period_s: float) -> float:
-    """Offer a frame a period, of the cameras in turn; seconds that the latest one came after its time."""
+    """Offer one frame per period, cameras in turn; returns the maximum delay in seconds."""
     begin, late_s = time.monotonic(), 0.0
     for number in range(frames):
         wait_s = begin + number * period_s - time.monotonic()

@@ -1,4 +1,4 @@
-"""One important DNN at a camera's rate among heavy ones that never idle: its latency, and what the others lose."""
+"""One important DNN at a camera's rate among heavy DNNs that are never idle: its latency, and the others' loss."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS, Condition, prec
 from multi_dnn_ros.benchmark.paper.deadlines import Bench, DeadlinePlan
 from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.reporting import against, distribution, table
-from multi_dnn_ros.common.switch_interval import short_turns
+from multi_dnn_ros.common.reporting import distribution, table, with_change
+from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
 from multi_dnn_ros.pipeline.choices import default_workers
 
-#: What is aimed at: p99 of the important DNN over its p99 alone, and the background's throughput over that under fifo.
+#: Targets: p99 of the important DNN relative to its p99 alone; throughput of the others relative to fifo.
 MOST_P99_RATIO, LEAST_THROUGHPUT = 1.5, 0.95
 _PRIORITY = 10
 _CAMERA = "front"
@@ -33,7 +33,7 @@ _DRAIN_S = 60.0
 
 @dataclass(frozen=True)
 class Case:
-    """policy: of the engine. bound: its max_launched. alone: the background gets no frames."""
+    """policy: of the engine. bound: its max_launched. alone: the background DNNs get no frames."""
 
     name: str
     policy: str = "priority"
@@ -43,10 +43,10 @@ class Case:
 
 @dataclass(frozen=True)
 class ImportantPlan:
-    """important: each of these in turn. background: networks of the others, which are taken in turn.
+    """important: measured one at a time. background: networks of the other DNNs, used round-robin.
 
-    condition: how the engine runs them. rate_hz: of the important DNN's camera. seconds: of each run. bounds: values of
-    the engine's max_launched that are measured, once each, beside the way that it serves.
+    condition: how the engine runs them. rate_hz: of the important DNN's camera. seconds: per run. bounds: additional
+    values of the engine's max_launched to measure.
     """
 
     important: tuple[Network, ...]
@@ -64,7 +64,7 @@ class ImportantPlan:
 
 
 def cases(plan: ImportantPlan) -> tuple[Case, ...]:
-    """The baselines, policy priority as the engine serves by default, and on a GPU with each bound."""
+    """The baselines, policy priority with the engine's defaults, and on a GPU each bound."""
     found = [Case("alone", alone=True), Case("fifo", "fifo"), Case("priority")]
     if plan.device.type == "cuda":
         found += [Case(f"priority, at most {bound} launched", bound=bound) for bound in plan.bounds]
@@ -72,13 +72,13 @@ def cases(plan: ImportantPlan) -> tuple[Case, ...]:
 
 
 def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
-    """Each of the important DNNs by itself among the same others, every case in random order, repeated.
+    """Each important DNN among the same others, every case in random order, repeated.
 
-    Each of the others always has a frame that waits. alone: in the same engine, with the others idle. Under fifo all
+    Each of the others always has a waiting frame. alone: the same engine with the others idle. Under fifo all
     priorities are equal.
     """
     others = tuple(islice(cycle(plan.background), plan.others))
-    networks = sorted((*plan.important, *others), key=lambda network: network.builder)  # equal ones side by side
+    networks = sorted((*plan.important, *others), key=lambda network: network.builder)  # group equal networks
     bench = Bench(
         DeadlinePlan(
             DnnSet("important", tuple(networks)),
@@ -106,7 +106,7 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
     ]
     random.Random(plan.seed).shuffle(order)
     found: dict[tuple[str, str], list[tuple[list[float], float]]] = {}
-    with short_turns():  # as when serving
+    with short_switch_interval():  # as when serving
         for number, (name, case) in enumerate(order, start=1):
             run = _run(important[name], background, plan, case)
             found.setdefault((name, case.name), []).append(run)
@@ -131,7 +131,7 @@ def measure_important(plan: ImportantPlan, progress: Callable[[str], None] = lam
 
 
 def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float]]]]) -> dict[str, Any]:
-    """Latencies of all repeats together; frames a second as the mean over the repeats."""
+    """Latencies over all repeats together; frames per second as mean over the repeats."""
     results: dict[str, dict[str, Any]] = {
         case.name: {
             "latency_ms": distribution([ms for latencies, _ in repeated for ms in latencies]),
@@ -149,12 +149,12 @@ def _row(name: str, runs: Sequence[tuple[Case, Sequence[tuple[list[float], float
 
 
 def important_table(figures: Mapping[str, Any]) -> str:
-    """For the terminal."""
+    """Text for the terminal."""
     rows = [
         [
             row["important"],
             name,
-            *(against(case["latency_ms"][part], None, 2) for part in ("p50", "p99")),
+            *(with_change(case["latency_ms"][part], None, 2) for part in ("p50", "p99")),
             f"{case['p99_ratio']:.2f}",
             *(
                 ("", "")
@@ -172,7 +172,7 @@ def important_table(figures: Mapping[str, Any]) -> str:
 def _run(
     important: DnnTask, background: Sequence[DnnTask], plan: ImportantPlan, case: Case
 ) -> tuple[list[float], float]:
-    """End-to-end milliseconds of the important DNN's frames, and the others' frames a second."""
+    """End-to-end milliseconds of the important DNN's frames, and the others' frames per second."""
     latencies: list[float] = []
     ends_ns: list[int] = []
     failures: list[Failure] = []
@@ -204,7 +204,7 @@ def _run(
         if not case.alone:
             for task in background:
                 engine.submit(_frame(task.name), _DRAIN_S)
-                engine.submit(_frame(task.name), _DRAIN_S)  # once it has begun the first: one waits from then on
+                engine.submit(_frame(task.name), _DRAIN_S)  # returns once the first has started: one is always waiting
         time.sleep(_SETTLE_S)
         begin_ns = time.monotonic_ns()
         for number in range(max(2, round(plan.seconds * plan.rate_hz))):

@@ -1,4 +1,4 @@
-"""The closed loops of the DNNs of one process: each DNN begins its next inference when it has the result of the last.
+"""Closed loops of the DNNs of one process: each DNN starts its next inference on the result of the previous one.
 
 Every loop begins at once and counts inside a window, so that what is counted runs among DNNs that are all up to speed.
 """
@@ -26,15 +26,15 @@ _IMAGE = np.zeros((4, 4, 3), np.uint8)
 _NOTHING = torch.empty(0)
 _DRAIN_S = 60.0
 _WORKER_THREAD = "worker-"
-#: In a closed loop all cameras have a frame as soon as the batch before is told of; the delay is for the first one.
+#: In a closed loop all cameras have a frame once the previous batch is reported; the delay matters for the first only.
 _BATCH_DELAY_NS = 5_000_000
 
 
 class Loop(Protocol):
-    """DNNs that are ready to run."""
+    """Prepared DNNs."""
 
     def run(self, window: Window) -> list[Tally]:
-        """Run until the window is over; a tally of each DNN."""
+        """Run until the end of the window; one tally per DNN."""
         ...
 
     def close(self) -> None:
@@ -42,11 +42,11 @@ class Loop(Protocol):
         ...
 
 
-class InTurn:
-    """All DNNs in one thread, one after another; with one DNN, what a process of its own does.
+class SequentialLoop:
+    """All DNNs in one thread, in sequence; with one DNN, what a process of its own does.
 
-    calls: each issues the work of one inference. wait: until it is done. mode: gradient mode of the thread. The time of
-    an inference is from the DNN's last result to this one: what waits for its turn in between is part of it.
+    calls: each issues the work of one inference. wait: waits for its completion. mode: gradient mode of the thread. An
+    inference's time is from the DNN's previous result to this one, and includes waiting for the other DNNs.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class InTurn:
 
     def run(self, window: Window) -> list[Tally]:
         tallies = [Tally(window) for _ in self._calls]
-        last = [window.begin_ns - 1] * len(tallies)  # so that the first round is not counted: it had no wait before
+        last = [window.begin_ns - 1] * len(tallies)  # excludes the first round, which had not waited
         now = time.monotonic_ns()
         with self._mode():
             while any(tally.wants_more(now) for tally in tallies):
@@ -80,11 +80,11 @@ class InTurn:
         pass
 
 
-class ThroughEngine:
-    """Ours: a thread for each DNN, jobs in the shared queue, workers.
+class EngineLoop:
+    """This package's engine: one thread per DNN, jobs in the shared queue, workers.
 
-    tasks: each camera has a DNN of its own, or shares one that takes the frames of all of them together. The time of an
-    inference is from offering the frame to the result, for every camera.
+    tasks: each camera has a DNN of its own, or all share one DNN that batches their frames. An inference's time is from
+    offering the frame to the result, per camera.
     """
 
     def __init__(self, tasks: Sequence[DnnTask], partition: Partition) -> None:
@@ -105,7 +105,7 @@ class ThroughEngine:
                 offer(camera)
 
         def offer(camera: str) -> None:
-            engine.offer(_Unseen(camera, time.monotonic_ns(), _IMAGE))
+            engine.offer(_Discarded(camera, time.monotonic_ns(), _IMAGE))
 
         stages = {task.name: len(task.stages) for task in self._tasks}
         device = self._partition.device
@@ -129,7 +129,7 @@ class ThroughEngine:
             raise RuntimeError(f"{failures[0].dnn}: {failures[0].message}")
         if not through:
             raise RuntimeError(f"the engine did not finish its frames within {_DRAIN_S:g} s after the end")
-        for tally in tallies.values():  # workers serve all DNNs alike: each gets its part of all by the jobs it had
+        for tally in tallies.values():  # workers serve all DNNs: distribute their time by number of jobs
             tally.host_ns = round(host_ns * tally.jobs / max(1, sum(each.jobs for each in tallies.values())))
         return list(tallies.values())
 
@@ -137,34 +137,38 @@ class ThroughEngine:
         pass
 
 
-class _Unseen(Frame):
-    """The inputs lie on the device already, so nothing is uploaded."""
+class _Discarded(Frame):
+    """A frame whose input is on the device already, so that nothing is uploaded."""
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         return _NOTHING
 
 
 def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: Partition) -> DnnTask:
-    """A DNN whose input lies on the device already, as for all other conditions, with a camera of its own name."""
+    """A DNN whose input is already on the device, as in all other conditions. Its camera has the DNN's name."""
     return DnnTask(
         name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0,
-        in_one=in_one_launch({1: chain}),
+        single_launch=in_one_launch({1: chain}),
     )  # fmt: skip
 
 
 def make_batched_task(
     name: str, cameras: Sequence[str], chains: Mapping[int, tuple[Stage, ...]], inputs: Tensors, partition: Partition
 ) -> DnnTask:
-    """A DNN that serves several cameras at once. chains: stages for 1 image and for more."""
+    """A DNN that batches several cameras. chains: stages by batch size, 1 included."""
     batches = {size: chain for size, chain in chains.items() if size > 1}
     task = make_task(name, chains[1], inputs, partition)
     return replace(
-        task, cameras=tuple(cameras), batches=batches, batch_delay_ns=_BATCH_DELAY_NS, in_one=in_one_launch(chains)
+        task,
+        cameras=tuple(cameras),
+        batches=batches,
+        batch_delay_ns=_BATCH_DELAY_NS,
+        single_launch=in_one_launch(chains),
     )
 
 
 def _cpu_time_ns(prefix: str) -> int:
-    """CPU time of this process's threads whose names begin so."""
+    """CPU time of this process's threads whose names start with `prefix`."""
     return sum(
         time.clock_gettime_ns(time.pthread_getcpuclockid(thread.ident))
         for thread in threading.enumerate()

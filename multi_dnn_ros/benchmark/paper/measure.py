@@ -1,4 +1,4 @@
-"""All conditions of a set in one run: blocks in which each has its turn once, in random order.
+"""All conditions of a set in one run: blocks in which each condition runs once, in random order.
 
 The processes of all conditions of a set stand ready at the same time and idle when it is not their turn. What is done
 is in the file after each block, so that a run that is cut short can be resumed.
@@ -19,20 +19,20 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
-from multi_dnn_ros.benchmark.paper.crew import RUN_IN_S, WAKE_S, Crew, CrewError
-from multi_dnn_ros.benchmark.paper.floor import Costs, Rates, floor_of, measure_costs, measure_rates
-from multi_dnn_ros.benchmark.paper.make_ready import Work
+from multi_dnn_ros.benchmark.paper.prepare import Work
+from multi_dnn_ros.benchmark.paper.process_group import RUN_IN_S, WAKE_S, ProcessGroup, ProcessGroupError
 from multi_dnn_ros.benchmark.paper.sets import DnnSet
 from multi_dnn_ros.benchmark.paper.statistics import run_figures, summarize
+from multi_dnn_ros.benchmark.paper.time_bound import Costs, Rates, lower_bounds, measure_costs, measure_rates
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.pipeline.choices import default_workers
 
 _PREPARE_LIMIT_S = 900.0
 _WARM_UP_S = 0.3
-#: For the estimate: seconds of a core that a new process takes to import and build, and to bring a DNN to the device.
+#: For the estimate: CPU seconds of a new process to import and build, and to move a DNN to the device.
 _IMPORT_S, _READY_S = 15.0, 1.5
 
-#: What compiles, and how many times as long as torch.compile without freezing.
+#: Compiling executions: duration relative to torch.compile without freezing.
 _COMPILE_FACTORS = {"compile": 1.0, "inductor": 3.0}
 
 Progress = Callable[[str], None]
@@ -41,9 +41,9 @@ Save = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. seconds: of each run; the run with the 1 kHz thread takes half of that on top.
+    """What is measured. seconds: per run; the run with the 1 kHz thread adds half of that.
 
-    repeats: blocks. jobs: that a DNN is cut into where its condition leaves that open. sms, tf32, artifacts: see Work.
+    repeats: number of blocks. jobs: per DNN, if its condition leaves that open. sms, tf32, artifacts: see Work.
     """
 
     sets: tuple[DnnSet, ...]
@@ -58,7 +58,7 @@ class Plan:
     artifacts: Path | None = None
 
     def settings(self) -> dict[str, Any]:
-        """What must be the same for runs to be comparable."""
+        """Settings that must be equal for runs to be comparable."""
         return {
             "device": str(self.device),
             "sms": self.sms,
@@ -71,13 +71,13 @@ class Plan:
         }
 
     def order(self, dnns: DnnSet, block: int) -> list[Condition]:
-        """The conditions in the order of their turns, the same for the same seed."""
+        """The conditions in random order; the same for the same seed."""
         order = list(self.conditions)
         random.Random(f"{self.seed} {dnns.name} {block}").shuffle(order)
         return order
 
     def works(self, dnns: DnnSet, condition: Condition) -> list[Work]:
-        """One for each process of the condition."""
+        """One per process of the condition."""
         groups = [(network,) for network in dnns.networks] if condition.layout == "processes" else [dnns.networks]
         return [
             Work(
@@ -95,7 +95,7 @@ class Plan:
         ]
 
     def _cpu_threads(self, dnns: DnnSet, condition: Condition) -> int:
-        """Cores shared by what computes at the same time; beside a GPU one is enough."""
+        """The cores divided by the number of concurrent computations; one thread suffices beside a GPU."""
         if self.device.type != "cpu":
             return 1
         at_once = {"in_turn": 1, "engine": default_workers(self.device, len(dnns.networks))}
@@ -103,7 +103,7 @@ class Plan:
 
 
 def estimate_s(plan: Plan) -> float:
-    """About how long it will take."""
+    """Estimated duration in seconds."""
     total = 15.0
     run_s = 1.5 * plan.seconds + 4 * RUN_IN_S + 2 * WAKE_S
     for dnns in plan.sets:
@@ -111,7 +111,7 @@ def estimate_s(plan: Plan) -> float:
         total += processes * _IMPORT_S / cpu_count()
         for condition in plan.conditions:
             compiled = sum(network.compile_s for network in dnns.kinds) * _COMPILE_FACTORS.get(condition.execution, 0.0)
-            compiled *= 2 if condition.batched else 1  # for one image and for all
+            compiled *= 2 if condition.batched else 1  # batch sizes 1 and all
             at_once = min(len(plan.works(dnns, condition)), cpu_count())
             ready_s = _READY_S * (1 + len(dnns.networks) / at_once)
             total += compiled + ready_s + _WARM_UP_S + plan.repeats * run_s
@@ -119,10 +119,10 @@ def estimate_s(plan: Plan) -> float:
 
 
 def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: Progress) -> dict[str, Any]:
-    """Settings, rates and sets; calls `save` with what there is after each block.
+    """Returns settings, rates and sets; calls `save` with the intermediate result after each block.
 
-    earlier: the content of a run of the same settings that was cut short, or nothing. A condition that fails is kept
-    out of what follows, its error in its place.
+    earlier: content of an interrupted run with the same settings, or empty. A condition that fails is left out of later
+    blocks and its error recorded.
     """
     content: dict[str, Any] = {
         "settings": plan.settings(),
@@ -148,7 +148,7 @@ def measure(plan: Plan, earlier: Mapping[str, Any], save: Save, progress: Progre
 
 
 def blocks_done(of_set: Mapping[str, Any]) -> int:
-    """Blocks of a set that every condition which did not fail has been through."""
+    """Number of a set's blocks that all conditions without an error have completed."""
     counts = [len(entry["runs"]) for entry in of_set.get("conditions", {}).values() if not entry.get("error")]
     return min(counts, default=0)
 
@@ -165,12 +165,12 @@ def _measure_set(
     before = content["sets"].get(dnns.name, {}).get("conditions", {})
     entries: dict[str, dict[str, Any]] = {}
     with contextlib.ExitStack() as stack:
-        # What failed in a run that is resumed stays out: its blocks would not be those of the others.
+        # Conditions that failed in a resumed run stay out: their blocks would differ from the others'.
         out = {name for name, entry in before.items() if done and entry.get("error")}
         taking_part = [condition for condition in plan.conditions if condition.name not in out]
         progress(f"{dnns.name}: {dnns.describe()}; starting the processes of {len(taking_part)} conditions")
-        crews = {
-            condition.name: stack.enter_context(Crew(condition.name, plan.works(dnns, condition)))
+        groups = {
+            condition.name: stack.enter_context(ProcessGroup(condition.name, plan.works(dnns, condition)))
             for condition in taking_part
         }
         for condition in plan.conditions:
@@ -179,13 +179,13 @@ def _measure_set(
                 continue
             entry = entries[condition.name] = {
                 **_describe(plan, condition),
-                "floor": floor_of(dnns, condition, bounds[1], bounds[0], plan.device),
+                "floor": lower_bounds(dnns, condition, bounds[1], bounds[0], plan.device),
                 "runs": list(before.get(condition.name, {}).get("runs", ()))[:done],
             }
-            entry.update(_prepare(plan, condition, crews, progress))
+            entry.update(_prepare(plan, condition, groups, progress))
         of_set = {"dnns": [network.builder for network in dnns.networks], "conditions": entries}
         for block in range(done, plan.repeats):
-            runs = _block(plan, plan.order(dnns, block), crews, entries, progress)
+            runs = _block(plan, plan.order(dnns, block), groups, entries, progress)
             for name, run in runs.items():
                 entries[name]["runs"].append({"block": block, **run})
             of_set["summary"] = summarize(entries)
@@ -194,9 +194,11 @@ def _measure_set(
             times = ", ".join(f"{name} {run['mean_ms']:.2f}" for name, run in runs.items())
             progress(f"{dnns.name}: block {block + 1} of {plan.repeats}, ms: {times}")
             if not runs:
-                raise CrewError(f"every condition of {dnns.name} failed: {next(iter(entries.values()))['error']}")
-        for crew in crews.values():  # all at once, as each takes its time
-            crew.dismiss()
+                raise ProcessGroupError(
+                    f"every condition of {dnns.name} failed: {next(iter(entries.values()))['error']}"
+                )
+        for group in groups.values():  # all first, so that they end in parallel
+            group.stop()
 
 
 def _describe(plan: Plan, condition: Condition) -> dict[str, Any]:
@@ -209,28 +211,28 @@ def _describe(plan: Plan, condition: Condition) -> dict[str, Any]:
     }
 
 
-def _prepare(plan: Plan, condition: Condition, crews: dict[str, Crew], progress: Progress) -> dict[str, Any]:
-    """Memory, time and warnings of making a condition ready; its error where it cannot be, and it loses its crew."""
-    crew = crews[condition.name]
-    begin, before = time.monotonic(), _used_bytes(plan.device, crew)
+def _prepare(plan: Plan, condition: Condition, groups: dict[str, ProcessGroup], progress: Progress) -> dict[str, Any]:
+    """Memory, time and warnings of preparing a condition; if that fails, its error, and its group is removed."""
+    group = groups[condition.name]
+    begin, before = time.monotonic(), _used_bytes(plan.device, group)
     try:
-        notes = crew.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile")
-        crew.run(_WARM_UP_S)
-    except CrewError as error:
-        crews.pop(condition.name).close()
+        notes = group.prepare(_PREPARE_LIMIT_S, first_alone=condition.execution == "compile")
+        group.run(_WARM_UP_S)
+    except ProcessGroupError as error:
+        groups.pop(condition.name).close()
         progress(f"{condition.name}: left out: {error}")
         return {"error": str(error)}
-    taken = _used_bytes(plan.device, crew) - (before if plan.device.type == "cuda" else 0)
+    taken = _used_bytes(plan.device, group) - (before if plan.device.type == "cuda" else 0)
     progress(f"{condition.name}: ready after {time.monotonic() - begin:.1f} s, {taken / 2**20:.0f} MiB")
     for note in notes:
         progress(f"{condition.name}: {note}")
     return {"memory_bytes": taken, "prepare_s": time.monotonic() - begin, "notes": list(notes)}
 
 
-def _used_bytes(device: torch.device, crew: Crew) -> int:
-    """On a GPU what all processes together have taken of it; else what belongs to the crew's processes alone."""
+def _used_bytes(device: torch.device, group: ProcessGroup) -> int:
+    """On a GPU the memory used by all processes; otherwise the memory exclusive to the group's processes."""
     if device.type != "cuda":
-        return crew.resident_bytes()
+        return group.resident_bytes()
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
@@ -238,23 +240,23 @@ def _used_bytes(device: torch.device, crew: Crew) -> int:
 def _block(
     plan: Plan,
     order: Sequence[Condition],
-    crews: dict[str, Crew],
+    groups: dict[str, ProcessGroup],
     entries: Mapping[str, dict[str, Any]],
     progress: Progress,
 ) -> dict[str, dict[str, Any]]:
-    """A turn of each condition; one that fails is left out from now on, with what it had measured."""
+    """Run each condition once; one that fails is left out from then on, keeping its earlier runs."""
     runs = {}
     for condition in order:
-        crew = crews.get(condition.name)
-        if crew is None:
+        group = groups.get(condition.name)
+        if group is None:
             continue
         try:
-            reports = crew.run(plan.seconds)
-            beside = crew.run(plan.seconds / 2, ticker=True)
-        except CrewError as error:
+            reports = group.run(plan.seconds)
+            beside = group.run(plan.seconds / 2, ticker=True)
+        except ProcessGroupError as error:
             entries[condition.name]["error"] = str(error)
             progress(f"{condition.name}: left out from here on: {error}")
-            crews.pop(condition.name).close()
+            groups.pop(condition.name).close()
             continue
         runs[condition.name] = run_figures(reports, beside, plan.seconds)
     return runs

@@ -1,4 +1,4 @@
-"""The DNNs that are timed: random weights, decomposed ones by structure alone, as time does not depend on values."""
+"""The timed DNNs: random weights; decomposed ones by structure only, because times do not depend on values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from multi_dnn_ros.benchmark.paper.conditions import PAPER_RANKS
 from multi_dnn_ros.benchmark.paper.sets import Network
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.compression.layers import survey
+from multi_dnn_ros.compression.layers import list_layers
 from multi_dnn_ros.compression.ranks import Ratio, Rounding
 from multi_dnn_ros.graph.balance import balance, random_image
 from multi_dnn_ros.models.decomposed import Plan, apply_plan
@@ -31,10 +31,11 @@ def make_network(
 ) -> nn.Module:
     """The network in eval mode on the CPU, fp32.
 
-    alignment: None for the original, else ranks are the network's ratio of the channels rounded to multiples of it.
-    artifacts: folder with what `multi-dnn decompose` made, `<builder>.safetensors` or `.pt2`, taken instead of the
-    ratio. The paper's own ranks always come from the ratio. balanced: whether its weights are made fit to compute with.
-    CommandError when the folder lacks it or it takes another input.
+    alignment: None for the original; otherwise ranks are the network's ratio of the channels, rounded to multiples of
+    it.
+    artifacts: folder with outputs of `multi-dnn decompose`, `<builder>.safetensors` or `.pt2`, used instead of the
+    ratio. The paper's own ranks always come from the ratio. balanced: scale the weights so that activations stay
+    finite. Raises CommandError if the folder lacks the network or its input size differs.
     """
     if artifacts is not None and alignment not in (None, PAPER_RANKS):
         return _artifact(network, artifacts)
@@ -52,9 +53,9 @@ def example_image(network: Network, seed: int = 0) -> torch.Tensor:
 
 
 def ratio_plan(module: nn.Module, network: Network, alignment: int) -> Plan:
-    """Which of its layers become chains, and of which ranks; nothing is decomposed for it."""
+    """The layers to decompose and their ranks; computes no decomposition."""
     policy = Ratio(network.ratio, Rounding(alignment=alignment, floor=alignment))
-    choices = policy.choose(survey(module, (example_image(network),)))
+    choices = policy.choose(list_layers(module, (example_image(network),)))
     return {name: choice.plan for name, choice in choices.items() if choice.plan is not None}
 
 

@@ -1,4 +1,4 @@
-"""The share of a GPU that a process computes on: all of it, or so many SMs by a CUDA green context."""
+"""The share of a GPU that a process computes on: all of it, or a number of SMs by a CUDA green context."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.common.errors import UsageError
 
 
 def check_partition(device: torch.device, sms: int | None) -> None:
-    """UsageError where the device cannot be partitioned so."""
+    """Raise UsageError if the device cannot be partitioned into `sms` SMs."""
     if sms is None:
         return
     if problem := green_contexts.unmet(device, sms):
@@ -22,7 +22,7 @@ def check_partition(device: torch.device, sms: int | None) -> None:
 class Partition:
     """Streams on the device's share. sms: None for the whole device. Limits SMs, not memory bandwidth.
 
-    To be made in the process that computes; check_partition() has said that it can be.
+    To be created in the process that computes, after check_partition().
     """
 
     def __init__(self, device: torch.device, sms: int | None = None) -> None:
@@ -30,16 +30,16 @@ class Partition:
         self.sms = sms
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            torch.zeros(1, device=device)  # its memory is part of every condition's
+            torch.zeros(1, device=device)  # its memory counts for every condition
 
     def own_stream(self) -> contextlib.AbstractContextManager[Any]:
-        """Compute on a stream of the share inside the block; on a CPU nothing changes."""
+        """Context that computes on a new stream of the share; no effect on a CPU."""
         if self.device.type != "cuda":
             return contextlib.nullcontext()
         return torch.cuda.stream(green_contexts.make_stream(self.device, self.sms or 0))
 
     def main_stream(self) -> contextlib.AbstractContextManager[Any]:
-        """What a program of one stream computes on: PyTorch's default stream, or one of the share."""
+        """The stream of a single-stream program: PyTorch's default stream, or one of the share."""
         return green_contexts.computing_on(self.device, self.sms or 0)
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""The paper's Fig. 5 and 6: bars of the inference time, grouped by network, one for each condition."""
+"""Plots like the paper's Fig. 5 and 6: bars of the inference time, grouped by network, one bar per condition."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Bars = Mapping[str, tuple[float, float]]
 
 
 def plot_results(content: Mapping[str, Any], path: Path) -> list[Path]:
-    """Write PNGs: `path` with all sets of one network (Fig. 5), and beside it one for each mixed set (Fig. 6).
+    """Write PNGs: `path` with all sets of a single network (Fig. 5), and one next to it per mixed set (Fig. 6).
 
-    Sets of which every condition failed have no bars.
+    Sets without a successful condition are omitted.
     """
     labels = {
         name: condition["label"]
@@ -59,7 +59,7 @@ def _bars(of_set: Mapping[str, Any], network: str) -> Bars:
 
 
 def _draw(path: Path, title: str, groups: Mapping[str, Bars], labels: Mapping[str, str]) -> None:
-    """One axis a group, as their times differ by an order of magnitude; bars from 0, a whisker up to p95."""
+    """One axis per group, because times differ by an order of magnitude; bars from 0, line up to p95."""
     with optional("a picture"):
         from matplotlib import colormaps
         from matplotlib.figure import Figure

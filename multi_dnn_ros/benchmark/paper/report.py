@@ -1,4 +1,4 @@
-"""Results as Markdown, and several files of results as one."""
+"""Results as Markdown, and merging of result files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import table, three_digits
 
-#: Parts of a result that must be the same for two of them to be shown together.
+#: Parts of a result that must be equal for results to be merged.
 _COMMON = ("scenario", "machine", "versions", "settings")
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """What a run wrote. CommandError names the file and what is wrong with it."""
+    """Read a result file. Raises CommandError that names the file and the error."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -27,7 +27,7 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
-    """Where two results are not comparable: settings, machine, versions."""
+    """Why two results are not comparable: differing settings, machine or versions."""
     found = []
     for part in _COMMON:
         one, other = left.get(part), right.get(part)
@@ -43,7 +43,7 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
 
 
 def merged(paths: Sequence[Path]) -> dict[str, Any]:
-    """The sets of several files together; each set from one file. CommandError where they are not comparable."""
+    """The sets of several files; each set from one file. Raises CommandError if they are not comparable."""
     contents = [read_results(path) for path in paths]
     result = {**contents[0], "commands": [content["command"] for content in contents], "sets": {}}
     for path, content in zip(paths, contents, strict=True):
@@ -51,13 +51,13 @@ def merged(paths: Sequence[Path]) -> dict[str, Any]:
             raise CommandError(f"{paths[0]} and {path} are not comparable: {'; '.join(found)}")
         for name, of_set in content["sets"].items():
             if name in result["sets"]:
-                raise CommandError(f"{path}: the set {name} is in another of the files too")
+                raise CommandError(f"{path}: the set {name} is also in another file")
             result["sets"][name] = of_set
     return result
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """Every set as a table of its conditions, with what it was measured on."""
+    """Every set as a table of its conditions, with machine and settings."""
     settings, machine = content["settings"], content["machine"]
     share = "" if settings["sms"] is None else f", {settings['sms']} SMs of it"
     tf32 = "fp32 with TF32 where PyTorch's defaults use it" if settings["tf32"] else "fp32 without TF32"
@@ -125,7 +125,7 @@ def _memory(condition: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 
 def _overview(sets: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row for each condition, a column for each set."""
+    """One row per condition, one column per set."""
     names = list(dict.fromkeys(name for of_set in sets.values() for name in of_set["summary"]))
 
     def cell(summary: Mapping[str, Any] | None) -> str:
@@ -155,7 +155,7 @@ def _by_network(of_set: Mapping[str, Any]) -> str:
 
 
 def _remarks(of_set: Mapping[str, Any]) -> list[str]:
-    """What failed, and what ran otherwise than it was meant to."""
+    """Failures and warnings of the conditions."""
     remarks = []
     for name, condition in of_set["conditions"].items():
         if condition.get("error"):

@@ -1,4 +1,4 @@
-"""Which DNNs run at once: the paper's sets as data."""
+"""The sets of DNNs that run at once, as in the paper."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from multi_dnn_ros.common.errors import UsageError
 
 @dataclass(frozen=True)
 class Network:
-    """One DNN. builder: torchvision's. side: of its square input, pixels. label: what the paper calls it.
+    """One DNN. builder: torchvision's. side: of its square input, pixels. label: the paper's name.
 
-    ratio: of ranks to channels, which cuts as many of its MACs as the paper states (0.35 where it states nothing).
-    compile_s: what torch.compile took for it, for the estimate of a run's duration.
+    ratio: ranks relative to channels, chosen so that the reduction of MACs is the paper's (0.35 if the paper states
+    none). compile_s: measured duration of torch.compile, for estimates.
     """
 
     builder: str
@@ -25,7 +25,7 @@ class Network:
 
 @dataclass(frozen=True)
 class DnnSet:
-    """DNNs that run at once, each with weights of its own. networks: equal ones side by side."""
+    """DNNs that run at once, each with its own weights. networks: equal ones adjacent."""
 
     name: str
     networks: tuple[Network, ...]
@@ -37,7 +37,7 @@ class DnnSet:
 
     @property
     def kinds(self) -> dict[Network, int]:
-        """How many there are of each network, in order."""
+        """Number of DNNs of each network, in order."""
         return {network: self.networks.count(network) for network in dict.fromkeys(self.networks)}
 
     def describe(self) -> str:
@@ -68,7 +68,7 @@ _ALL = (
     *(_times(network, count) for network in (_ALEX, _SQUEEZE, _VGG, _REGY) for count in (1, 6)),
 )
 SETS: dict[str, DnnSet] = {dnns.name: dnns for dnns in _ALL}
-#: Names of several sets, as the paper shows them together.
+#: Names of groups of sets, by the paper's figures.
 FIGURES: dict[str, tuple[str, ...]] = {
     "table1": tuple(dnns.name for dnns in _ALL if dnns.name.endswith(("_x1", "_x6"))),
     "fig5": ("vgg16_x8", "resnet152_x8", "inception_v3_x8", "regnet_y_32gf_x7"),
@@ -77,7 +77,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
 
 
 def choose_sets(names: Sequence[str]) -> list[DnnSet]:
-    """The sets of these names, those of a figure together, each once. UsageError."""
+    """The named sets, or those of a figure, without duplicates. Raises UsageError."""
     chosen: dict[str, DnnSet] = {}
     for name in names:
         if name not in SETS and name not in FIGURES:

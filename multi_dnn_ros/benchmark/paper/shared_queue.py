@@ -1,4 +1,4 @@
-"""The founding paper's framework as one writes it in Python (section 3.2, Fig. 2): the baseline called Dcomp.(MT).
+"""The framework of Kim, Kim, Kim 2022 (section 3.2, Fig. 2) written directly in Python: the baseline Dcomp.(MT).
 
 DNN threads put jobs, runs of consecutive layers, into one FIFO queue; the threads of a pool take them, issue their
 kernels on a stream of their own, wait for the GPU, and wake the DNN's thread, which puts the next job.
@@ -23,7 +23,7 @@ _JOIN_S = 60.0
 
 @dataclass
 class _Job:
-    """stage: what to run. carried: what it takes, then what it leaves. error: what it raised."""
+    """stage: what to run. carried: its inputs, then its outputs. error: what it raised."""
 
     stage: Stage
     carried: Tensors
@@ -92,12 +92,12 @@ class SharedQueue:
             while (job := self._jobs.get()) is not None:
                 try:
                     began = time.thread_time_ns()
-                    # What it takes was made on another stream: it must stay until this one has read it.
+                    # Allocated on another stream: keep the memory until this stream has read it.
                     results = job.stage(job.carried)
                     job.host_ns = time.thread_time_ns() - began
                     self._partition.synchronize()
                     job.carried = results
-                except BaseException as error:  # whatever a DNN raises belongs to its thread
+                except BaseException as error:  # passed on to the DNN's thread
                     job.error = error
                 job.done.set()
                 del job

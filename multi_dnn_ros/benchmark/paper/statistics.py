@@ -1,4 +1,4 @@
-"""From samples to figures: of one run, and of all runs of a condition against those of the others."""
+"""Figures of one run, and of all runs of a condition relative to the other conditions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multi_dnn_ros.benchmark.paper.conditions import ALTERNATIVE, BASELINE
-from multi_dnn_ros.benchmark.paper.crew import Report
+from multi_dnn_ros.benchmark.paper.process_group import Report
 from multi_dnn_ros.common.reporting import distribution
 
 _PERCENTILES = ("p50", "p95", "p99")
 
 
 def run_figures(reports: Sequence[Report], beside: Sequence[Report], seconds: float) -> dict[str, Any]:
-    """Of one run over `seconds`, and of the run with the 1 kHz thread.
+    """Figures of one run over `seconds`, and of the run with the 1 kHz thread.
 
-    ms: time of one inference while all run, by network, all its DNNs together. mean_ms: the medians of the DNNs,
-    averaged over all DNNs. stall_ms: how late the 1 kHz thread came.
+    ms: time of one inference while all run, by network, over all its DNNs. mean_ms: the DNNs' medians, averaged.
+    stall_ms: delay of the 1 kHz thread.
     """
     dnns = [dnn for report in reports for dnn in report.dnns]
     names = list(dict.fromkeys(dnn.network for dnn in dnns))
@@ -33,10 +33,10 @@ def run_figures(reports: Sequence[Report], beside: Sequence[Report], seconds: fl
 
 
 def summarize(conditions: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each condition that has runs: medians over its runs, and ratios within each block.
+    """For each condition with runs: medians over its runs, and ratios within each block.
 
-    samples: of all runs together. stall_ms: the longest of all runs. of_<condition>: time of an inference as a part of
-    that of the condition in the same block, the median over the blocks; by network too.
+    samples: of all runs together. stall_ms: maximum of all runs. of_<condition>: inference time relative to that
+    condition in the same block, median over the blocks; also by network.
     """
     return {name: _summary(condition, conditions) for name, condition in conditions.items() if condition.get("runs")}
 

@@ -1,4 +1,4 @@
-"""What one DNN did while it was watched."""
+"""Counts the inferences of one DNN within a time window."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Window:
-    """When inferences count, on the monotonic clock, which all processes of a machine share."""
+    """The counted interval, on the monotonic clock, which all processes of a machine share."""
 
     begin_ns: int
     end_ns: int
 
     @classmethod
     def ahead(cls, run_in_s: float, seconds: float) -> Window:
-        """One of `seconds` after `run_in_s` from now, in which every DNN is up to speed."""
+        """A window of `seconds` that starts `run_in_s` from now, to give every DNN time to warm up."""
         begin_ns = time.monotonic_ns() + round(run_in_s * 1e9)
         return cls(begin_ns, begin_ns + round(seconds * 1e9))
 
 
 @dataclass
 class Tally:
-    """Inferences of one DNN in a closed loop: it begins the next when it has the result.
+    """Inferences of one DNN in a closed loop, which starts the next inference on each result.
 
-    Those that began and ended in the window count. One that is longer than the window still counts when it is the only
-    one, so that every DNN has a sample. host_ns, jobs: CPU time of the threads that issue its work, for so many jobs;
-    those of a batch are divided among its frames.
+    Counted are those that start and end in the window. An inference longer than the window counts if it is the only
+    one, so that every DNN has a sample. host_ns, jobs: CPU time of the threads that issue its work, and the number of
+    jobs; those of a batch are divided among its frames.
     """
 
     window: Window
@@ -37,7 +37,7 @@ class Tally:
     jobs: float = 0
 
     def add(self, begin_ns: int, end_ns: int) -> None:
-        """An inference was done."""
+        """Record a finished inference."""
         if begin_ns < self.window.begin_ns:
             return
         if end_ns <= self.window.end_ns:
@@ -47,12 +47,12 @@ class Tally:
             self.latencies_ns.append(end_ns - begin_ns)
 
     def wants_more(self, now_ns: int) -> bool:
-        """Whether the DNN has to go on."""
+        """Whether the DNN has to continue."""
         return now_ns < self.window.end_ns or not self.latencies_ns
 
 
 class Ticker(threading.Thread):
-    """A Python thread that wants to run every millisecond, as a callback or a control loop beside the DNNs does."""
+    """A Python thread that wakes up every millisecond, like a control loop beside the DNNs."""
 
     PERIOD_NS = 1_000_000
 

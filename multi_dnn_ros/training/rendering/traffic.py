@@ -158,7 +158,7 @@ def _figure(person: pedestrians.Person, step: int, stride: float, side_on: float
     return person.figure(step * 2 * np.pi / _STEPS, stride, side_on)
 
 
-class Cast:
+class ActorList:
     """Makes the actors of the streams; each looks the same for as long as it is in sight."""
 
     def __init__(self, key: tuple[int, ...], conditions: Conditions) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
-from multi_dnn_ros.benchmark.paper.floor import measure_rates
 from multi_dnn_ros.benchmark.paper.partition import check_partition
+from multi_dnn_ros.benchmark.paper.time_bound import measure_rates
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
 

@@ -40,7 +40,7 @@ def make_task(name: str, seed: int, device: torch.device, backend: Backend, jobs
     stages = backend.prepare(cut(network(seed), example, jobs), example, device)
     return DnnTask(
         name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy(),
-        in_one=in_one_launch({1: stages}),
+        single_launch=in_one_launch({1: stages}),
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_results_equal_the_cpu_under_load(backend: Backend):
                 np.testing.assert_allclose(results[f"dnn{n}", number], expected, atol=2e-3)
     for stream in statistics.streams.values():
         assert stream.published == 100
-        assert stream.stages["compute"].p50 > 0  # GPU time, from events
+        assert stream.latencies["compute"].p50 > 0  # GPU time, from events
 
 
 @both

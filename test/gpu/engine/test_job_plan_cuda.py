@@ -20,7 +20,7 @@ from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
 from multi_dnn_ros.planning.launch_cost import launch_cost_s
 from multi_dnn_ros.planning.measure import trace_for
-from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, seen_in, write_predictor
+from multi_dnn_ros.planning.predictor import Linear, Predictor, layers_of, trained_range, write_predictor
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
 from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -80,7 +80,7 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     dnn = build(config).dnns["object"]  # whose weights are on the GPU now
     layers = layers_of(trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target))
     setting = Setting(device_name(target), "cuda_graph", "auto", 0, 0, 0, 1e13, 1e12)
-    seen = seen_in([Sample("ssd", of.name, LayerCounts.of(of), setting, Load(), *(0.1,) * 4, 5) for of in layers])
+    seen = trained_range([Sample("ssd", of.name, LayerCounts.of(of), setting, Load(), *(0.1,) * 4, 5) for of in layers])
     weights = tuple(0.1 if name == "launch, alone" else 0.0 for name in LINEAR_FEATURES)
     predictor = Predictor(
         device=setting.device, backend="cuda_graph", precision="auto", threads=0, cores=0, flops_per_s=1e13,

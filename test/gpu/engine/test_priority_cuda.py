@@ -41,7 +41,7 @@ def make_task(name: str, side: int, kernels: int, jobs: int) -> DnnTask:
     stages = CudaGraph().prepare([Products(side, kernels // jobs) for _ in range(jobs)], inputs, GPU)
     return DnnTask(
         name, (name,), lambda image: inputs, stages, lambda outputs, size: None,
-        condense=lambda outputs: (outputs[0][0, :1],), in_one=in_one_launch({1: stages}),
+        condense=lambda outputs: (outputs[0][0, :1],), single_launch=in_one_launch({1: stages}),
     )  # fmt: skip
 
 

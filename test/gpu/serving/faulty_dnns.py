@@ -28,10 +28,10 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
 
 
 def _breakable(task: DnnTask) -> DnnTask:
-    """in_one: without, so that the first job runs by itself and its fault comes through the engine's ordinary way."""
+    """Without single_launch: the first job runs by itself, and the engine handles its fault as any other."""
     order = Path(os.environ[FOLDER]) / task.name
     first = task.stages[0]
-    return replace(task, stages=(_Breakable(first, order), *task.stages[1:]), in_one={}, specialize=None)
+    return replace(task, stages=(_Breakable(first, order), *task.stages[1:]), single_launch={}, specialize=None)
 
 
 class _Breakable:

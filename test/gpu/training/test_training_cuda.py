@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from multi_dnn_ros.models.networks import DetectorNet
 from multi_dnn_ros.training import loop
 from multi_dnn_ros.training.batches import ArrayBatches, Inputs
+from multi_dnn_ros.training.graph_replay import replayed, replayed_answers
 from multi_dnn_ros.training.loop import Loss, Schedule, train
 from multi_dnn_ros.training.losses import DetectionLoss
 from multi_dnn_ros.training.precision import autocast
-from multi_dnn_ros.training.replay import replayed, replayed_answers
 
 GPU = torch.device("cuda:0")
 

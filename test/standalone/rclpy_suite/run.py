@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import classify
 
-from multi_dnn_ros.common.processes import claimed_domain
+from multi_dnn_ros.common.processes import reserved_domain
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 
 _HERE: Final = Path(__file__).resolve().parent
@@ -92,7 +92,7 @@ def _run(folder: Path, file: str, tests: Sequence[str] = ()) -> tuple[list[dict[
     command = [sys.executable, "-m", "pytest", "-p", "session_plugin", "-p", "no:cacheprovider", "--color=no"]
     command += ["--rootdir", str(folder), "-q", "--timeout", str(_TEST_TIMEOUT_S), *targets]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ROS_", "RCUTILS_"))}
-    with claimed_domain() as domain:
+    with reserved_domain() as domain:
         environment |= {
             "PYTHONPATH": os.pathsep.join([str(_HERE), str(_ROOT)]),
             "RCLPY_SUITE_RESULTS": str(results),

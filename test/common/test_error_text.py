@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from multi_dnn_ros.common.reasons import reason_of
     ],
 )
 def test_the_first_line_or_the_name(error: Exception, reason: str) -> None:
-    assert reason_of(error) == reason
+    assert summarize_error(error) == reason

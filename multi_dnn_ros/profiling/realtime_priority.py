@@ -1,4 +1,4 @@
-"""Holding the processors while a round is timed, on a machine that others use too."""
+"""Real-time priority for timing on a shared machine."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _PRIORITY = 10
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Inside, all threads of this process run before anything that is not real-time; afterwards it rests for as long.
+def realtime_priority() -> Iterator[None]:
+    """Context in which all threads of this process preempt all that is not real-time; afterwards it sleeps for as long.
 
-    The rest is what the others lost, and keeps the kernel from throttling real-time work. Linux, with CAP_SYS_NICE.
-    Raises ProfileError where that is not allowed.
+    The sleep returns the time to other processes and avoids real-time throttling by the kernel. Linux, with
+    CAP_SYS_NICE.
+    Raises ProfileError if not permitted.
     """
     if not hasattr(os, "sched_setscheduler"):
-        raise ProfileError("real-time priority is asked for, which this operating system does not have")
+        raise ProfileError("real-time priority is not available on this operating system")
     begin = time.monotonic()
     try:
         _schedule(os.SCHED_FIFO, _PRIORITY)
         yield
     except PermissionError:
-        raise ProfileError("real-time priority is asked for, but not allowed here; it takes CAP_SYS_NICE") from None
+        raise ProfileError("real-time priority is not permitted; it requires CAP_SYS_NICE") from None
     finally:
         _schedule(os.SCHED_OTHER, 0)
     time.sleep(time.monotonic() - begin)

@@ -36,7 +36,7 @@ _STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), 
 
 
 @dataclass(frozen=True)
-class Trainee:
+class Trainable:
     """A network that can be trained.
 
     source: what it came from; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32
@@ -56,7 +56,7 @@ class Trainee:
     loss: Loss | None
 
 
-def trainee(
+def make_trainable(
     source: Source,
     model: str,
     *,
@@ -65,7 +65,7 @@ def trainee(
     labels: Sequence[str] = (),
     keep: Sequence[str] = (),
     smoothing: float = 0.1,
-) -> Trainee:
+) -> Trainable:
     """What training needs to know of a network, from what is known of its source and, first, from the arguments.
 
     size: (width, height). decoder: one of DECODERS. labels, keep: as the parameters of that name. smoothing: of class
@@ -81,7 +81,7 @@ def trainee(
     if chosen == CLASSIFICATION:
         own = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
         inputs = Inputs(size, **own)
-        return Trainee(
+        return Trainable(
             model, source, _in_batches(module, size), "classes", size, labels,
             Preprocess(*size), inputs, None, ClassificationLoss(smoothing),
         )  # fmt: skip
@@ -100,7 +100,7 @@ def trainee(
         dnn.decoder.score_threshold, dnn.decoder.iou_threshold = 0.01, 0.6
     else:
         dnn.decoder.score_threshold = 0.5
-    return Trainee(
+    return Trainable(
         model, source, _in_batches(source.network, size), task, size, dnn.labels,
         _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(dnn, source),
     )  # fmt: skip
@@ -140,7 +140,7 @@ def _loss(dnn: Dnn, source: Source) -> Loss | None:
     return None
 
 
-class OneByOne(nn.Module):
+class SingleImages(nn.Module):
     """A network that was exported for one image, on several."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -161,5 +161,5 @@ def _in_batches(network: nn.Module, size: tuple[int, int]) -> nn.Module:
                 if leaf.shape[0] != 2:
                     raise ValueError("its outputs are not by image")
     except Exception:  # whatever a graph for one image raises when it gets two
-        return OneByOne(network)
+        return SingleImages(network)
     return network

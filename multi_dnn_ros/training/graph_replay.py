@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multi_dnn_ros.common.memory import no_collection
-from multi_dnn_ros.common.reasons import reason_of
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.memory import gc_paused
 from multi_dnn_ros.training.precision import autocast
 
 log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ def replayed(network: nn.Module, image: Tensor, precision: str) -> nn.Module:
     captured.training = network.training
     try:
         # Training draws the same numbers with and without this.
-        with no_collection(), torch.random.fork_rng([image.device.index]):
+        with gc_paused(), torch.random.fork_rng([image.device.index]):
             # Replaces its forward(). Some networks have parameters that no output depends on.
             torch.cuda.make_graphed_callables(captured, (image.clone(),), allow_unused_input=True)
     except Exception as error:  # whatever capturing raises
-        log.warning("training launches kernel by kernel, as its passes cannot be captured: %s", reason_of(error))
+        log.warning("training launches kernel by kernel, as its passes cannot be captured: %s", summarize_error(error))
         captured = network
     with torch.no_grad():  # what warming up did to the statistics of batch normalization
         for buffer, before in zip(network.buffers(), kept, strict=True):
@@ -79,10 +79,10 @@ def replayed_answers(network: nn.Module, image: Tensor, precision: str) -> Calla
             for _ in range(_WARM_UP_CALLS):
                 answer(place)
         torch.cuda.current_stream().wait_stream(side)
-        with no_collection(), torch.cuda.graph(graph):
+        with gc_paused(), torch.cuda.graph(graph):
             answers = answer(place)
     except Exception as error:  # whatever capturing raises
-        log.warning("the teacher launches kernel by kernel, as it cannot be captured: %s", reason_of(error))
+        log.warning("the teacher launches kernel by kernel, as it cannot be captured: %s", summarize_error(error))
         return answer
 
     def replay(images: Tensor) -> Any:

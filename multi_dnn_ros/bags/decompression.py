@@ -35,7 +35,7 @@ class TooLargeError(ValueError):
     """Compressed data holds more than it claims, or claims more than is allowed."""
 
 
-def inflate_chunk(packed: bytes, size: int, compression: str) -> bytes:
+def decompress_chunk(packed: bytes, size: int, compression: str) -> bytes:
     """A chunk's records, at most `size` bytes, which is what its header claims.
 
     compression: `zstd`, `lz4`, or empty for none. Raises TooLargeError, and DECOMPRESSION_ERRORS for damaged data.
@@ -43,16 +43,16 @@ def inflate_chunk(packed: bytes, size: int, compression: str) -> bytes:
     if size > MAX_CHUNK_BYTES:
         raise TooLargeError(f"chunk claims {size} bytes; allowed: at most {MAX_CHUNK_BYTES}")
     if compression == "zstd":
-        return _inflate(zstd.ZstdDecompressor(), packed, size)
+        return _decompress(zstd.ZstdDecompressor(), packed, size)
     if compression == "lz4":
-        return _inflate(lz4.frame.LZ4FrameDecompressor(), packed, size)
+        return _decompress(lz4.frame.LZ4FrameDecompressor(), packed, size)
     if compression:
         raise TooLargeError(f"chunk compressed with {compression[:40]!r}; known are zstd, lz4 and none")
     return packed
 
 
-def inflate_part(packed: bytes, size: int, compression: str) -> bytes:
-    """As :func:`inflate_chunk` for data that is cut short: as much of it as there is."""
+def decompress_prefix(packed: bytes, size: int, compression: str) -> bytes:
+    """As :func:`decompress_chunk` for data that is cut short: as much of it as there is."""
     if size > MAX_CHUNK_BYTES:
         raise TooLargeError(f"chunk claims {size} bytes; allowed: at most {MAX_CHUNK_BYTES}")
     if compression == "zstd":
@@ -62,9 +62,9 @@ def inflate_part(packed: bytes, size: int, compression: str) -> bytes:
     return packed[:size] if not compression else b""
 
 
-def inflate_message(packed: bytes) -> bytes:
+def decompress_message(packed: bytes) -> bytes:
     """A message that a recorder compressed by itself (zstd)."""
-    return _inflate(zstd.ZstdDecompressor(), packed, MAX_CHUNK_BYTES)
+    return _decompress(zstd.ZstdDecompressor(), packed, MAX_CHUNK_BYTES)
 
 
 class BoundedFile:
@@ -93,7 +93,9 @@ class BoundedFile:
         self._file.close()
 
 
-def _inflate(decompressor: zstd.ZstdDecompressor | lz4.frame.LZ4FrameDecompressor, packed: bytes, limit: int) -> bytes:
+def _decompress(
+    decompressor: zstd.ZstdDecompressor | lz4.frame.LZ4FrameDecompressor, packed: bytes, limit: int
+) -> bytes:
     data: bytes = decompressor.decompress(packed, limit + 1)
     if len(data) > limit:
         raise TooLargeError(f"compressed data holds more than the {limit} bytes it claims")
@@ -105,9 +107,9 @@ def _inflate(decompressor: zstd.ZstdDecompressor | lz4.frame.LZ4FrameDecompresso
 def _bound_rosbags() -> None:
     library: Any = rosbags.rosbag2
     library.storage_mcap.DECOMPRESSORS = {
-        name: partial(inflate_chunk, compression=name) for name in ("", "lz4", "zstd")
+        name: partial(decompress_chunk, compression=name) for name in ("", "lz4", "zstd")
     }
-    library.reader.zstd = SimpleNamespace(decompress=inflate_message, open=BoundedFile)
+    library.reader.zstd = SimpleNamespace(decompress=decompress_message, open=BoundedFile)
 
 
 _bound_rosbags()

@@ -1,4 +1,4 @@
-"""Cameras that stall, send broken images, are killed and come back: the others must not notice."""
+"""Cameras that stall, send broken images, are killed and return: the other cameras must not be affected."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
 
 BROKEN = "front"
-#: Rates that two cores can serve, so that whatever changes is the broken camera's doing.
+#: Rates that two cores can serve, so that any change is caused by the broken camera.
 CAMERAS = (
     CameraPlan(BROKEN, (320, 240), "rgb8", 4.0),
     CameraPlan("left", (640, 480), "", 4.0),
     CameraPlan("rear", (480, 360), "yuv422_yuy2", 4.0),
 )
-#: The others' p95 may be this much above what it was when all was well.
+#: Allowed ratio of the other cameras' p95 to that of the phase without faults.
 _TOLERANCE = 1.25
 _NOTICE_LIMIT_S = 60.0
 STALE, OK = 3, 0
 
 
-def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
-    """Latency and rate of the well cameras for `seconds` in each phase, and how long the node took to notice."""
+def measure_camera_faults(config: NodeConfig, folder: Path, seconds: float, seed: int = 0) -> dict[str, Any]:
+    """Latency and rate of the intact cameras for `seconds` per phase, and the node's detection times."""
     phases: dict[str, dict[str, Any]] = {}
     with Rig(folder, config, CAMERAS, seed) as rig:
         broken = rig.recordings / "broken"
@@ -77,7 +77,7 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
     well = phases["all well"]["latency_ms"]["p95"]
     for phase in phases.values():
         phase["p95_over_all_well"] = phase["latency_ms"]["p95"] / well
-    passed = all(of["exact"] for of in accounts.values()) and not rough_problems(phases, seconds)
+    passed = all(of["exact"] for of in accounts.values()) and not camera_fault_problems(phases, seconds)
     return {
         "seconds": seconds,
         "seed": seed,
@@ -88,23 +88,23 @@ def measure_rough(config: NodeConfig, folder: Path, seconds: float, seed: int = 
     }
 
 
-def rough_problems(phases: Mapping[str, Mapping[str, Any]], seconds: float) -> list[str]:
-    """What the well cameras noticed, in words; empty when they noticed nothing."""
+def camera_fault_problems(phases: Mapping[str, Mapping[str, Any]], seconds: float) -> list[str]:
+    """Effects on the intact cameras, one sentence each; empty if there are none."""
     problems = []
     for name, phase in phases.items():
         if phase["p95_over_all_well"] > _TOLERANCE:
             problems.append(
-                f"{name}: p95 is {phase['p95_over_all_well']:.2f} of all well; at most {_TOLERANCE} is right"
+                f"{name}: p95 is {phase['p95_over_all_well']:.2f} of all well; allowed: at most {_TOLERANCE}"
             )
         for stream, hz in phase["stream_hz"].items():
             before = phases["all well"]["stream_hz"][stream]
-            if hz < before / _TOLERANCE - 1.0 / seconds:  # a frame may fall on the other side of the phase's end
+            if hz < before / _TOLERANCE - 1.0 / seconds:  # a frame may fall beyond the end of the phase
                 problems.append(f"{name}: {stream} at {hz:.2f} Hz, {before:.2f} when all was well")
     return problems
 
 
-def rough_table(figures: Mapping[str, Any]) -> str:
-    """For the terminal."""
+def camera_fault_table(figures: Mapping[str, Any]) -> str:
+    """Text for the terminal."""
     rows = [
         [
             name,
@@ -118,14 +118,18 @@ def rough_table(figures: Mapping[str, Any]) -> str:
     ]
     header = [f"{BROKEN} is", "others: Hz a stream", "p50 ms", "p95 ms", "of all well", "noticed"]
     exact = all(of["exact"] for of in figures["accounts"].values())
-    problems = [f"\nNOT RIGHT: {problem}" for problem in rough_problems(figures["phases"], figures["seconds"])]
+    problems = [
+        f"\
+FAILED: {problem}"
+        for problem in camera_fault_problems(figures["phases"], figures["seconds"])
+    ]
     return table(header, rows) + f"\naccounts: {'exact' if exact else 'DO NOT ADD UP'}" + "".join(problems)
 
 
 _NOTES = ("stale_after_s", "ok_again_after_s", "counted", "served_again_after_s")
 
 
-#: What makes an image a broken one.
+#: Changes that make an image message invalid.
 _FAULTS: tuple[Callable[[Any], None], ...] = (
     lambda m: setattr(m, "step", m.step - 1),
     lambda m: setattr(m, "data", m.data[: len(m.data) // 2]),
@@ -137,14 +141,14 @@ _FAULTS: tuple[Callable[[Any], None], ...] = (
 
 
 def write_broken(path: Path, plan: CameraPlan) -> None:
-    """Images wrong in many ways, one after another: sizes, step, data, encoding."""
+    """Write a bag of images that are invalid in different ways: sizes, step, data, encoding."""
     image = np.zeros((plan.size[1], plan.size[0], 3), np.uint8)
     remaining = list(_FAULTS)
     write_recording(path, plan, [image] * len(_FAULTS), change=lambda message: remaining.pop(0)(message))
 
 
 def _phase(rig: Rig, seconds: float) -> dict[str, Any]:
-    """What the well cameras' streams deliver from now on; longer than `seconds` where there is nothing until then."""
+    """Results of the intact cameras from now on, for `seconds` or until there is one."""
     others = {stream: receipts for stream, receipts in rig.receipts.items() if stream[1] != BROKEN}
     seen = sum(map(len, others.values()))
     begin_s = rig.now()
@@ -165,7 +169,7 @@ def _bad_images(rig: Rig) -> int:
 
 
 def _wait(rig: Rig, what: str, condition: Any) -> float:
-    """Seconds until the condition held."""
+    """Wait for the condition; returns the seconds it took."""
     begin = rig.now()
     if not rig.until(condition, _NOTICE_LIMIT_S):
         raise CommandError(f"waited {_NOTICE_LIMIT_S:g} s for {what} of camera {BROKEN}; see {rig.folder}")

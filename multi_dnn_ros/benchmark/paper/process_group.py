@@ -1,4 +1,4 @@
-"""The processes of a condition: started, made ready, run at the same moment, and ended whatever happens."""
+"""The processes of a condition: started, prepared, run at the same moment, and always ended."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any
 import psutil
 
 from multi_dnn_ros.benchmark.paper.tally import Ticker, Window
-from multi_dnn_ros.common.captured_warnings import HeardWarnings
+from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.memory import settle_memory
-from multi_dnn_ros.common.switch_interval import short_turns
+from multi_dnn_ros.common.memory import freeze_heap
+from multi_dnn_ros.common.thread_switching import short_switch_interval
 
-#: Between the order to run and the window: every process gets the order and is up to speed.
+#: Time between the request to run and the window, so that every process has received it and is warm.
 RUN_IN_S = 0.2
-#: A run before each run, not counted: processes that stood idle get back their memory, caches and clock rates.
+#: Uncounted run before each run: restores memory, caches and clock rates of idle processes.
 WAKE_S = 0.1
 _RUN_EXTRA_S = 120.0
 _END_S = 10.0
 
 
-class CrewError(CommandError):
-    """A process of a condition failed or fell silent; the message says which and how."""
+class ProcessGroupError(CommandError):
+    """A process of a condition failed or stopped responding; the message says which and how."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """prepare: bring the DNNs to the device and make them ready. Else run them over the window.
+class Request:
+    """prepare: move the DNNs to the device and prepare them. Otherwise run them over the window.
 
-    ticker: with the 1 kHz thread beside them.
+    ticker: together with the 1 kHz thread.
     """
 
     prepare: bool = False
@@ -45,7 +45,7 @@ class Order:
 
 @dataclass(frozen=True)
 class DnnReport:
-    """What one DNN did. latencies_ms: of the inferences that count. completed: of these, those done in the window."""
+    """Result of one DNN. latencies_ms: of the counted inferences. completed: those that ended in the window."""
 
     network: str
     latencies_ms: list[float]
@@ -55,9 +55,9 @@ class DnnReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a process answers. late_ms: of each tick of the 1 kHz thread. notes: warnings while preparing.
+    """Reply of a process. late_ms: of each tick of the 1 kHz thread. notes: warnings while preparing.
 
-    error: the order failed so.
+    error: why the request failed.
     """
 
     dnns: tuple[DnnReport, ...] = ()
@@ -66,11 +66,11 @@ class Report:
     error: str = ""
 
 
-class Crew:
-    """One process for each entry of `works`; a context manager that ends them.
+class ProcessGroup:
+    """One process per entry of `works`; a context manager that ends them.
 
-    name: of the condition, for messages. The processes start at once and do what needs no device; prepare() does the
-    rest.
+    name: of the condition, for messages. The processes start immediately and do what needs no device; prepare() does
+    the rest.
     """
 
     def __init__(self, name: str, works: Sequence[Any]) -> None:
@@ -91,23 +91,25 @@ class Crew:
             raise
 
     def prepare(self, timeout_s: float, *, first_alone: bool = False) -> tuple[str, ...]:
-        """Make every process's DNNs ready on the device; the warnings that this gave, each once.
+        """Prepare all DNNs on the device; returns the distinct warnings.
 
-        first_alone: one process before the others, which then find in the compiler's cache what it compiled.
+        first_alone: one process before the others, which then use its compilation results from the compiler's cache.
         """
         numbers = list(range(len(self._processes)))
         groups = [numbers[:1], numbers[1:]] if first_alone else [numbers]
-        reports = [report for group in groups for report in self._ask(group, Order(prepare=True), timeout_s)]
+        reports = [report for group in groups for report in self._ask(group, Request(prepare=True), timeout_s)]
         return tuple(dict.fromkeys(note for report in reports for note in report.notes))
 
     def run(self, seconds: float, *, ticker: bool = False) -> list[Report]:
         """Run all DNNs of all processes at once."""
         everyone = range(len(self._processes))
-        self._ask(everyone, Order(window=Window.ahead(RUN_IN_S, WAKE_S)), _RUN_EXTRA_S)
-        return self._ask(everyone, Order(window=Window.ahead(RUN_IN_S, seconds), ticker=ticker), seconds + _RUN_EXTRA_S)
+        self._ask(everyone, Request(window=Window.ahead(RUN_IN_S, WAKE_S)), _RUN_EXTRA_S)
+        return self._ask(
+            everyone, Request(window=Window.ahead(RUN_IN_S, seconds), ticker=ticker), seconds + _RUN_EXTRA_S
+        )
 
     def resident_bytes(self) -> int:
-        """Memory that belongs to these processes alone; 0 where the system does not tell."""
+        """Memory exclusive to these processes (USS); 0 if unknown."""
         total = 0
         for process in self._processes:
             try:
@@ -116,14 +118,14 @@ class Crew:
                 return 0
         return total
 
-    def dismiss(self) -> None:
-        """Tell the processes to end, without waiting for it."""
+    def stop(self) -> None:
+        """Tell the processes to end, without waiting."""
         for connection in self._connections:
-            connection.close()  # each process reads the end of the pipe
+            connection.close()  # each process then reads EOF
 
     def close(self) -> None:
-        """End the processes; those that do not end are killed."""
-        self.dismiss()
+        """End the processes; kill those that do not end in time."""
+        self.stop()
         deadline = time.monotonic() + _END_S
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
@@ -131,46 +133,46 @@ class Crew:
                 process.kill()
                 process.join()
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ProcessGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ask(self, numbers: Sequence[int], order: Order, timeout_s: float) -> list[Report]:
+    def _ask(self, numbers: Sequence[int], request: Request, timeout_s: float) -> list[Report]:
         for number in numbers:
             try:
-                self._connections[number].send(order)
+                self._connections[number].send(request)
             except OSError:
-                raise self._silence(number) from None
+                raise self._ended_error(number) from None
         deadline = time.monotonic() + timeout_s
         reports = [self._answer(number, deadline) for number in numbers]
         for report in reports:
             if report.error:
-                raise CrewError(f"condition {self.name}: {report.error}")
+                raise ProcessGroupError(f"condition {self.name}: {report.error}")
         return reports
 
     def _answer(self, number: int, deadline: float) -> Report:
         connection = self._connections[number]
         try:
             if not connection.poll(max(0.0, deadline - time.monotonic())):
-                raise CrewError(f"condition {self.name}: process {number} did not answer in time")
+                raise ProcessGroupError(f"condition {self.name}: process {number} did not answer in time")
             report = connection.recv()
         except (EOFError, OSError):
-            raise self._silence(number) from None
+            raise self._ended_error(number) from None
         assert isinstance(report, Report)
         return report
 
-    def _silence(self, number: int) -> CrewError:
+    def _ended_error(self, number: int) -> ProcessGroupError:
         process = self._processes[number]
         process.join(_END_S)
-        return CrewError(f"condition {self.name}: process {number} ended with exit code {process.exitcode}")
+        return ProcessGroupError(f"condition {self.name}: process {number} ended with exit code {process.exitcode}")
 
 
 def serve(connection: Connection, work: Any) -> None:
-    """The process: answers orders until the other end of the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who started us ends us
-    from multi_dnn_ros.benchmark.paper.make_ready import build, make_loop
+    """Body of the process: serves requests until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    from multi_dnn_ros.benchmark.paper.prepare import build, make_loop
 
     built, loop, failure = None, None, ""
     try:
@@ -179,21 +181,21 @@ def serve(connection: Connection, work: Any) -> None:
         failure = _one_line(error)
     while True:
         try:
-            order: Order = connection.recv()
+            request: Request = connection.recv()
         except (EOFError, OSError):
             return
         try:
             if built is None:
                 answer = Report(error=failure)
-            elif order.prepare:
-                with HeardWarnings() as warnings:
+            elif request.prepare:
+                with CapturedWarnings() as warnings:
                     loop = make_loop(work, built)
-                built = built[:0]  # the device has its own now
-                answer = Report(notes=tuple(warnings.texts))
+                built = built[:0]  # free the host copies
+                answer = Report(notes=tuple(warnings.messages))
             else:
                 assert loop is not None
-                assert order.window is not None
-                answer = _run(loop, work, order.window, order.ticker)
+                assert request.window is not None
+                answer = _run(loop, work, request.window, request.ticker)
         except Exception as error:
             answer = Report(error=_one_line(error))
         connection.send(answer)
@@ -205,10 +207,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _run(loop: Any, work: Any, window: Window, with_ticker: bool) -> Report:
-    # Both as in the node, the turns only for its engine: other ways to run DNNs keep what Python begins with.
-    settle_memory()
-    turns = short_turns() if work.condition.layout == "engine" else contextlib.nullcontext()
-    with turns, Ticker() if with_ticker else contextlib.nullcontext() as ticker:
+    # Both as in the node. The switch interval is for the engine only; other conditions keep Python's default.
+    freeze_heap()
+    switching = short_switch_interval() if work.condition.layout == "engine" else contextlib.nullcontext()
+    with switching, Ticker() if with_ticker else contextlib.nullcontext() as ticker:
         tallies = loop.run(window)
     late_ns = [] if ticker is None else ticker.late_ns
     return Report(

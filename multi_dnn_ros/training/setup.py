@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from multi_dnn_ros.training.batches import (
     ArrayBatches,
+    Augment,
     Batch,
     FileBatches,
     Inputs,
-    Vary,
+    augment_classes,
+    augment_detection,
+    augment_lanes,
     read_ahead,
-    vary_classes,
-    vary_detection,
-    vary_lanes,
 )
 from multi_dnn_ros.training.classification import Accuracy, logits_of
 from multi_dnn_ros.training.data import ArrayRows, Rows, Task
@@ -32,13 +32,13 @@ from multi_dnn_ros.vision.results import Detections, Lanes
 
 #: The score that decides, larger is better.
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
-_VARY: dict[Task, Vary] = {"boxes": vary_detection, "lanes": vary_lanes}
+_VARY: dict[Task, Augment] = {"boxes": augment_detection, "lanes": augment_lanes}
 #: A pixel of a true mask is lane when two fifths of it are, of 255.
 LANE_SHARE = 102
 
 
 @dataclass(frozen=True)
-class Exercise:
+class TrainingSetup:
     """main: the score that decides."""
 
     batches: Batches
@@ -54,9 +54,9 @@ def make_batches(
     """Batches of all sets together, varied; a small set is repeated until it makes up `least_share` of each epoch.
 
     Sets that lie in memory go to the device as a whole, others are read while training. mix: of classes, see
-    vary_classes.
+    augment_classes.
     """
-    vary = partial(vary_classes, mix=mix) if task == "classes" else _VARY[task]
+    vary = partial(augment_classes, mix=mix) if task == "classes" else _VARY[task]
     counts = [len(rows) for rows in sets]
     largest = max(counts)
     times = [max(1, round(least_share / (1 - least_share) * largest / count)) for count in counts]

@@ -1,4 +1,4 @@
-"""From the raw outputs of an inference to the result of each of its frames, or to what it is lost by."""
+"""From the raw outputs of an inference to the result, or the drop reason, of each of its frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def await_outputs(inference: Inference, observer: Observer) -> None:
     if inference.lost is None:
         try:
             inference.to_host()
-        except Exception as error:  # a kernel's failure shows here
+        except Exception as error:  # kernel failures surface here
             if is_device_failure(error):
                 observer.device_failed(inference.task.name, error)
             inference.lost = (DropReason.DNN_ERROR, f"{type(error).__name__}: {error}")
@@ -24,10 +24,10 @@ def await_outputs(inference: Inference, observer: Observer) -> None:
         observer.ended(inference.task.name)
 
 
-def result_of(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
-    """The result of an item whose outputs are there; None when they cannot be decoded: it is lost then.
+def make_result(inference: Inference, item: Item, row: int, begin_ns: int, clock: Callable[[], int]) -> Result | None:
+    """Decode the outputs of one item. None if decoding fails: the item is then lost.
 
-    row: of its outputs in those of the batch. begin_ns: when the thread turned to it.
+    row: of the item in the batch's outputs. begin_ns: when the thread started on the item.
     """
     frame, task = item.frame, inference.task
     try:
@@ -37,7 +37,7 @@ def result_of(inference: Inference, item: Item, row: int, begin_ns: int, clock: 
         item.lost = (DropReason.BAD_OUTPUT, f"{type(error).__name__}: {error}")
         return None
     end = clock()
-    # By position: with names it takes twice as long, and the next inference may wait for this one's results.
+    # Positional: keywords take twice as long, and the next inference may be waiting for these results.
     timing = Timing(
         frame.received_ns,
         inference.started_ns,

@@ -1,4 +1,4 @@
-"""What no scheduling can beat: the bytes of a set over the device's bandwidth, or its operations over its rate.
+"""Lower bound for any schedule: the set's memory traffic over the bandwidth, or its operations over the peak rate.
 
 Both rates are the device's limits as the profiler measures them, on the share of it that is used. The floor says
 nothing of the latency of short kernels in sequence, so a deep network at batch 1 stays above it.
@@ -30,14 +30,14 @@ Costs = Mapping[tuple[Network, int | None], Cost]
 
 @dataclass(frozen=True)
 class Rates:
-    """bytes_per_s: read and written. operations_per_s: by precision. See profiling.device.Limits."""
+    """bytes_per_s: read and written. operations_per_s: by precision. See planning.device.Limits."""
 
     bytes_per_s: float
     operations_per_s: Mapping[str, float]
 
 
 def measure_rates(device: str, sms: int | None, tf32: bool, cpu_threads: int) -> Rates:
-    """On the device's share; tf32: whether fp32 may be computed in TF32."""
+    """Rates of the device's share; tf32: whether fp32 may be computed in TF32."""
     torch.set_num_threads(cpu_threads)
     partition = Partition(torch.device(device), sms)
     precisions = ("fp32", "fp16") if partition.device.type == "cuda" else ("fp32",)
@@ -55,7 +55,7 @@ def measure_rates(device: str, sms: int | None, tf32: bool, cpu_threads: int) ->
 def measure_costs(
     networks: Sequence[Network], alignments: Sequence[int | None], artifacts: Path | None
 ) -> dict[tuple[Network, int | None], Cost]:
-    """Operations and bytes of each network, decomposed with each alignment; nothing is computed."""
+    """Operations and bytes of each network, decomposed with each alignment; computed from the graph only."""
     return {
         (network, alignment): cost(
             make_network(network, alignment=alignment, artifacts=artifacts, balanced=False), (example_image(network),)
@@ -65,11 +65,13 @@ def measure_costs(
     }
 
 
-def floor_of(dnns: DnnSet, condition: Condition, costs: Costs, rates: Rates, device: torch.device) -> dict[str, Any]:
-    """Milliseconds in which every DNN of the set can be through once, at best, and what bounds it."""
+def lower_bounds(
+    dnns: DnnSet, condition: Condition, costs: Costs, rates: Rates, device: torch.device
+) -> dict[str, Any]:
+    """Minimum milliseconds for one inference of every DNN of the set, and the limiting resource."""
     precision = precision_of(condition, device)
     each = [costs[network, condition.decomposed] for network in dnns.networks]
-    # Weights that a batch shares are read once for all of it.
+    # A batch reads its weights once.
     read = [costs[network, condition.decomposed] for network in dnns.kinds] if condition.batched else each
     moved = sum(cost.bytes for cost in read) * PRECISIONS[precision].dtype.itemsize // torch.float32.itemsize
     operations = 2 * sum(cost.macs for cost in each)

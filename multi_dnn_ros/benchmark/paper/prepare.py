@@ -1,4 +1,4 @@
-"""From a condition and the DNNs of one process to a loop that runs them."""
+"""Prepares the DNNs of one process for a condition and returns the loop that runs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.backends import Backend, Stage, Tensors
 from multi_dnn_ros.backends.batches import prepare_batches, stacked
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
-from multi_dnn_ros.benchmark.paper.loops import InTurn, Loop, ThroughEngine, make_batched_task, make_task
+from multi_dnn_ros.benchmark.paper.loops import EngineLoop, Loop, SequentialLoop, make_batched_task, make_task
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.sets import Network
@@ -24,18 +24,18 @@ from multi_dnn_ros.engine import DnnTask
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.choices import choose_backend
 
-#: Calls before anything is measured: libraries choose algorithms, compilers compile.
+#: Calls before measuring: libraries select algorithms, compilers compile.
 _WARM_UP_CALLS = 4
-#: Ways to run that no backend of the engine makes ready, and that no backend casts to a precision.
+#: Executions without an engine backend, so that no backend casts to a precision.
 _WITHOUT_BACKEND = ("eager", "compile")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one process gets to do; everything in it can be sent to another process.
+    """The work of one process; picklable.
 
     networks: its DNNs. device: PyTorch's name. sms: its share of the GPU. tf32: whether fp32 may be computed in TF32
-    where PyTorch's defaults do so. jobs: where the condition leaves their number open. cpu_threads: of one operation.
+    where PyTorch's defaults do so. jobs: used if the condition leaves the number open. cpu_threads: per operation.
     """
 
     condition: Condition
@@ -51,11 +51,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Built:
-    """One network before it comes to the device. count: how many DNNs of it the process runs.
+    """One network before it is moved to the device. count: how many DNNs of it the process runs.
 
-    module, inputs: on the CPU; float32 where a backend will cast them, else as the condition wants them. chains: by
-    number of images, the module cut into jobs; none where it runs as a whole. operation_s: of the jobs' operations, how
-    long one takes on average, estimated.
+    module, inputs: on the CPU; float32 if a backend will cast them, otherwise in the condition's precision. chains: by
+    batch size, the module cut into jobs; empty if it runs as a whole. operation_s: estimated mean duration of an
+    operation of its jobs.
     """
 
     network: Network
@@ -67,24 +67,26 @@ class Built:
 
 
 def build(work: Work) -> list[Built]:
-    """What can be done without the device, in one thread: many processes do it at the same time. CommandError."""
+    """All preparation that needs no device, in one thread, because many processes do it at the same time. Raises
+    CommandError.
+    """
     torch.set_num_threads(1)
     return [_build(network, work) for network in dict.fromkeys(work.networks)]
 
 
 def make_loop(work: Work, built: Sequence[Built]) -> Loop:
-    """Bring to the device, compile, capture, warm up. Sets PyTorch's threads and TF32 for the process."""
+    """Move to the device, compile, capture, warm up. Sets PyTorch's threads and TF32 for the process."""
     torch.set_num_threads(work.cpu_threads if work.condition.layout == "processes" else cpu_count())
     if not work.tf32:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
     partition = Partition(torch.device(work.device), work.sms)
     if work.condition.layout in ("processes", "in_turn"):
-        loop: Loop = _in_turn(work, built, partition)
+        loop: Loop = _sequential(work, built, partition)
     elif work.condition.layout == "shared_queue":
         loop = SharedQueue(*make_chains(work, built, partition), partition)
     else:
-        loop = ThroughEngine(_tasks(work, built, partition), partition)
+        loop = EngineLoop(_tasks(work, built, partition), partition)
     torch.set_num_threads(work.cpu_threads)
     return loop
 
@@ -92,7 +94,7 @@ def make_loop(work: Work, built: Sequence[Built]) -> Loop:
 def make_chains(
     work: Work, built: Sequence[Built], partition: Partition
 ) -> tuple[list[tuple[Stage, ...]], list[Tensors]]:
-    """The stages of each DNN, made ready serially, and its input on the device, in the order of `built`."""
+    """The prepared stages of each DNN and its input on the device, in the order of `built`."""
     chains: list[tuple[Stage, ...]] = []
     inputs: list[Tensors] = []
     with partition.own_stream():
@@ -105,7 +107,7 @@ def make_chains(
 
 
 def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[DnnTask]:
-    """A DNN for each camera, or one for all of a network."""
+    """One DNN per camera, or one DNN per network for all cameras."""
     names = [f"dnn{number}" for number in range(len(work.networks))]
     if not work.condition.batched:
         return [make_task(*each, partition) for each in zip(names, *make_chains(work, built, partition), strict=True)]
@@ -124,10 +126,10 @@ def _tasks(work: Work, built: Sequence[Built], partition: Partition) -> list[Dnn
 
 
 def _priorities(built: Sequence[Built]) -> list[int]:
-    """Of each DNN: the shorter its operations, the higher.
+    """Priority of each DNN: the shorter its operations, the higher.
 
-    What runs on a GPU is not interrupted, so a DNN of short operations waits at each of them behind long ones of
-    others; it gains more by going first than they lose.
+    Kernels on a GPU are not preempted, so a DNN of short operations waits at each of them for long operations of
+    others. It gains more by going first than they lose.
     """
     longest_first = sorted(range(len(built)), key=lambda number: -built[number].operation_s)
     return [longest_first.index(number) for number in range(len(built))]
@@ -156,41 +158,41 @@ def _build(network: Network, work: Work) -> Built:
 
 
 def _ready(work: Work, built: Built, device: torch.device) -> tuple[Stage, ...]:
-    """One DNN with weights of its own, made ready by the condition's backend."""
+    """One DNN with its own weights, prepared by the condition's backend."""
     backend, _ = _backend(work, device)
     return backend.prepare(copy.deepcopy(built.chains[1]), built.inputs, device)
 
 
 def _backend(work: Work, device: torch.device) -> tuple[Backend, float]:
-    """The condition's, and the tolerance of its precision."""
+    """The condition's backend, and the tolerance of its precision."""
     execution = work.condition.execution
-    # fp32 is what the process is set to, with TF32 or without, as for the conditions that have no backend.
+    # fp32 follows the process's TF32 setting, as in the conditions without a backend.
     precision = precision_of(work.condition, device)
     name = "auto" if precision == "fp32" or execution == "eager" else precision
     return choose_backend(execution, device, name), PRECISIONS[name].tolerance(device)
 
 
-def _in_turn(work: Work, built: Sequence[Built], partition: Partition) -> Loop:
-    """One thread: each DNN as one call, eager, compiled or made ready by a backend."""
+def _sequential(work: Work, built: Sequence[Built], partition: Partition) -> Loop:
+    """One thread: each DNN as one call, eager, compiled or prepared by a backend."""
     condition = work.condition
     streams = partition.main_stream()
-    streams.__enter__()  # for the rest of this thread's life: it is the process's only one that computes
+    streams.__enter__()  # never exited: the only computing thread of this process
     calls = [_one_call(work, each, partition) for each in built for _ in range(each.count)]
-    # The graphs of reduce-overhead were measured under no_grad; ours write into tensors of inference mode.
+    # reduce-overhead graphs were recorded under no_grad; our graphs write into inference tensors.
     mode = torch.no_grad if condition.execution == "compile" and partition.sms is None else torch.inference_mode
     with mode():
         for call in calls:
             for _ in range(_WARM_UP_CALLS):
                 call()
                 partition.synchronize()
-    return InTurn(calls, partition.synchronize, mode)
+    return SequentialLoop(calls, partition.synchronize, mode)
 
 
 def _one_call(work: Work, built: Built, partition: Partition) -> Callable[[], object]:
     """One DNN as a call that issues an inference.
 
-    reduce-overhead captures on streams of its own, outside of any share of the SMs; on a share the same is done by
-    hand: compile, then capture on a stream of the share.
+    reduce-overhead captures on its own streams, outside of any share of the SMs. On a share, compile and then capture
+    on a stream of the share instead.
     """
     device, execution = partition.device, work.condition.execution
     inputs = tuple(tensor.to(device) for tensor in built.inputs)
