@@ -1,4 +1,4 @@
-"""What the README and the pages under docs/ tell people to type exists, and so does every file that they name."""
+"""Every command that the documents and `--help` show is accepted: verbs, options, make targets, launch arguments."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from pages import BLOCKS, PAGES, ROOT, inline_code
 
 from multi_dnn_ros.cli.main import VERBS, build_parser, split_ros_args
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-TEXT = "\n".join(PAGES.values())
-#: Code blocks, and code inside the text.
+#: Code blocks, whether or not they are run, and code inside the text.
 CODE = [
-    line for block in re.findall(r"```\w*\n(.*?)```", TEXT, re.S) for line in block.replace("\\\n", " ").splitlines()
-] + re.findall(r"`([^`\n]+)`", TEXT)
+    line.strip()
+    for block in BLOCKS
+    if block.language in ("bash", "text")
+    for line in block.text.replace("\\\n", " ").splitlines()
+] + [code for text in PAGES.values() for code in inline_code(text)]
 
 
 def commands(first: str) -> list[str]:
-    """Every command on the pages that begins with this word, without its comment."""
-    return sorted({line.split("  #")[0].split(" && ")[0].strip() for line in CODE if line.startswith(f"{first} ")})
+    """Every command of the documents that begins with this word, without its comment."""
+    return sorted({re.split(r"\s+#| && ", line)[0].strip() for line in CODE if line.startswith(f"{first} ")})
 
 
 def helps() -> list[str]:
@@ -53,8 +52,9 @@ def test_command_lines_are_accepted(line: str, capsys: pytest.CaptureFixture[str
     assert "usage:" in refused.out or (len(words) == 1 and "required" in refused.err), f"{line}: {refused.err}"
 
 
-def test_every_verb_is_explained() -> None:
-    assert [verb for verb in VERBS if not re.search(rf"^\| `{verb}[` ]", README, re.M)] == []
+def test_every_verb_is_in_the_readme() -> None:
+    first = re.findall(r"^\| (`[^|]*) \|", PAGES["README.md"], re.M)
+    assert [verb for verb in VERBS if not any(re.search(rf"`{verb}[` ]", cell) for cell in first)] == []
 
 
 def test_make_targets_exist() -> None:
@@ -79,11 +79,3 @@ def test_launch_arguments_exist() -> None:
             source = (ROOT / "launch" / match[1]).read_text(encoding="utf-8")
             for argument in re.findall(r"(\w+):=", match[2]):
                 assert f'"{argument}"' in source, f"{line}: {match[1]} has no argument {argument}"
-
-
-def test_files_that_are_named_are_there() -> None:
-    named = {ROOT / name for name in re.findall(r"`((?:results|config|launch|docs)/[\w./]+)`", TEXT)}
-    for path, text in PAGES.items():
-        named |= {path.parent / name for name in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text)}
-    assert named
-    assert [str(path) for path in named if not path.exists()] == []
