@@ -19,6 +19,8 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 PAGE = PAGES["docs/troubleshooting.md"]
 #: Messages of others: of the operating system, of PyTorch.
 _FOREIGN = (os.strerror(ENOENT), "operator torchvision::nms does not exist")
+#: What one message inserts into another is two messages here.
+_SPLIT = r"<[^>]*>|'[^']*'|; |: |, |\d+ (?:s|GPUs)\b|(?= while computing)"
 _COMMANDS = ("ros2 ", "multi-dnn ", "make ", "python3 ", "sudo ", "pip ")
 #: Fewer words between two values are found anywhere.
 _LEAST_WORDS = 3
@@ -50,7 +52,7 @@ def messages() -> list[str]:
 def test_a_quoted_message_is_one_of_the_code(message: str) -> None:
     if message in _FOREIGN:
         return
-    parts = [part.strip() for part in re.split(r"<[^>]*>|'[^']*'|; |: |, |\d+ (?:s|GPUs)\b", message)]
+    parts = [part.strip() for part in re.split(_SPLIT, message)]
     for part in (part for part in parts if len(part.split()) >= _LEAST_WORDS):
         assert part in sources(), f"docs/troubleshooting.md quotes '{part}', which no message of the package holds"
 
