@@ -50,3 +50,19 @@ def test_pages_are_relative_to_the_checkout() -> None:
     """No document names a folder of the machine that it was written on."""
     for path in (*map(Path, PAGES), Path("CHANGELOG.rst")):
         assert "/work/" not in re.sub(r"`[^`]*`", "", (ROOT / path).read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_have_as_many_cells_in_each_row_as_in_the_first(page: str) -> None:
+    """GitHub drops further cells without a word."""
+    for table in re.findall(r"(?:^\|.*\n)+", prose(PAGES[page]), re.M):
+        first, *rows = [len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()]
+        assert rows, f"{table}: a table without a second line is text"
+        assert [row for row, cells in zip(table.splitlines()[1:], rows, strict=True) if cells != first] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_html_in_the_text_is_meant(page: str) -> None:
+    """`<name>` outside of code disappears on GitHub."""
+    text = re.sub(r"``.*?``|`[^`]*`", "", prose(PAGES[page]))
+    assert [tag for tag in re.findall(r"<[^>\n]*>", text) if not tag.startswith(("<!--", "<http"))] == []
