@@ -1,7 +1,7 @@
-"""Writes what the schema knows for people to read: the README's parameter table and ``config/multi_dnn.yaml``.
+"""Generates the documents of the parameters from the schema: docs/parameters.md and ``config/multi_dnn.yaml``.
 
-``python -m multi_dnn_ros.settings.parameter_table`` brings both files of the checkout up to date; a test fails if they
-are not.
+``python -m multi_dnn_ros.settings.parameter_table`` writes both files of the checkout; a test fails if they are out of
+date.
 """
 
 from __future__ import annotations
@@ -23,47 +23,40 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 BEGIN, END = "<!-- parameters -->", "<!-- /parameters -->"
 _ROOT = Path(__file__).resolve().parents[2]
+#: The document that holds the tables.
+PAGE = _ROOT / "docs" / "parameters.md"
+#: Defaults that depend on the DNN's name or role.
+_SHOWN_DEFAULTS = {"role": "the DNN's name, if that is a role", "model": "`builtin:<role>`"}
 
 
 def markdown() -> str:
-    """The table of all parameters, GitHub Markdown."""
-    rows = [
-        "| Parameter | Type | Default | Allowed | Meaning |",
-        "|---|---|---|---|---|",
-        _row("cameras", list_field("cameras", DEFAULT_CAMERAS)),
-        _row("dnns", list_field("dnns", DEFAULT_DNNS)),
-    ]
-    rows += [_row(name, field) for name, field in fields_of(NodeConfig).items()]
-    rows += [_row(f"camera.<camera>.{name}", field) for name, field in fields_of(CameraConfig).items()]
-    shown_defaults = {
-        "role": "the DNN's name, if that is a role",
-        "model": "`builtin:<role>`",
-    }
-    rows += [_row(f"dnn.<dnn>.{name}", field, shown_defaults.get(name)) for name, field in fields_of(DnnConfig).items()]
-    rows.append("")
-    rows.append(
-        "**Bold**: may change at any time (`ros2 param set`). The others change only while the node is unconfigured "
-        "(`ros2 lifecycle set /multi_dnn cleanup` first)."
+    """A table for each section of the schema, GitHub Markdown."""
+    node = {"cameras": list_field("cameras", DEFAULT_CAMERAS), "dnns": list_field("dnns", DEFAULT_DNNS)}
+    return "\n\n".join(
+        [
+            _table("Node", "", {**node, **fields_of(NodeConfig)}),
+            _table("Cameras: `camera.<camera>.`", "camera.<camera>.", fields_of(CameraConfig)),
+            _table("DNNs: `dnn.<dnn>.`", "dnn.<dnn>.", fields_of(DnnConfig), _SHOWN_DEFAULTS),
+        ]
     )
-    return "\n".join(rows)
 
 
 def in_document(text: str) -> str:
-    """`text` with the table between the markers renewed; ValueError where a marker is missing."""
+    """`text` with new tables between the markers; ValueError if a marker is missing."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the document needs the markers {BEGIN} and {END}, in this order")
-    return f"{head}{BEGIN}\n{markdown()}\n{END}{tail}"
+    return f"{head}{BEGIN}\n\n{markdown()}\n\n{END}{tail}"
 
 
 def default_yaml() -> str:
     """``config/multi_dnn.yaml``: every parameter at its default, with its meaning and limits as a comment."""
     lines = [
-        "# All parameters of the node at their defaults. Made from multi_dnn_ros/settings/schema.py by",
-        "# `python -m multi_dnn_ros.settings.parameter_table`; copy it and change the copy.",
-        "# [runtime]: may change at any time (`ros2 param set`); the others only while the node is unconfigured.",
-        "# An empty list is written as a comment: ROS 2's parameter files cannot hold one.",
+        "# All parameters of the node at their defaults. Generated from multi_dnn_ros/settings/schema.py by",
+        "# `python -m multi_dnn_ros.settings.parameter_table`: edit a copy of this file, not this file.",
+        "# [runtime]: can be changed at any time (`ros2 param set`); the others only while the node is unconfigured.",
+        "# Empty lists are commented out, because ROS 2 parameter files cannot contain them.",
         "/**:",
         "  ros__parameters:",
     ]
@@ -80,7 +73,7 @@ def default_yaml() -> str:
 
 
 def _yaml_lines(indent: str, fields: Mapping[str, ParameterField], explained: set[str]) -> Iterator[str]:
-    """Each meaning is written once: at the first of several DNNs."""
+    """The description of a parameter is written once, at the first of several cameras or DNNs."""
     for name, field in fields.items():
         if name not in explained:
             explained.add(name)
@@ -89,10 +82,18 @@ def _yaml_lines(indent: str, fields: Mapping[str, ParameterField], explained: se
         yield f"{indent}{'# ' if field.default == [] else ''}{name}: {_yaml_value(field.default)}"
 
 
+def _table(title: str, prefix: str, fields: Mapping[str, ParameterField], defaults: Mapping[str, str] = {}) -> str:
+    rows = [_row(f"{prefix}{name}", field, defaults.get(name)) for name, field in fields.items()]
+    return "\n".join(
+        [f"## {title}", "", "| Parameter | Type | Default | Allowed | Meaning |", "|---|---|---|---|---|", *rows]
+    )
+
+
 def _row(name: str, field: ParameterField, default: str | None = None) -> str:
     title = f"**`{name}`**" if field.runtime else f"`{name}`"
     value = default or f"`{_yaml_value(field.default)}`"
-    cells = (title, field.kind, value, field.allowed, field.description)
+    allowed = field.allowed.replace("<", "&lt;")  # else GitHub takes it for HTML
+    cells = (title, field.kind, value, allowed, field.description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -104,11 +105,10 @@ def _yaml_value(value: Any) -> str:
 
 
 def main() -> None:
-    """Renew config/multi_dnn.yaml and the README's table."""
+    """Write config/multi_dnn.yaml and the tables of docs/parameters.md."""
     (_ROOT / "config" / "multi_dnn.yaml").write_text(default_yaml(), encoding="utf-8")
-    readme = _ROOT / "README.md"
-    if readme.is_file():
-        readme.write_text(in_document(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    if PAGE.is_file():  # not in an installed package
+        PAGE.write_text(in_document(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Every parameter of the package: its type, default, range and meaning, in one place.
 
-The node declares its ROS parameters from these models, ``multi-dnn replay`` reads the same YAML through them, and the
-README's table is made from them. A test holds ``config/multi_dnn.yaml``, this file and the README together.
+The node declares its ROS parameters from these models, ``multi-dnn replay`` reads the same YAML through them, and
+docs/parameters.md and ``config/multi_dnn.yaml`` are generated from them; a test fails if either is out of date.
 """
 
 from __future__ import annotations
@@ -30,37 +30,41 @@ class _Section(BaseModel):
 class CameraConfig(_Section):
     """One camera topic (parameters ``camera.<name>.*``)."""
 
-    topic: str = Field("", description="Topic of the images; empty: `<camera>/image_raw`, and `/compressed` behind it.")
+    topic: str = Field(
+        "",
+        description="Topic of the images. Empty: `<camera>/image_raw`, with `/compressed` appended for compressed "
+        "images.",
+    )
     transport: Literal["raw", "compressed"] = Field(
-        "raw", description="sensor_msgs/Image or sensor_msgs/CompressedImage."
+        "raw", description="Type of the topic: raw is sensor_msgs/Image, compressed is sensor_msgs/CompressedImage."
     )
     qos: Literal["auto", "sensor_data", "system_default", "default", "reliable"] = Field(
         "auto",
-        description="QoS of the subscription, by name; auto: reliable where all publishers of the topic offer it, else "
-        "best effort.",
+        description="QoS profile of the subscription. auto: reliable if every publisher of the topic offers it, "
+        "otherwise best effort.",
     )
     depth: int = Field(
         0,
         ge=0,
         le=100,
-        description="Queue depth of the subscription; every step may add age to the frames. "
-        f"0: {BEST_EFFORT_DEPTH} for best effort, {RELIABLE_DEPTH} for reliable, which lost least (docs/cameras.md).",
+        description=f"Queue depth of the subscription. 0: {BEST_EFFORT_DEPTH} for best effort and {RELIABLE_DEPTH} "
+        "for reliable (measured, docs/cameras.md). A longer queue loses fewer images and can make them older.",
     )
     max_pixels: int = Field(
-        33_177_600, ge=1, le=268_435_456, description="Frames that claim more pixels than this are refused."
+        33_177_600, ge=1, le=268_435_456, description="Images with more pixels than this are rejected."
     )
     rate_hz: float = Field(
         0.0,
         ge=0.0,
         le=1000.0,
-        description="Frames a second to expect. With one for every camera, configuring measures whether the DNNs fit "
-        "the device at these rates, and says what would help if not; 0: no check.",
+        description="Expected frame rate. If every camera has one, the node measures while configuring whether the "
+        "DNNs fit the device at these rates. 0: unknown, no check.",
     )
     max_loss: float = Field(
         0.2,
         ge=0.0,
         le=1.0,
-        description="The camera's diagnostics say WARN when a larger share of its images is lost before the node.",
+        description="Share of the images lost before they reach the node above which the camera's status is WARN.",
     )
 
 
@@ -75,99 +79,124 @@ class DnnConfig(_Section):
     )
     weights: str = Field(
         "default",
-        description="For torchvision builders: a .safetensors or .pth file, a torchvision weights name such as "
-        "`COCO_V1`, or `random`. `default`: what the model brings (built-in and file models).",
+        description="Weights of a torchvision builder: a .safetensors or .pth file, a name such as `COCO_V1`, or "
+        "`random`. Every other model contains its weights and takes `default` only.",
     )
-    num_classes: int = Field(0, ge=0, le=10_000, description="Classes of a torchvision builder; 0: the builder's own.")
+    num_classes: int = Field(
+        0, ge=0, le=10_000, description="Number of classes of a torchvision builder. 0: the builder's default."
+    )
     decoder: Literal["auto", "torchvision", "yolo", "grid", "lane"] = Field(
         "auto", description="How raw outputs become results; auto: built-in and torchvision models know theirs."
     )
     labels: list[str] = Field(
         default_factory=list,
-        description="Class names by index, or one file with a name a line; empty: the model's own.",
+        description="Class names in the order of their indices, or one text file with one name per line. Empty: the "
+        "model's own.",
     )
-    keep: list[str] = Field(default_factory=list, description="Publish these classes only; empty: all.")
-    cameras: list[str] = Field(default_factory=list, description="Cameras it serves; empty: all.")
-    input_width: int = Field(0, ge=0, le=8192, description="Network input width in pixels; 0: the model's own.")
-    input_height: int = Field(0, ge=0, le=8192, description="Network input height in pixels; 0: the model's own.")
-    resize: Literal["auto", "stretch", "letterbox"] = Field("auto", description="How an image is fitted to the input.")
-    color: Literal["auto", "rgb", "bgr"] = Field("auto", description="Channel order that the network expects.")
+    keep: list[str] = Field(default_factory=list, description="Classes to publish. Empty: all.")
+    cameras: list[str] = Field(default_factory=list, description="Cameras whose images the DNN processes. Empty: all.")
+    input_width: int = Field(0, ge=0, le=8192, description="Network input width in pixels. 0: the model's own.")
+    input_height: int = Field(0, ge=0, le=8192, description="Network input height in pixels. 0: the model's own.")
+    resize: Literal["auto", "stretch", "letterbox"] = Field(
+        "auto",
+        description="How an image is fitted to the network input. auto: the model's own; otherwise letterbox with "
+        "decoder yolo, stretch with others.",
+    )
+    color: Literal["auto", "rgb", "bgr"] = Field(
+        "auto",
+        description="Channel order of the network input. auto: the model's own; otherwise bgr with decoder "
+        "grid, rgb with others.",
+    )
     mean: list[float] = Field(
-        default_factory=list, description="Per channel, subtracted from 0..1 values; empty: the model's."
+        default_factory=list,
+        description="Mean per channel, subtracted from values scaled to 0..1. Empty: the model's own.",
     )
     std: list[float] = Field(
-        default_factory=list, description="Per channel, divides after the mean; empty: the model's."
+        default_factory=list,
+        description="Standard deviation per channel, by which the difference is divided. Empty: the model's own.",
     )
     backend: Literal["auto", "eager", "torchscript", "onnxruntime", "cuda_graph", "inductor"] = Field(
         "auto",
-        description="How its jobs run; auto: onnxruntime on a CPU (torchscript with precision bf16, and for a DNN that "
-        "cannot be exported), cuda_graph on a GPU. inductor: compiled before, which takes minutes once (kept in "
-        "~/.cache/multi_dnn_ros/inductor), and captured as cuda_graph on a GPU.",
+        description="How the jobs run. auto: onnxruntime on a CPU (torchscript with precision bf16, and for a DNN that "
+        "cannot be exported), cuda_graph on a GPU. inductor compiles the jobs with TorchInductor, which takes minutes "
+        "the first time (cached in ~/.cache/multi_dnn_ros/inductor), and captures them on a GPU.",
     )
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
         "auto",
-        description="Numbers that its layers compute in; auto: float32, whose convolutions PyTorch rounds to TF32 on a "
-        "GPU; fp32: without that; tf32: matrix products too. On a CPU: auto, fp32, bf16.",
+        description="Number format of the layers. auto: float32, with TF32 convolutions on a GPU (PyTorch's default). "
+        "fp32: float32 without TF32. tf32: TF32 for matrix products too. A CPU takes auto, fp32 and bf16.",
     )
     capture_preprocess: bool = Field(
         False,
-        description="With captured jobs, on a GPU: preprocessing is captured too, for each size of images after the "
-        "first frame of it. No effect elsewhere.",
+        description="On a GPU with backend cuda_graph or inductor: capture preprocessing as a CUDA graph too, once "
+        "for each image size, after its first frame. No effect otherwise.",
     )
     sms: int = Field(
         0,
         ge=0,
         le=1024,
-        description="SMs of the GPU that its jobs may use, by a CUDA green context (PyTorch 2.11 and newer); DNNs with "
-        "the same number share them. 0: all.",
+        description="Number of SMs of the GPU that the DNN may use, by a CUDA green context (PyTorch 2.11 or newer). "
+        "DNNs with the same number share the same SMs. 0: all.",
     )
     max_batch: int = Field(
         1,
         ge=1,
         le=16,
-        description="Most frames in one inference, at most one of each camera: those of several cameras that wait "
-        "together share it. 1: every frame by itself. Not with capture_preprocess.",
+        description="Largest number of frames per inference, at most one per camera. 1: one frame per inference. Not "
+        "allowed with capture_preprocess.",
     )
     batch_delay_ms: float = Field(
         0.0,
         ge=0.0,
         le=1000.0,
-        description="With max_batch: how long a DNN that could begin waits for frames of its other cameras; 0: it "
-        "takes what is there.",
+        description="With max_batch: how long an idle DNN that has a frame waits for frames of its other cameras. 0: "
+        "it starts at once.",
     )
     jobs: int = Field(
         4,
         ge=1,
         le=256,
-        description="Jobs (runs of consecutive hidden layers) the DNN is cut into; see also `blocking_ms`.",
+        description="Number of jobs (runs of consecutive layers) that the DNN is cut into. With `blocking_ms` it is "
+        "computed.",
     )
     score_threshold: float = Field(
         0.0,
         ge=0.0,
         le=1.0,
-        description="Results under this score are not published; 0: the model's own (built-in models, see "
-        "docs/models.md), 0.4 where it has none.",
+        description="Results with a lower score are not published. 0: the model's own threshold (built-in models, "
+        "docs/models.md), otherwise 0.4.",
         json_schema_extra=RUNTIME,
     )
     iou_threshold: float = Field(
-        0.5, ge=0.0, le=1.0, description="Boxes that overlap more than this are one (NMS).", json_schema_extra=RUNTIME
+        0.5,
+        ge=0.0,
+        le=1.0,
+        description="Intersection over union above which the lower-scored of two boxes of a class is discarded (NMS).",
+        json_schema_extra=RUNTIME,
     )
-    max_detections: int = Field(100, ge=1, le=10_000, description="Most boxes a frame.", json_schema_extra=RUNTIME)
+    max_detections: int = Field(
+        100, ge=1, le=10_000, description="Largest number of boxes or lane lines per frame.", json_schema_extra=RUNTIME
+    )
     priority: int = Field(
         0,
         ge=-100,
         le=100,
-        description="Higher goes first under the priority policy; on a GPU its CUDA streams do under every policy.",
+        description="Higher values run first under policy priority. On a GPU it also sets the priority of the DNN's "
+        "CUDA stream, under every policy.",
         json_schema_extra=RUNTIME,
     )
     deadline_ms: float = Field(
-        0.0, ge=0.0, le=3_600_000.0, description="End-to-end deadline from arrival; 0: none.", json_schema_extra=RUNTIME
+        0.0,
+        ge=0.0,
+        le=3_600_000.0,
+        description="Deadline of a result, counted from the arrival of the image. 0: none.",
+        json_schema_extra=RUNTIME,
     )
     max_age_ms: float = Field(
         0.0,
         ge=0.0,
         le=3_600_000.0,
-        description="A frame that waited longer is dropped; 0: never.",
+        description="A frame that has waited longer before its inference starts is dropped. 0: never.",
         json_schema_extra=RUNTIME,
     )
 
@@ -175,83 +204,93 @@ class DnnConfig(_Section):
 class NodeConfig(_Section):
     """The whole node."""
 
-    autostart: bool = Field(True, description="Configure and activate by itself at start.")
+    autostart: bool = Field(True, description="Configure and activate at start.")
     cameras: dict[Name, CameraConfig] = Field(min_length=1, description="Camera names.")
-    dnns: dict[Name, DnnConfig] = Field(min_length=1, description="DNN names; they are part of the output topics.")
+    dnns: dict[Name, DnnConfig] = Field(
+        min_length=1, description="DNN names. They are part of the names of the output topics."
+    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="auto: the first GPU, else the CPU.",
+        description="Device that runs the DNNs. auto: the first GPU, or the CPU if there is none.",
         json_schema_extra={"allowed": "auto, cpu, cuda, cuda:<number>"},
     )
     workers: int = Field(
         0,
         ge=0,
         le=16,
-        description="Worker threads, which run the jobs, or launch them on the CUDA streams of their DNNs; 0: a core "
-        "each on a CPU, one with a GPU.",
+        description="Worker threads. They run the jobs on a CPU and launch them on a GPU. 0: one per core, but not "
+        "more than there are DNNs, on a CPU; one on a GPU.",
     )
     cpu_threads: int = Field(
-        0, ge=0, le=256, description="Threads inside one CPU operation; 0: cores / workers, 1 with a GPU."
+        0, ge=0, le=256, description="Threads per CPU operation. 0: cores divided by workers; 1 on a GPU."
     )
-    policy: Literal["fifo", "priority", "edf"] = Field("fifo", description="Which queued job goes next.")
+    policy: Literal["fifo", "priority", "edf"] = Field(
+        "fifo", description="Order of the job queue: fifo, priority, or edf (earliest deadline first)."
+    )
     aging_ms: float = Field(
-        50.0, gt=0.0, le=60_000.0, description="Waiting time that outweighs one step of priority (no starvation)."
+        50.0,
+        gt=0.0,
+        le=60_000.0,
+        description="Under policy priority: waiting time that counts as much as one step of priority, so that no job "
+        "starves.",
     )
     predictor: str = Field(
         "",
-        description="The predictor.json that `multi-dnn profile` learnt: DNNs are cut into jobs of even predicted "
-        "time, and configuring predicts whether they fit the device. What it was not taught is measured. Empty: none.",
+        description="predictor.json of `multi-dnn profile learn`. DNNs are then cut into jobs of equal predicted "
+        "time. Layers that the predictor does not know are measured. Empty: none.",
     )
     blocking_ms: float = Field(
         0.0,
         ge=0.0,
         le=60_000.0,
-        description="Longest time that a job may take, alone on the device: each DNN is cut into the fewest jobs that "
-        "keep to it, by its layers' predicted or measured times. 0: `dnn.<dnn>.jobs` counts.",
+        description="Longest time of a job while nothing else runs. Each DNN is cut into the smallest number of jobs "
+        "that meets it, by predicted or measured layer times. 0: `dnn.<dnn>.jobs` decides.",
     )
     max_launched: int = Field(
         0,
         ge=0,
         le=64,
-        description="On a GPU under priority or edf: most jobs that a more important frame could go before, launched "
-        "and not finished; each is a launch of its own then. 0: no bound, all jobs of a frame are one launch.",
+        description="On a GPU under policy priority or edf: largest number of launched, unfinished jobs that a more "
+        "important frame could overtake. Each job is then a launch of its own. 0: no bound.",
     )
     max_failures: int = Field(
-        5, ge=1, le=1000, description="Failures in a row that disable a DNN; it is tried again later."
+        5, ge=1, le=1000, description="Consecutive failures after which a DNN is disabled. It is tried again later."
     )
     isolation: Literal["process", "none"] = Field(
         "process",
-        description="process: the DNNs run in an engine process, which is replaced when it crashes or hangs (a GPU "
-        "fault, a native library). none: in the node's own process, for debuggers.",
+        description="process: the DNNs run in an engine process, which is replaced when it crashes or hangs. none: "
+        "they run in the node's process, for debuggers and profilers.",
     )
     standby: Literal["none", "warm", "hot"] = Field(
         "none",
-        description="What waits to replace a lost engine process: none; warm: a process with its imports done; hot: a "
-        "second engine, ready to serve, which takes the memory of one.",
+        description="What replaces a lost engine process. none: a new process. warm: a process that has done its "
+        "imports. hot: a second, configured engine, which needs the memory of one more.",
     )
     job_timeout_s: float = Field(
         5.0,
         ge=0.1,
         le=600.0,
-        description="An engine process in which one job (on a CPU also a frame that runs as one network) takes longer "
-        "hangs, and is replaced.",
+        description="Longest time of one job (on a CPU also of a frame that runs as one network). An engine process "
+        "that exceeds it is replaced.",
     )
     heartbeat_timeout_s: float = Field(
         2.0,
         ge=0.2,
         le=600.0,
-        description="An engine process that serves and gives no sign of life for so long hangs, and is replaced.",
+        description="Longest time without a heartbeat of a serving engine process. One that exceeds it is replaced.",
     )
     fault_window_s: float = Field(
         60.0,
         ge=1.0,
         le=86_400.0,
-        description="After two faults within this time the DNNs that were computing get engine processes of their own, "
-        "until the one that causes them is known; those that serve without a fault for as long come back.",
+        description="Two losses of the engine process within this time give each DNN that was computing a process of "
+        "its own. A DNN that serves without a fault for this time returns to the common process.",
     )
     stop_timeout_s: float = Field(
-        2.0, gt=0.0, le=60.0, description="Longest wait for the jobs under way when stopping."
+        2.0, gt=0.0, le=60.0, description="Longest wait for unfinished jobs when the node is deactivated."
     )
-    diagnostics_period_s: float = Field(1.0, ge=0.1, le=60.0, description="Time between two /diagnostics messages.")
-    stale_after_s: float = Field(2.0, gt=0.0, le=3600.0, description="A camera silent for longer is reported STALE.")
+    diagnostics_period_s: float = Field(1.0, ge=0.1, le=60.0, description="Period of the /diagnostics messages.")
+    stale_after_s: float = Field(
+        2.0, gt=0.0, le=3600.0, description="Time without an image after which a camera's status is STALE."
+    )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multi_dnn_ros.settings.flat_parameters import ParameterError, fields_of, parameter_fields, to_config, to_flat
-from multi_dnn_ros.settings.parameter_table import BEGIN, END, default_yaml, in_document, markdown
+from multi_dnn_ros.settings.parameter_table import BEGIN, END, PAGE, default_yaml, in_document, markdown
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
@@ -222,8 +222,8 @@ def test_every_shipped_yaml_is_valid(path, caplog):
     assert not caplog.text
 
 
-def test_the_readme_has_the_table():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_has_the_tables():
+    text = PAGE.read_text(encoding="utf-8")
     assert BEGIN in text
     assert in_document(text) == text, "run python -m multi_dnn_ros.settings.parameter_table"
 
@@ -237,6 +237,6 @@ def test_the_table_has_every_parameter():
 
 
 def test_the_table_goes_between_its_markers():
-    assert in_document(f"a\n{BEGIN}\nold\n{END}\nb") == f"a\n{BEGIN}\n{markdown()}\n{END}\nb"
+    assert in_document(f"a\n{BEGIN}\nold\n{END}\nb") == f"a\n{BEGIN}\n\n{markdown()}\n\n{END}\nb"
     with pytest.raises(ValueError, match="markers"):
         in_document("no markers")

@@ -103,7 +103,7 @@ def test_the_command_of_a_file_is_the_one_that_made_it(name: str, command: str) 
 
 
 def test_figures_in_the_readme_are_those_of_the_sections_it_links_to() -> None:
-    measured = README[README.index("\n## Measured\n") : README.index("\n## When something is wrong\n")]
+    measured = README[README.index("\n## Measured\n") : README.index("\n## Documentation\n")]
     units = [unit for unit in re.split(r"\n\n|\n(?=\|)", measured) if figures(unit)]
     assert len(units) > 5
     for unit in units:
