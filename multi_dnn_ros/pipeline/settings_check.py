@@ -14,13 +14,16 @@ from pathlib import Path
 import torch
 
 from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
+from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.vision.decoders.registry import DECODERS
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Findings:
 
 def check_settings(config: NodeConfig) -> Findings:
     """Look at everything that can be known without loading a DNN: a second or two for each DNN, little memory."""
+    for registry in (BACKENDS, DECODERS, MODEL_SOURCES):
+        registry.report_broken()
     problems: list[str] = []
     warnings: list[str] = [*_of_rates(config)]
     device = predictor = None

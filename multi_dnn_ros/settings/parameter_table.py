@@ -36,8 +36,8 @@ def markdown() -> str:
     rows += [_row(name, field) for name, field in fields_of(NodeConfig).items()]
     rows += [_row(f"camera.<camera>.{name}", field) for name, field in fields_of(CameraConfig).items()]
     shown_defaults = {
-        "role": "the DNN's name, if that is a role",
-        "model": "`builtin:<role>`",
+        "role": "the DNN's name, if that is a role with defaults",
+        "model": "that of the role",
     }
     rows += [_row(f"dnn.<dnn>.{name}", field, shown_defaults.get(name)) for name, field in fields_of(DnnConfig).items()]
     rows.append("")

@@ -6,12 +6,21 @@ README's table is made from them. A test holds ``config/multi_dnn.yaml``, this f
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
-Role = Literal["lane", "object", "pedestrian"]
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.settings.roles import PRESETS
+
+if TYPE_CHECKING:  # the names are known when the registries have been read
+    DecoderName = str
+    BackendName = str
+else:
+    DecoderName = Literal[("auto", *extensions.names(extensions.DECODERS))]
+    BackendName = Literal[("auto", *extensions.names(extensions.BACKENDS))]
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
 #: Marks a field that may change while the node is running (``json_schema_extra=RUNTIME``); all others are read-only
@@ -67,11 +76,18 @@ class CameraConfig(_Section):
 class DnnConfig(_Section):
     """One DNN (parameters ``dnn.<name>.*``)."""
 
-    role: Role = Field(description="What its results are: lane, object or pedestrian.")
+    role: str = Field(
+        pattern=r"^[a-z][a-z0-9_]*$",
+        max_length=64,
+        description=f"What it is for: a label. {', '.join(PRESETS)} bring defaults: the model, the decoder of a model "
+        "that does not know its own, the kind of results.",
+        json_schema_extra={"allowed": f"lower-case letters, digits and _; with defaults: {', '.join(PRESETS)}"},
+    )
     model: str = Field(
         min_length=1,
         description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, each also with `_small` (decomposed), "
         "`torchvision:<builder>`, or a .pt2, .onnx or (of `multi-dnn decompose`) .safetensors file.",
+        json_schema_extra={"allowed": f"not empty: {', '.join(extensions.model_forms())}"},
     )
     weights: str = Field(
         "default",
@@ -79,8 +95,10 @@ class DnnConfig(_Section):
         "`COCO_V1`, or `random`. `default`: what the model brings (built-in and file models).",
     )
     num_classes: int = Field(0, ge=0, le=10_000, description="Classes of a torchvision builder; 0: the builder's own.")
-    decoder: Literal["auto", "torchvision", "yolo", "grid", "lane"] = Field(
-        "auto", description="How raw outputs become results; auto: built-in and torchvision models know theirs."
+    decoder: DecoderName = Field(
+        "auto",
+        description="How raw outputs become results; auto: built-in and torchvision models know theirs, other models "
+        "have that of their role, if it brings one.",
     )
     labels: list[str] = Field(
         default_factory=list,
@@ -98,7 +116,7 @@ class DnnConfig(_Section):
     std: list[float] = Field(
         default_factory=list, description="Per channel, divides after the mean; empty: the model's."
     )
-    backend: Literal["auto", "eager", "torchscript", "onnxruntime", "cuda_graph", "inductor"] = Field(
+    backend: BackendName = Field(
         "auto",
         description="How its jobs run; auto: onnxruntime on a CPU (torchscript with precision bf16, and for a DNN that "
         "cannot be exported), cuda_graph on a GPU. inductor: compiled before, which takes minutes once (kept in "

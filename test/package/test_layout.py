@@ -15,7 +15,7 @@ PACKAGE = "multi_dnn_ros"
 #: What a package may import of ours, besides itself. From the bottom to the top: none imports one further down.
 ALLOWED: dict[str, set[str]] = {
     "common": set(),
-    "settings": set(),
+    "settings": {"common"},
     "standalone": set(),
     "vision": {"common"},
     "graph": {"common"},
