@@ -143,7 +143,7 @@ class Registry(Generic[T]):
         except Exception as error:  # whatever a module of another package raises
             raise ExtensionError(f"{unusable}: {type(error).__name__}: {reason_of(error)}") from error
         if not isinstance(spec, self._spec):
-            raise ExtensionError(f"{unusable} is a {type(spec).__name__}; expected a {self._spec.__name__}")
+            raise ExtensionError(f"{unusable} is of type {type(spec).__name__}; expected {self._spec.__name__}")
         own_name: Any = getattr(spec, "name", None)
         if own_name != name:
             raise ExtensionError(f"{unusable} has the name {own_name!r}; expected {name!r}, as its entry point")

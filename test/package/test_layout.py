@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},
     "replay": {"common", "settings", "vision", "engine", "ros", "bags", "camera"},
-    "demo": {"common", "settings", "vision", "models", "compression", "training", "ros", "bags", "camera", "replay"},
+    "demo": {"common", "settings", "vision", "models", "compression", "training", "ros", "bags", "camera"},
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
