@@ -9,19 +9,21 @@ from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
+from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.qos import LATCHED, PICTURES, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
-from multi_dnn_ros.vision.result_kind import ResultKind
+from multi_dnn_ros.vision.result_kind import ResultKind, Topic
 
 
 class ResultPublishers:
     """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay``, and ``~/<dnn>/label_info``.
 
     streams: cameras of each DNN. kinds: of each DNN's results. labels: class names of each DNN; they are published for
-    those whose kind has any. Publishing is called from the DNNs' threads; each has publishers of its own. LookupError
-    for a message type that is not installed; what importing the functions raises that make messages.
+    those whose kind has any. Publishing is called from the DNNs' threads; each has publishers of its own.
+    ExtensionError for a kind whose messages cannot be made here.
     """
 
     def __init__(
@@ -38,10 +40,8 @@ class ResultPublishers:
         for dnn, cameras in streams.items():
             for camera in cameras:
                 for topic in kinds[dnn].topics:
-                    assert callable(topic.message)  # imported now, not with the first result
-                    self._add(
-                        message_class(topic.msgtype), PICTURES if topic.picture else RESULTS, camera, dnn, topic.name
-                    )
+                    qos = PICTURES if topic.picture else RESULTS
+                    self._add(_message_class(kinds[dnn], topic, dnn), qos, camera, dnn, topic.name)
         for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
             self._add(Image, PICTURES, camera, "overlay")
         if LabelInfo is not None:
@@ -89,3 +89,15 @@ class ResultPublishers:
 
     def _add(self, kind: type, qos: Any, *path: str) -> None:
         self._publishers[path] = self._node.create_lifecycle_publisher(kind, f"~/{'/'.join(path)}", qos)
+
+
+def _message_class(kind: ResultKind, topic: Topic, dnn: str) -> type:
+    """Of the topic's messages; the function that makes them is imported too, now and not with the first result."""
+    try:
+        assert callable(topic.message)
+        message: type = message_class(topic.msgtype)
+    except Exception as error:  # whatever a module of another package raises
+        raise ExtensionError(
+            f"DNN {dnn}: topic {topic.name} of result kind '{kind.name}' cannot be published: {reason_of(error)}"
+        ) from error
+    return message
