@@ -119,10 +119,10 @@ def check_built(args: argparse.Namespace, models: Sequence[str]) -> None:
     """UsageError for --weights where none of `models` takes them."""
     if args.weights == "default":
         return
-    from multi_dnn_ros.models.registry import source_of, usable_sources
+    from multi_dnn_ros.models.registry import MODEL_SOURCES, source_of
 
     if not any(source.takes_weights for model in models if (source := source_of(model)) is not None):
-        forms = ", ".join(source.form for source in usable_sources() if source.takes_weights)
+        forms = ", ".join(source.form for source in MODEL_SOURCES.usable() if source.takes_weights)
         raise UsageError(f"--weights is for {forms}; {', '.join(models)} comes with its own")
 
 

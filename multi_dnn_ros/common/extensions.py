@@ -12,6 +12,7 @@ so that the node's process, which must stay free of PyTorch, knows the names of 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import re
@@ -113,6 +114,14 @@ class Registry(Generic[T]):
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
+
+    def usable(self) -> list[T]:
+        """Every specification that can be used, imported now; see :meth:`report_broken` for the others."""
+        found = []
+        for name in self.names():
+            with contextlib.suppress(ExtensionError):
+                found.append(self.get(name))
+        return found
 
     def report_broken(self, report: Callable[[str], object] = log.warning) -> None:
         """Import what other packages bring; `report` gets a line for each that cannot be used, once per process.

@@ -148,9 +148,9 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
     except ExtensionError as error:
         raise ModelError(f"parameter dnn.{name}.decoder: {error}") from None
     if spec.takes_detector != (source.detector is not None):
+        allowed = (["auto"] if source.decoder else []) + _decoders_for(source)
         raise ModelError(
-            f"parameter dnn.{name}.decoder is '{chosen}'; allowed with {config.model}: "
-            f"{', '.join(('auto', *_decoders_for(source)) if source.decoder else _decoders_for(source))}"
+            f"parameter dnn.{name}.decoder is '{chosen}'; allowed with {config.model}: {', '.join(allowed)}"
         )
     if spec.result_kind not in extensions.names(extensions.RESULT_KINDS):
         raise ModelError(
@@ -164,14 +164,7 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
 
 def _decoders_for(source: Source) -> list[str]:
     """Names of the decoders that can be asked to read what this network returns."""
-    found = []
-    for name in DECODERS.names():
-        try:
-            if DECODERS.get(name).takes_detector == (source.detector is not None):
-                found.append(name)
-        except ExtensionError:  # reported as a broken extension
-            continue
-    return found
+    return [spec.name for spec in DECODERS.usable() if spec.takes_detector == (source.detector is not None)]
 
 
 def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> tuple[str, ...]:

@@ -71,14 +71,3 @@ def source_of(model: str) -> ModelSource | None:
         return MODEL_SOURCES.get(source_name(model))
     except ExtensionError:
         return None
-
-
-def usable_sources() -> list[ModelSource]:
-    """Every model source that can be used."""
-    found = []
-    for name in MODEL_SOURCES.names():
-        try:
-            found.append(MODEL_SOURCES.get(name))
-        except ExtensionError:  # reported as a broken extension
-            continue
-    return found

@@ -9,7 +9,7 @@ from multi_dnn_ros.models.artifact import read_description
 from multi_dnn_ros.models.decomposed import apply_plan
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.registry import ModelRequest, ModelSource, source_of, usable_sources
+from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, ModelSource, source_of
 from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -28,7 +28,7 @@ def rebuilt_source(request: ModelRequest) -> Source:
         )
     origin = source_of(description.model)
     if origin is None or not origin.rebuilds:
-        allowed = ", ".join(f"{each.name}:..." for each in usable_sources() if each.rebuilds)
+        allowed = ", ".join(f"{each.name}:..." for each in MODEL_SOURCES.usable() if each.rebuilds)
         raise ModelError(f"{path}: header field model is '{description.model}'; allowed: {allowed}")
     weights = "random" if origin.takes_weights else "default"  # the file's own follow
     config = DnnConfig(role="network", model=description.model, weights=weights, num_classes=description.num_classes)

@@ -10,7 +10,7 @@ from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.description import Description
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, source_name, source_of, usable_sources
+from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, source_name, source_of
 from multi_dnn_ros.models.weights import existing_file
 from multi_dnn_ros.settings.schema import DnnConfig
 
@@ -63,7 +63,7 @@ def weights_file(model: str) -> Path | None:
 def _load(where: str, config: DnnConfig, *, classifiers: bool, outline: bool = False) -> Source:
     name = source_name(config.model)
     if not name:
-        allowed = ", ".join(source.form for source in usable_sources())
+        allowed = ", ".join(source.form for source in MODEL_SOURCES.usable())
         raise ModelError(f"{where}model is '{config.model}'; allowed: {allowed}")
     try:
         source = MODEL_SOURCES.get(name)

@@ -62,9 +62,9 @@ def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision:
             (each for each in automatic if precision in _spec(each, dnn).precisions[device.type]), automatic[-1]
         )
     if device.type not in _spec(name, dnn).precisions:
+        others = (spec.name for spec in BACKENDS.usable() if device.type in spec.precisions)
         raise ConfigError(
-            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: "
-            f"{', '.join(('auto', *_running_on(device)))}"
+            f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}"
         )
     return name
 
@@ -74,18 +74,6 @@ def _spec(name: str, dnn: str) -> BackendSpec:
         return BACKENDS.get(name)
     except ExtensionError as error:
         raise ConfigError(f"parameter dnn.{dnn}.backend: {error}") from None
-
-
-def _running_on(device: torch.device) -> list[str]:
-    """Names of the backends that run on this type of device."""
-    found = []
-    for name in BACKENDS.names():
-        try:
-            if device.type in BACKENDS.get(name).precisions:
-                found.append(name)
-        except ExtensionError:  # reported as a broken extension
-            continue
-    return found
 
 
 def check_backend(name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>") -> str:

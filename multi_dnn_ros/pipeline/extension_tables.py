@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.common.extensions import ExtensionError, Registry
 from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
-
-T = TypeVar("T")
 
 BEGIN, END = "<!-- registries -->", "<!-- /registries -->"
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
@@ -21,10 +18,10 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
 def markdown() -> str:
     """A table for each registry, GitHub Markdown, with what other installed packages bring and can be used."""
-    decoders = [(spec.name, spec.signature, f"`{spec.result_kind}`") for spec in _usable(DECODERS)]
+    decoders = [(spec.name, spec.signature, f"`{spec.result_kind}`") for spec in DECODERS.usable()]
     kinds = [
         (kind.name, ", ".join(f"`{topic.name}` ({topic.msgtype})" for topic in kind.topics), kind.truth or "no")
-        for kind in _usable(RESULT_KINDS)
+        for kind in RESULT_KINDS.usable()
     ]
     backends = [
         (
@@ -33,9 +30,9 @@ def markdown() -> str:
             ", ".join(spec.captures) or "no",
             "yes" if spec.compiles else "no",
         )
-        for spec in _usable(BACKENDS)
+        for spec in BACKENDS.usable()
     ]
-    sources = [(source.name, source.form, "yes" if source.rebuilds else "no") for source in _usable(MODEL_SOURCES)]
+    sources = [(source.name, source.form, "yes" if source.rebuilds else "no") for source in MODEL_SOURCES.usable()]
     return "\n\n".join(
         [
             _table(("Decoder", "Outputs that it reads", "Result kind"), decoders),
@@ -53,14 +50,6 @@ def in_document(text: str) -> str:
     if not begin or not end:
         raise ValueError(f"the document needs the markers {BEGIN} and {END}, in this order")
     return f"{head}{BEGIN}\n{markdown()}\n{END}{tail}"
-
-
-def _usable(registry: Registry[T]) -> Iterator[T]:
-    for name in registry.names():
-        try:
-            yield registry.get(name)
-        except ExtensionError:
-            continue
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
