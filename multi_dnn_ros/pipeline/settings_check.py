@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import green_contexts
 from multi_dnn_ros.backends.registry import BACKENDS
+from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
@@ -24,6 +26,15 @@ from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.decoders.registry import DECODERS
+
+#: What the engine's process uses; result kinds are for the node's.
+_REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)
+
+
+def import_registries() -> None:
+    """Import every backend, decoder and model source, so that configuring does not wait for imports."""
+    for registry in _REGISTRIES:
+        registry.usable()
 
 
 @dataclass(frozen=True)
@@ -41,7 +52,7 @@ class Findings:
 
 def check_settings(config: NodeConfig) -> Findings:
     """Look at everything that can be known without loading a DNN: a second or two for each DNN, little memory."""
-    for registry in (BACKENDS, DECODERS, MODEL_SOURCES):
+    for registry in _REGISTRIES:
         registry.report_broken()
     problems: list[str] = []
     warnings: list[str] = [*_of_rates(config)]

@@ -87,10 +87,11 @@ class EngineMain:
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
         logging.getLogger("multi_dnn_ros").addHandler(ChannelLog(self._channel))
         # The imports that take seconds.
-        import multi_dnn_ros.pipeline.build
-        import multi_dnn_ros.pipeline.settings_check  # noqa: F401
+        import multi_dnn_ros.pipeline.build  # noqa: F401
+        from multi_dnn_ros.pipeline.settings_check import import_registries
         from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
 
+        import_registries()
         threading.Thread(target=self._report, name="report", daemon=True).start()
         self._channel.send(wire.Ready({**configure.library_versions(), "Python": sys.version.split()[0]}))
         while True:
