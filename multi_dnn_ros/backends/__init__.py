@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -25,6 +25,19 @@ class Shared:
     pool: Any = None
     stream: Any = None
     weights: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class StaticStage(Protocol):
+    """A stage that reads and writes the same memory for every frame, as captured ones do.
+
+    inputs, outputs: where it reads and writes; anything else that it is called with is copied to `inputs` first.
+    """
+
+    inputs: Tensors
+    outputs: Tensors
+
+    def __call__(self, carried: Tensors) -> Tensors: ...
 
 
 class Backend(Protocol):

@@ -17,6 +17,8 @@ from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.fused_activations import FusedActivations
+from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.stream_priority import capture_stream
 from multi_dnn_ros.common.error_text import summarize_error
 
@@ -194,3 +196,18 @@ def _place(carried: Tensors, places: Tensors) -> None:
     for place, tensor in zip(places, carried, strict=True):
         if tensor is not place:
             place.copy_(tensor, non_blocking=True)
+
+
+def _make(request: BackendRequest) -> Backend:
+    captured = CudaGraph(request.tolerance, dnn=request.dnn)
+    return FusedActivations(captured, request.tolerance, request.dnn)
+
+
+SPEC = BackendSpec(
+    "cuda_graph",
+    _make,
+    precisions={"cuda": ALL_PRECISIONS},
+    captures=("cuda",),
+    fuses=("cuda",),
+    timing_marks=True,
+)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends.registry import BackendSpec
 
 
 class Eager:
@@ -29,3 +30,6 @@ class Eager:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return ready
+
+
+SPEC = BackendSpec("eager", lambda request: Eager(), timing_marks=True)

@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.compilers import missing_compiler
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.fused_activations import FusedActivations
+from multi_dnn_ros.backends.registry import ALL_PRECISIONS, BackendRequest, BackendSpec
 from multi_dnn_ros.backends.small_products import sum_small_products
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.resources import cache_folder
@@ -198,3 +201,24 @@ def end_compiler_processes() -> None:
     compiler = sys.modules.get("torch._inductor.async_compile")
     if compiler is not None:
         compiler.shutdown_compile_workers()
+
+
+def _make(request: BackendRequest) -> Backend:
+    """On a GPU its kernels are captured."""
+    compiled = Inductor(request.dnn, request.progress, request.tolerance)
+    if request.device.type != "cuda":
+        return compiled
+    captured = CudaGraph(request.tolerance, kernels=compiled, dnn=request.dnn)
+    # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
+    if request.dtype is torch.float32:
+        return captured
+    return FusedActivations(captured, request.tolerance, request.dnn)
+
+
+SPEC = BackendSpec(
+    "inductor",
+    _make,
+    precisions={"cpu": ("auto", "fp32", "bf16"), "cuda": ALL_PRECISIONS},
+    captures=("cuda",),
+    compiles=True,
+)

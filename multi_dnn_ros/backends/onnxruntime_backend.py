@@ -10,6 +10,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.registry import BackendSpec
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.common.error_text import summarize_error
 
@@ -58,3 +59,19 @@ class OnnxRuntime:
                 "%s runs as torchscript, as ONNX Runtime does not take it: %s", self._dnn, summarize_error(error)
             )
         return self._fallback.prepare(stages, inputs, device, shared)
+
+
+def _version() -> str:
+    try:
+        import onnxruntime
+    except ImportError:  # jobs then run as torchscript
+        return "onnxruntime not installed"
+    return f"onnxruntime {onnxruntime.__version__}"
+
+
+SPEC = BackendSpec(
+    "onnxruntime",
+    lambda request: OnnxRuntime(request.tolerance, request.dnn),
+    precisions={"cpu": ("auto", "fp32")},  # its float32 cannot be cast to another type by us
+    version=_version,
+)

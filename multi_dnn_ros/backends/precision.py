@@ -15,12 +15,14 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
 #: TF32 and bfloat16 arithmetic came with compute capability 8.0 (Ampere; Orin is 8.7, Xavier 7.2).
 AMPERE = (8, 0)
+_OF_AMPERE = ("tf32", "bf16")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 _STRIDED = ("as_strided", "new_empty_strided", "empty_strided")
 
@@ -65,16 +67,13 @@ PRECISIONS: Mapping[str, Precision] = {
 def allowed_precisions(device_type: str, backend: str, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
     """Names of the precisions that jobs can have there.
 
-    backend: its name, not `auto`. capability: of the GPU. Whether products are rounded to TF32 is a setting of the
-    whole process: it can differ between DNNs only where it is decided once, when a graph is captured (a job that cannot
-    be captured computes as the process is set).
+    backend: its name, not `auto`; ExtensionError if it cannot be used. capability: of the GPU. Whether products are
+    rounded to TF32 is a setting of the whole process: it can differ between DNNs only where it is decided once, when a
+    graph is captured (a job that cannot be captured computes as the process is set).
     """
-    if device_type != "cuda":
-        return ("auto", "fp32") if backend == "onnxruntime" else ("auto", "fp32", "bf16")
+    names = BACKENDS.get(backend).precisions.get(device_type, ())
     ampere = capability is not None and capability >= AMPERE
-    captured = backend in ("cuda_graph", "inductor")
-    names = {"auto": True, "fp32": captured, "tf32": captured and ampere, "fp16": True, "bf16": ampere}
-    return tuple(name for name, possible in names.items() if possible)
+    return tuple(name for name in names if device_type != "cuda" or ampere or name not in _OF_AMPERE)
 
 
 class InPrecision:

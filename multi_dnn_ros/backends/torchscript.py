@@ -16,6 +16,7 @@ import torch
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.registry import BackendSpec
 from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
@@ -88,3 +89,6 @@ class _Positional(torch.nn.Module):
     def forward(self, *carried: torch.Tensor) -> Tensors:
         results: Tensors = self.stage(carried)
         return results
+
+
+SPEC = BackendSpec("torchscript", lambda request: TorchScript(request.tolerance, request.dnn))

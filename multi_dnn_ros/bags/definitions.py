@@ -8,32 +8,19 @@ neither, and the type hash (REP 2011) does not cover them.
 from __future__ import annotations
 
 import functools
-import importlib
 import re
-from typing import Any
 
 from rosbags.typesys import get_types_from_msg
 from rosbags.typesys.store import Typestore
 
 import multi_dnn_ros.ros  # noqa: F401  makes the message packages importable
+from multi_dnn_ros.ros.message_types import message_class as message_class
 
 # rclpy uses IDL names of field types, .msg files use ROS names.
 _IDL_NAMES = {"boolean": "bool", "octet": "byte", "float": "float32", "double": "float64"}
 _SEQUENCE = re.compile(r"sequence<(?P<element>.+?)(?:, (?P<bound>\d+))?>$")
 _ARRAY = re.compile(r"(?P<element>.+)\[(?P<length>\d+)\]$")
 _BOUNDED_STRING = re.compile(r"string<(?P<bound>\d+)>$")
-
-
-def message_class(msgtype: str) -> Any:
-    """The class of a message type such as ``sensor_msgs/msg/Image``.
-
-    Raises LookupError if the type is not installed.
-    """
-    package, _, name = msgtype.replace("/msg/", "/").partition("/")
-    try:
-        return getattr(importlib.import_module(f"{package}.msg"), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise LookupError(f"message type {msgtype} is not installed") from error
 
 
 @functools.cache

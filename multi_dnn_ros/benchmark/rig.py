@@ -34,7 +34,7 @@ from multi_dnn_ros.benchmark.process_tree import ProcessTree
 from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
-from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
+from multi_dnn_ros.replay.expected_kind import expected_kind
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
 from multi_dnn_ros.training.scenes import SceneGenerator
@@ -298,8 +298,9 @@ class Rig:
 
     def _listen(self, dnn: str, camera: str) -> Any:
         receipts = self.receipts.setdefault((dnn, camera), Receipts())
-        topics = OUTPUT_TOPICS[self.config.dnns[dnn].role]
-        topic = "points" if "points" in topics else next(iter(topics))
+        settings = self.config.dnns[dnn]
+        topics = expected_kind(settings.role, settings.decoder).topics
+        topic = next((topic for topic in topics if not topic.picture), topics[0])
 
         def receive(data: bytes) -> None:
             seconds, nanoseconds = _STAMP.unpack_from(data)
@@ -307,7 +308,7 @@ class Rig:
             receipts.add(time.monotonic(), age_ns / 1e6)
 
         return self._clock_node.create_subscription(
-            message_class(topics[topic]), f"{NODE}/{camera}/{dnn}/{topic}", receive, QoSProfile(depth=50), raw=True
+            message_class(topic.msgtype), f"{NODE}/{camera}/{dnn}/{topic.name}", receive, QoSProfile(depth=50), raw=True
         )
 
     def _on_diagnostics(self, data: bytes) -> None:

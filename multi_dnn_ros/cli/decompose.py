@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural, positive, positive_share, size
 from multi_dnn_ros.cli.network_arguments import (
+    MODEL_HELP,
     add_target,
     check_output,
     check_writable,
@@ -66,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help="builtin:<name>, torchvision:<builder>, a .safetensors, .pt2 or .onnx file")
+    add("model", metavar="MODEL", help=MODEL_HELP)
     add("--output", type=Path, required=True, metavar="FILE", help="file to write; replaced once the new one is whole")
     add("--weights", default="default", help="of a torchvision builder: a file, a name such as COCO_V1, or random")
     add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")

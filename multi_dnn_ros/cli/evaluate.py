@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import positive
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
+    MODEL_HELP,
     add_data,
     add_network,
     add_target,
@@ -67,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "models",
         nargs="+",
         metavar="MODEL",
-        help="builtin:<name>, torchvision:<builder>, a .safetensors, .pt2 or .onnx file",
+        help=MODEL_HELP,
     )
     add_data(parser)
     add("--limit", type=positive, metavar="N", help="score the first N images only")
@@ -194,7 +195,7 @@ def _scores(args: argparse.Namespace, network: Trainable, data: Data, module: nn
     try:
         scores = score_rows(
             module, network.task, rows, network.inputs, network.decoder, network.labels, args.batch_size,
-            f"{name} on {data.name}",
+            f"{name} on {data.name}", network.kind,
         )  # fmt: skip
     except OutputError as error:
         raise CommandError(f"{name} cannot be scored: {error}") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import natural, positive, size
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: As the parameter dnn.<dnn>.precision.
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
+#: Of an argument that names a network.
+MODEL_HELP = ", ".join(extensions.model_forms())
 DATA_HELP = """\
 data, KIND:PATH:
   cifar10:PATH   CIFAR-10: its archive, or a folder or archive of train/<class>/*.jpg, test/<class>/*.jpg
@@ -37,7 +40,7 @@ def add_network(parser: argparse._ActionsContainer) -> None:
     add("--weights", default="default", help="of a torchvision builder: a file, a name such as COCO_V1, or random")
     add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
     add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-    add("--decoder", choices=("auto", "classification", "yolo", "grid", "lane"), default="auto",
+    add("--decoder", choices=("auto", "classification", *extensions.names(extensions.DECODERS)), default="auto",
         help="what the outputs mean, where a file does not say it (default: %(default)s)")  # fmt: skip
     add(
         "--labels",
@@ -59,11 +62,13 @@ def add_data(parser: argparse._ActionsContainer) -> None:
 
 def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainable:
     """The network `model` with the arguments of add_network."""
+    from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.models.sources import load_network
     from multi_dnn_ros.training.trainable import make_trainable
 
-    # The rest of the arguments is for builders alone; files know their own.
-    built = model.startswith("torchvision:")
+    # The rest of the arguments is for sources that take weights; others know their own.
+    found = source_of(model)
+    built = found is not None and found.takes_weights
     source = load_network(
         model,
         weights=args.weights if built else "default",
@@ -112,14 +117,21 @@ def check_writable(option: str, path: Path) -> None:
 
 def check_built(args: argparse.Namespace, models: Sequence[str]) -> None:
     """UsageError for --weights where none of `models` takes them."""
-    if args.weights != "default" and not any(model.startswith("torchvision:") for model in models):
-        raise UsageError(f"--weights is for torchvision:<builder>; {', '.join(models)} comes with its own")
+    if args.weights == "default":
+        return
+    from multi_dnn_ros.models.registry import MODEL_SOURCES, source_of
+
+    if not any(source.takes_weights for model in models if (source := source_of(model)) is not None):
+        forms = ", ".join(source.form for source in MODEL_SOURCES.usable() if source.takes_weights)
+        raise UsageError(f"--weights is for {forms}; {', '.join(models)} comes with its own")
 
 
 def add_target(parser: argparse._ActionsContainer) -> None:
     """How networks are timed: --backend, --precision, --sms, --instances."""
     add = parser.add_argument
-    add("--backend", default="auto", help="that the node will run it with, see its parameters (default: %(default)s)")
+    backends = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
+    add("--backend", default="auto", metavar="NAME",
+        help=f"that the node will run it with: {backends} (default: %(default)s)")  # fmt: skip
     add("--precision", choices=PRECISIONS, default="auto", help="of the timed runs (default: %(default)s)")
     add("--sms", type=positive, metavar="N", help="share of a GPU to time on, by a CUDA green context (default: all)")
     add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
@@ -127,10 +139,9 @@ def add_target(parser: argparse._ActionsContainer) -> None:
 
 def check_backend(args: argparse.Namespace) -> None:
     """UsageError unless --backend names one."""
-    from multi_dnn_ros.pipeline.choices import BACKENDS
-
-    if args.backend != "auto" and args.backend not in BACKENDS:
-        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(BACKENDS)}")
+    known = extensions.names(extensions.BACKENDS)
+    if args.backend != "auto" and args.backend not in known:
+        raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(known)}")
 
 
 def read_target(args: argparse.Namespace, batch: int = 1) -> Target:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import profile_fit, profile_learning
 from multi_dnn_ros.cli.arguments import natural, positive, size
-from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP, check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
@@ -65,7 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = layers.add_argument
-    add("models", metavar="MODEL", nargs="+", help="builtin:<name>, torchvision:<builder>, or a file")
+    add("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
     _add_network(layers)
     add("--jobs", type=positive, default=4, help="jobs that the network is cut into (default: %(default)s)")
     add("--cut", choices=("estimate", "count", "measured", "predicted"), default="estimate",

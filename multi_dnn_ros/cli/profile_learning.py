@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural
-from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.cli.network_arguments import MODEL_HELP, check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("models", metavar="MODEL", nargs="+", help="builtin:<name>, torchvision:<builder>, or a file")
+    add("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
     add("--output", type=Path, required=True, metavar="CSV", help="table to write")
     add("--loads", type=_loads, default=_LOADS, help="of compute,memory,dnn (default: all)")
     add("--levels", type=_numbers, default=(0, 1, 2, 4, 8), help="background threads or streams (default: 0,1,2,4,8)")

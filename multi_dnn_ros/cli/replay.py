@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -150,22 +151,24 @@ def _replay(
 
     from multi_dnn_ros.engine.task import Result
     from multi_dnn_ros.pipeline.build import build
-    from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
     from multi_dnn_ros.replay.outputs import decode_message, drawn, label_messages, result_messages
     from multi_dnn_ros.replay.replay import Replay
+    from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
     pipeline = build(_without_deadlines(config), lambda line: print(line, file=sys.stderr))
+    RESULT_KINDS.report_broken()
+    kinds = {name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in pipeline.dnns.items()}
     for task in pipeline.tasks:
         for camera in task.cameras:
-            for name, msgtype in OUTPUT_TOPICS[config.dnns[task.name].role].items():
-                writer.add_topic(f"{args.node}/{camera}/{task.name}/{name}", msgtype)
-    labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if config.dnns[name].role != "lane"}
+            for topic in kinds[task.name].topics:
+                writer.add_topic(f"{args.node}/{camera}/{task.name}/{topic.name}", topic.msgtype)
+    labels = {name: dnn.labels for name, dnn in pipeline.dnns.items() if kinds[name].has_labels}
     thresholds = {name: dnn.decoder.score_threshold for name, dnn in pipeline.dnns.items()}
     replay = Replay(
         pipeline.tasks,
         topics,
         decode=lambda camera, message: decode_message(message, config.cameras[camera].max_pixels),
-        to_messages=result_messages,
+        to_messages=partial(result_messages, kinds),
         to_latched=lambda header: label_messages(labels, thresholds, header),
         node=args.node,
         workers=pipeline.workers,
@@ -180,7 +183,7 @@ def _replay(
 
         def draw_frame(outcome: FrameOutcome) -> None:
             if overlays and any(isinstance(end, Result) for end in outcome.in_order()):
-                overlays[outcome.frame.camera].write(drawn(outcome), outcome.frame.stamp_ns)
+                overlays[outcome.frame.camera].write(drawn(kinds, outcome), outcome.frame.stamp_ns)
 
         return replay.run(bag, writer, with_input=args.with_input, on_frame=draw_frame, progress=bar.update)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float, share
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
+    MODEL_HELP,
     add_data,
     add_network,
     check_built,
@@ -59,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add(
         "model",
         metavar="MODEL",
-        help="a file of multi-dnn decompose, builtin:<name>, torchvision:<builder>, .pt2, .onnx",
+        help=MODEL_HELP,
     )
     add("--output", type=Path, required=True, metavar="FILE", help="file to write; replaced once the new one is whole")
     add_data(parser)
@@ -93,13 +94,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact, print the scores."""
+    from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training import distributed
     from multi_dnn_ros.training.loop import Schedule
     from multi_dnn_ros.training.retrain import retrain, settings
 
     check_built(args, [args.model, *([args.teacher] if args.teacher else [])])
-    if args.teacher and args.teacher.startswith("torchvision:") and args.weights == "random":
+    teaching = source_of(args.teacher) if args.teacher else None
+    if teaching is not None and teaching.takes_weights and args.weights == "random":
         raise UsageError(f"--teacher {args.teacher} with --weights random knows nothing; name a file that was trained")
     if args.checkpoint is not None:
         check_writable("--checkpoint", args.checkpoint)

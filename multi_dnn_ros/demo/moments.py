@@ -14,6 +14,7 @@ from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.ros.result_messages import class_names
 from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
+from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import Decoded, Detections, Lane, Lanes
 
 _MAX_PIXELS = 1 << 24
@@ -21,12 +22,13 @@ _MAX_PIXELS = 1 << 24
 
 @dataclass(frozen=True)
 class Stream:
-    """The topics of one DNN: `detections`, or `mask` and `points`.
+    """The topics of one DNN: `detections`, or `mask` and `points`. kind: of its results.
 
     labels: the classes of its detections that are looked at. label_info: topic of its class names.
     """
 
     dnn: str
+    kind: ResultKind
     topics: Mapping[str, str]
     labels: tuple[str, ...] = ()
     label_info: str = ""

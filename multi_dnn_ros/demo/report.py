@@ -17,8 +17,9 @@ from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.demo.evaluation import DnnFigures, accounts, last_statuses, quality
 from multi_dnn_ros.demo.moments import Answer, CameraTopics, Moment, Stream, moments
-from multi_dnn_ros.vision.drawing import Layer, draw
+from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
+from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 
 #: A DNN that dropped a frame is drawn with what it last found, for so long.
 _HELD_NS = 1_000_000_000
@@ -85,6 +86,7 @@ def _go_through(course: Course) -> dict[str, DnnFigures]:
     """Score and draw frame after frame; only a few of them are in memory at once."""
     figures = {stream.dnn: DnnFigures(stream.labels) for stream in course.streams}
     labels = {stream.dnn: stream.labels for stream in course.streams}
+    kinds = {stream.dnn: stream.kind for stream in course.streams}
     best: tuple[float, npt.NDArray[np.uint8]] | None = None
     held: dict[str, tuple[int, Answer]] = {}
     with BagReader(course.output / "bag") as bag, OverlayFiles(course.output / "overlay.mp4") as video:
@@ -92,7 +94,7 @@ def _go_through(course: Course) -> dict[str, DnnFigures]:
         for moment in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
             for dnn, figure in figures.items():
                 figure.add(dnn, moment)
-            picture = _drawn(moment, held)
+            picture = _drawn(moment, held, kinds)
             video.write(picture, moment.stamp_ns)
             value = quality(moment, labels)
             if best is None or value > best[0]:
@@ -102,15 +104,17 @@ def _go_through(course: Course) -> dict[str, DnnFigures]:
     return figures
 
 
-def _drawn(moment: Moment, held: dict[str, tuple[int, Answer]]) -> npt.NDArray[np.uint8]:
+def _drawn(
+    moment: Moment, held: dict[str, tuple[int, Answer]], kinds: Mapping[str, ResultKind]
+) -> npt.NDArray[np.uint8]:
     assert moment.image is not None
     layers = []
     for dnn, answer in moment.answers.items():
-        layers.append(Layer(dnn, answer.output, answer.latency_ms))
+        layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms))
         held[dnn] = moment.stamp_ns, answer
     for dnn, (stamp_ns, answer) in held.items():
         if dnn not in moment.answers and moment.stamp_ns - stamp_ns <= _HELD_NS:
-            layers.append(Layer(dnn, answer.output, answer.latency_ms, held=True))
+            layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms, held=True))
     return draw(moment.image, layers)
 
 

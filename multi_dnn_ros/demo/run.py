@@ -27,11 +27,12 @@ from multi_dnn_ros.demo.moments import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
 from multi_dnn_ros.demo.report import Course, Outcome, report
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
-from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.training.scenes import LABELS
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 NODE = "/multi_dnn"
 DIAGNOSTICS = "/diagnostics"
@@ -77,11 +78,7 @@ class Demo:
             truth_labels=tuple(LABELS),
         )
         streams = [_stream(camera, name, dnn) for name, dnn in dnns.items()]
-        outputs = {
-            topic: OUTPUT_TOPICS[dnns[stream.dnn].role][name]
-            for stream in streams
-            for name, topic in stream.topics.items()
-        }
+        outputs = {topic: stream.kind.msgtypes[name] for stream in streams for name, topic in stream.topics.items()}
         topics = {
             image: "sensor_msgs/msg/Image",
             truth.truth_detections: "vision_msgs/msg/Detection2DArray",
@@ -145,10 +142,15 @@ def _thresholds(config: NodeConfig) -> list[str]:
 
 
 def _stream(camera: str, name: str, dnn: DnnConfig) -> Stream:
-    topics = {topic: f"{NODE}/{camera}/{name}/{topic}" for topic in OUTPUT_TOPICS[dnn.role]}
-    vehicles = tuple(label for label in LABELS if label not in _PEDESTRIANS)
-    labels = {"lane": (), "object": vehicles, "pedestrian": _PEDESTRIANS}[dnn.role]
-    return Stream(name, topics, labels, f"{NODE}/{name}/label_info" if labels else "")
+    if dnn.role not in PRESETS:
+        raise UsageError(f"parameter dnn.{name}.role is {dnn.role}; the demo can score {', '.join(PRESETS)}")
+    kind = RESULT_KINDS.get(PRESETS[dnn.role].result_kind)
+    topics = {topic: f"{NODE}/{camera}/{name}/{topic}" for topic in kind.msgtypes}
+    if not kind.has_labels:
+        return Stream(name, kind, topics)
+    pedestrians = dnn.role in _PEDESTRIANS
+    labels = tuple(label for label in LABELS if (label in _PEDESTRIANS) == pedestrians)
+    return Stream(name, kind, topics, labels, f"{NODE}/{name}/label_info")
 
 
 def _watch_drive(

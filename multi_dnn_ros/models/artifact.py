@@ -1,8 +1,8 @@
 """The one file that compression and training leave for the node: weights, and what is needed to rebuild the network.
 
 Two forms. ``.safetensors`` for networks that the package builds from a name: the state dict, and in the header, as JSON
-strings, the fields of :class:`Description`. ``.pt2`` for networks that came as a file: the exported program, with the
-same fields in its extra file ``multi_dnn_ros.json``. Reading either runs nothing that it holds.
+strings, the fields of a Description. ``.pt2`` for networks that came as a file: the exported program, with the same
+fields in its extra file ``multi_dnn_ros.json``. Reading either runs nothing that it holds.
 """
 
 from __future__ import annotations
@@ -12,49 +12,26 @@ import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError
 from torch import nn
 
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.models.decomposed import LayerPlan, _Strict
+from multi_dnn_ros.models.description import FORMAT as FORMAT
+from multi_dnn_ros.models.description import Description as Description
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.registry import source_of
 
-FORMAT: Literal["multi_dnn_ros network 1"] = "multi_dnn_ros network 1"
 _EXTRA = "multi_dnn_ros.json"
-_Side = Annotated[int, Field(ge=1, le=16_384)]
-
-
-class Description(_Strict):
-    """What an artifact says of itself.
-
-    model: what it was made from: `builtin:<name>`, `torchvision:<builder>`, or for a .pt2 artifact the file's name.
-    num_classes: of a torchvision builder; 0: its own. input_size: (width, height) that it was made for. labels: class
-    names by index; empty: the model's own. plan: the decomposed layers; empty for a network that is trained only.
-    provenance: JSON: source hash, data, seeds, versions, scores.
-    """
-
-    format: Literal["multi_dnn_ros network 1"] = FORMAT
-    model: str = Field(min_length=1, max_length=4096)
-    num_classes: int = Field(0, ge=0, le=10_000)
-    input_size: tuple[_Side, _Side]
-    labels: tuple[str, ...] = Field((), max_length=10_000)
-    plan: dict[str, LayerPlan] = Field(default_factory=dict)
-    provenance: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _labels_fit(self) -> Description:
-        if self.labels and self.num_classes and len(self.labels) != self.num_classes:
-            raise ValueError(f"labels has {len(self.labels)} names, num_classes is {self.num_classes}")
-        return self
 
 
 def is_built_from_a_name(model: str) -> bool:
-    """Whether the package builds `model` itself, so that its artifact is a .safetensors file; else it is a .pt2."""
-    return model.partition(":")[0] in ("builtin", "torchvision")
+    """Whether `model` is rebuilt from its name alone, so that its artifact is a .safetensors file, not a .pt2 one."""
+    source = source_of(model) if ":" in model else None
+    return source is not None and source.rebuilds
 
 
 def suffix_of(model: str) -> str:

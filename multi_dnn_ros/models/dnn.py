@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.settings.schema import Role
 from multi_dnn_ros.vision.decoders.anchor import DetectorCore
-from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
+from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.models.artifact import Description
+    from multi_dnn_ros.models.description import Description
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Source:
     preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
     description: what a file of `multi-dnn decompose` says of itself. classes: how many it tells apart; 0: unknown.
     outputs: shapes of its outputs by its file, 0 for a free axis; None: unknown. score_threshold: what parameter
-    score_threshold 0 stands for.
+    score_threshold 0 stands for, 0..1; None: the model has none of its own.
     """
 
     module: nn.Module
@@ -40,7 +39,7 @@ class Source:
     description: Description | None = None
     classes: int = 0
     outputs: tuple[tuple[int, ...], ...] | None = None
-    score_threshold: float = DEFAULT_SCORE_THRESHOLD
+    score_threshold: float | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -66,17 +65,18 @@ class Dnn:
 
     module: eval mode, on the CPU; forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of tensors.
     preprocess: (H, W, 3) uint8 RGB image on any device -> ((1, 3, h, w) float32,).
-    decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> Detections or Lanes; `score_threshold`,
-    `iou_threshold` and `max_detections` may be set at any time.
-    labels: class names by index, as in the decoder's results.
+    decoder: (flat raw outputs on the CPU, (H, W) of the source image) -> result; `score_threshold`, `iou_threshold` and
+    `max_detections` may be set at any time.
+    labels: class names by index, as in the decoder's results. result_kind: name of the kind of its results.
     """
 
     name: str
-    role: Role
+    role: str
     module: nn.Module
     preprocess: Preprocess
     decoder: Decoder
     labels: tuple[str, ...]
+    result_kind: str
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
         """Inputs of the right shape and type, (1, 3, h, w) float32 zeros on the CPU: for tracing and warming up."""

@@ -10,26 +10,21 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.dnn import Dnn, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.models.weights import existing_file
+from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
-from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.decoders.grid import GridDecoder
-from multi_dnn_ros.vision.decoders.lane import LaneDecoder
-from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
+from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
+from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import OutputError
 
 T = TypeVar("T")
 
-_DECODERS: dict[str, type[Decoder]] = {
-    "yolo": YoloDecoder, "grid": GridDecoder, "lane": LaneDecoder, "torchvision": AnchorDecoder,
-}  # fmt: skip
-#: How the heads that files come with were trained: Ultralytics letterboxes, FastestDet stretches and wants BGR.
-_HABITS: dict[str, dict[str, Any]] = {"yolo": {"fit": "letterbox"}, "grid": {"bgr": True}}
 #: More class names than this do not fit into vision_msgs/LabelInfo, which numbers them in 16 bits.
 _MAX_LABELS = 65_536
 
@@ -38,10 +33,10 @@ _MAX_LABELS = 65_536
 class Interface:
     """How images go into a DNN and its outputs come out, by its parameters and what its source knows.
 
-    decoder: its name. labels: class names by index.
+    labels: class names by index.
     """
 
-    decoder: str
+    decoder: DecoderSpec
     labels: tuple[str, ...]
     preprocess: Preprocess
 
@@ -66,7 +61,7 @@ def check_dnn(name: str, config: DnnConfig) -> None:
         return
     shapes = [_with_free_axes(shape) for shape in source.outputs]
     if all(shape[1:2] != (0,) for shape in source.outputs):  # else the number of classes is open
-        decoder = _DECODERS[interface.decoder](interface.preprocess, interface.labels, keep=config.keep)
+        decoder = interface.decoder.factory(interface.preprocess, interface.labels, keep=config.keep)
         _check_outputs(decoder, [torch.empty(shape, device="meta") for shape in shapes], name, config)
 
 
@@ -78,24 +73,29 @@ def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     """As `load_dnn`, of a network that is there already; it is taken apart where its decoder does that."""
     interface = interface_of(source, name, config)
-    preprocess, labels = interface.preprocess, interface.labels
-    options: dict[str, Any] = {
-        "keep": config.keep,
-        "score_threshold": config.score_threshold,
-        "own_threshold": source.score_threshold,
-        "iou_threshold": config.iou_threshold,
-        "max_detections": config.max_detections,
-    }
-    module = source.module
-    decoder: Decoder
-    if source.detector is not None:
-        decoder = anchors = AnchorDecoder(source.detector, preprocess, labels, **options)
-        module = anchors.core.eval()
-    else:
-        decoder = _DECODERS[interface.decoder](preprocess, labels, **options)
-    dnn = Dnn(name, config.role, module, preprocess, decoder, labels)
+    preprocess, labels, spec = interface.preprocess, interface.labels, interface.decoder
+    taken = () if source.detector is None else (source.detector,)
+    decoder = spec.factory(
+        *taken,
+        preprocess,
+        labels,
+        keep=config.keep,
+        score_threshold=config.score_threshold,
+        own_threshold=_own_threshold(source, config.role),
+        iou_threshold=config.iou_threshold,
+        max_detections=config.max_detections,
+    )
+    module = source.module if decoder.core is None else decoder.core.eval()
+    dnn = Dnn(name, config.role, module, preprocess, decoder, labels, spec.result_kind)
     _try(dnn, config)
     return dnn
+
+
+def _own_threshold(source: Source, role: str) -> float:
+    """What parameter score_threshold 0 stands for: the model's own, else that of its role."""
+    if source.score_threshold is not None:
+        return source.score_threshold
+    return PRESETS[role].score_threshold if role in PRESETS else DEFAULT_SCORE_THRESHOLD
 
 
 def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
@@ -109,9 +109,9 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
             problems.extend(str(error).splitlines())
             return None
 
-    decoder = collected(_decoder_name, name, config, source)
-    labels = collected(_labels, name, config, source)
-    preprocess = collected(_preprocess, name, config, source, decoder or "")
+    decoder = collected(_decoder, name, config, source)
+    labels = collected(_labels, name, config, source, decoder)
+    preprocess = collected(_preprocess, name, config, source, decoder)
     if decoder is not None and labels is not None:
         collected(_check_classes, name, config, decoder, labels)
     if problems or decoder is None or labels is None or preprocess is None:
@@ -119,11 +119,12 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
     return Interface(decoder, labels, preprocess)
 
 
-def _check_classes(name: str, config: DnnConfig, decoder: str, labels: tuple[str, ...]) -> None:
+def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:
     """Whatever the source, `keep` and `num_classes` go with the class names."""
     problems = []
+    check_labels = getattr(decoder.factory, "check_labels", Decoder.check_labels)
     try:
-        _DECODERS[decoder].check_labels(labels, config.keep)
+        check_labels(labels, config.keep)
     except ValueError as error:
         problems.append(f"parameter dnn.{name}.{error}")
     if config.num_classes and config.num_classes != len(labels):
@@ -134,27 +135,47 @@ def _check_classes(name: str, config: DnnConfig, decoder: str, labels: tuple[str
         raise ModelError("\n".join(problems))
 
 
-def _decoder_name(name: str, config: DnnConfig, source: Source) -> str:
-    chosen = source.decoder if config.decoder == "auto" else config.decoder
+def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
+    preset = PRESETS.get(config.role)
+    chosen = config.decoder if config.decoder != "auto" else source.decoder or (preset.decoder if preset else "")
     if not chosen:
         raise ModelError(
             f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean; "
-            "allowed: yolo, grid, lane"
+            f"allowed: {', '.join(_decoders_for(source))}"
         )
-    if (chosen == "torchvision") != (source.detector is not None):
-        allowed = "auto, torchvision" if source.detector is not None else "yolo, grid, lane"
-        raise ModelError(f"parameter dnn.{name}.decoder is '{chosen}'; allowed with {config.model}: {allowed}")
-    if (config.role == "lane") != (chosen == "lane"):
+    try:
+        spec = DECODERS.get(chosen)
+    except ExtensionError as error:
+        raise ModelError(f"parameter dnn.{name}.decoder: {error}") from None
+    if spec.takes_detector != (source.detector is not None):
+        allowed = (["auto"] if source.decoder else []) + _decoders_for(source)
+        raise ModelError(
+            f"parameter dnn.{name}.decoder is '{chosen}'; allowed with {config.model}: {', '.join(allowed)}"
+        )
+    if spec.result_kind not in extensions.names(extensions.RESULT_KINDS):
+        raise ModelError(
+            f"parameter dnn.{name}.decoder is '{chosen}', whose result kind '{spec.result_kind}' is not known; "
+            f"known: {', '.join(extensions.names(extensions.RESULT_KINDS))}"
+        )
+    if preset is not None and preset.result_kind != spec.result_kind:
         raise ModelError(f"parameter dnn.{name}.role is '{config.role}', but {config.model} is decoded as '{chosen}'")
-    return chosen
+    return spec
 
 
-def _labels(name: str, config: DnnConfig, source: Source) -> tuple[str, ...]:
+def _decoders_for(source: Source) -> list[str]:
+    """Names of the decoders that can be asked to read what this network returns."""
+    return [spec.name for spec in DECODERS.usable() if spec.takes_detector == (source.detector is not None)]
+
+
+def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> tuple[str, ...]:
     if not config.labels:
         if source.labels:
             return source.labels
-        if config.role == "lane" and source.classes <= 1:
-            return ("lane",)
+        preset = PRESETS.get(config.role)
+        if decoder is None and preset is not None and preset.decoder:  # what is wrong with it has been told
+            decoder = DECODERS.get(preset.decoder)
+        if decoder is not None and decoder.default_labels and source.classes <= 1:
+            return decoder.default_labels
         count = f"each of its {source.classes} classes" if source.classes else "each class"
         raise ModelError(f"parameter dnn.{name}.labels is []; {config.model} needs a name for {count}, or a file")
     only = config.labels[0]
@@ -176,7 +197,7 @@ def _labels(name: str, config: DnnConfig, source: Source) -> tuple[str, ...]:
     return labels
 
 
-def _preprocess(name: str, config: DnnConfig, source: Source, decoder: str) -> Preprocess:
+def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> Preprocess:
     own = source.size or (0, 0)
     width, height = config.input_width or own[0], config.input_height or own[1]
     if not width or not height:
@@ -189,7 +210,7 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: str) -> P
             f"parameters dnn.{name}.input_width and input_height ask for {width} x {height}; "
             f"allowed with {config.model}: {own[0]} x {own[1]}"
         )
-    options = {**({} if source.preprocess else _HABITS.get(decoder, {})), **source.preprocess}
+    options = dict(source.preprocess or (decoder.preprocess if decoder else {}))
     if config.resize != "auto":
         options["fit"] = config.resize
     if config.color != "auto":

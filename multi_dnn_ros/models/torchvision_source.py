@@ -14,6 +14,7 @@ from torchvision import models
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.registry import ModelRequest, ModelSource
 from multi_dnn_ros.models.weights import check_weights, existing_file, load_weights, no_pickles, read_state_dict
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.anchor import ONE_STAGE
@@ -124,3 +125,12 @@ def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, out
 
 def _classifiers() -> list[str]:
     return [name for name in models.list_models(models) if not name.startswith(("quantized", "raft"))]
+
+
+def _load(request: ModelRequest) -> Source:
+    return torchvision_source(
+        request.where, request.name, request.config, classifiers=request.classifiers, outline=request.outline
+    )
+
+
+SPEC = ModelSource("torchvision", _load, form="torchvision:<builder>", takes_weights=True, rebuilds=True)

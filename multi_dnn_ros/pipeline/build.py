@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import Captured, in_one_launch
+from multi_dnn_ros.backends.cuda_graph import in_one_launch
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.green_contexts import computing_on, planned_apart
 from multi_dnn_ros.backends.inductor import end_compiler_processes
@@ -222,7 +222,7 @@ def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
 
 def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> Callable[[Tensors], Tensors]:
     """The part of decoding that runs on the device, as one launch where the last job is captured."""
-    if not isinstance(last, Captured):
+    if not isinstance(last, StaticStage):
         return parts.condense
     try:
         with torch.inference_mode():
@@ -238,7 +238,7 @@ def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> C
 
 def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
     """Preprocessing that writes where the first job reads, if that is captured and parameters want it so."""
-    if not settings.capture_preprocess or not isinstance(first, Captured):
+    if not settings.capture_preprocess or not isinstance(first, StaticStage):
         return None
     return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
 

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from multi_dnn_ros.backends import Backend
 from multi_dnn_ros.backends.capture import FastestConvolutions
-from multi_dnn_ros.backends.cuda_graph import CudaGraph
-from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.fused_activations import FusedActivations
-from multi_dnn_ros.backends.inductor import Inductor
-from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
-from multi_dnn_ros.backends.torchscript import TorchScript
+from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.planning.job_plan import ROUNDS
 from multi_dnn_ros.planning.timing import Target
 from multi_dnn_ros.settings.schema import DnnConfig
-
-BACKENDS: Mapping[str, type[Backend]] = {
-    "eager": Eager,
-    "torchscript": TorchScript,
-    "onnxruntime": OnnxRuntime,
-    "cuda_graph": CudaGraph,
-    "inductor": Inductor,  # on a GPU its kernels are captured by CudaGraph
-}
 
 
 class ConfigError(ValueError):
@@ -63,25 +51,29 @@ def default_workers(device: torch.device, dnns: int) -> int:
     return 1 if device.type == "cuda" else max(1, min(dnns, cpu_count()))
 
 
-#: Backends that run on one type of device only.
-_ONLY_ON = {"onnxruntime": "cpu", "cuda_graph": "cuda"}
-
-
 def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto") -> str:
     """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there.
 
-    precision: parameter `dnn.<dnn>.precision`, which decides what `auto` is: ONNX Runtime computes in float32 here.
+    precision: parameter `dnn.<dnn>.precision`, which decides what `auto` is: not every backend has every precision.
     """
     if name == "auto":
-        if device.type == "cuda":
-            return "cuda_graph"
-        return "onnxruntime" if precision in allowed_precisions(device.type, "onnxruntime") else "torchscript"
-    if _ONLY_ON.get(name, device.type) != device.type:
-        others = (other for other in BACKENDS if _ONLY_ON.get(other, device.type) == device.type)
+        automatic = AUTOMATIC[device.type]
+        return next(
+            (each for each in automatic if precision in _spec(each, dnn).precisions[device.type]), automatic[-1]
+        )
+    if device.type not in _spec(name, dnn).precisions:
+        others = (spec.name for spec in BACKENDS.usable() if device.type in spec.precisions)
         raise ConfigError(
             f"parameter dnn.{dnn}.backend is '{name}', but the device is {device}; allowed: auto, {', '.join(others)}"
         )
     return name
+
+
+def _spec(name: str, dnn: str) -> BackendSpec:
+    try:
+        return BACKENDS.get(name)
+    except ExtensionError as error:
+        raise ConfigError(f"parameter dnn.{dnn}.backend: {error}") from None
 
 
 def check_backend(name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>") -> str:
@@ -111,36 +103,21 @@ def choose_backend(
     on this device.
     """
     name = check_backend(name, device, precision, dnn)
-    chosen = PRECISIONS[precision]
-    tolerance = chosen.tolerance(device)
-    backend: Backend
-    if name == "eager":
-        backend = Eager()
-    elif name == "torchscript":
-        backend = TorchScript(tolerance, dnn)
-    elif name == "onnxruntime":
-        backend = OnnxRuntime(tolerance, dnn)
-    elif name == "inductor":
-        backend = Inductor(dnn, progress, tolerance)
-    else:
-        backend = CudaGraph(tolerance, dnn=dnn)
-    if name == "inductor" and device.type == "cuda":
-        backend = CudaGraph(tolerance, kernels=backend, dnn=dnn)
-    captured = device.type == "cuda" and name in ("cuda_graph", "inductor")
-    # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
-    if captured and (name == "cuda_graph" or chosen.dtype is not torch.float32):
-        backend = FusedActivations(backend, tolerance, dnn)
+    spec, chosen = _spec(name, dnn), PRECISIONS[precision]
+    backend = spec.factory(BackendRequest(device, chosen.tolerance(device), chosen.dtype, dnn, progress))
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
-    return FastestConvolutions(backend) if captured else backend
+    return FastestConvolutions(backend) if device.type in spec.captures else backend
 
 
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
     """Where and how the layers of DNN `name` are timed: by the backend that serves it, on its share of the SMs.
 
-    But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it.
+    But a backend that compiles would compile each layer by itself, for minutes: what it compiles is timed as it runs
+    without it.
     """
     serves = backend_name(settings.backend, device, name, settings.precision)
-    times = serves if serves != "inductor" else backend_name("auto", device, name, settings.precision)
+    compiles = _spec(serves, name).compiles
+    times = backend_name("auto", device, name, settings.precision) if compiles else serves
     make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
     return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)

@@ -10,17 +10,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
+from multi_dnn_ros.models.registry import MODEL_SOURCES
 from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+from multi_dnn_ros.vision.decoders.registry import DECODERS
+
+#: What the engine's process uses; result kinds are for the node's.
+_REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)
+
+
+def import_registries() -> None:
+    """Import every backend, decoder and model source, so that configuring does not wait for imports."""
+    for registry in _REGISTRIES:
+        registry.usable()
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,8 @@ class Findings:
 
 def check_settings(config: NodeConfig) -> Findings:
     """Look at everything that can be known without loading a DNN: a second or two for each DNN, little memory."""
+    for registry in _REGISTRIES:
+        registry.report_broken()
     problems: list[str] = []
     warnings: list[str] = [*_of_rates(config)]
     device = predictor = None

@@ -10,14 +10,12 @@ from torch import fx, nn
 
 from multi_dnn_ros.backends import Stage as Ready
 from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.graph.cut import Stage, split
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock
 from multi_dnn_ros.planning.timing import Target
 
-#: Backends that run a stage's graph unchanged, marks included. For others, which compile it, each layer becomes a
-#: stage.
-MARKED_BACKENDS = ("eager", "cuda_graph")
 _EMPTY = 16
 _EMPTY_RUNS = 25
 
@@ -110,7 +108,7 @@ def layers_run(
 ) -> Run:
     """Marks around each layer of the jobs `stages`; each layer is a stage if the backend compiles stages."""
     layers = [len(stage.layers) for stage in stages]
-    if target.backend in MARKED_BACKENDS:
+    if BACKENDS.get(target.backend).timing_marks:  # others compile a stage's graph: there a layer is a stage
         cost_ms = _mark_cost_ms(target, clock)
         clock.prepare(sum(layers) + len(layers))
         first = 0

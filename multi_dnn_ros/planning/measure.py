@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends.fused_activations import absorbed
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.graph.cut import NodeCost, Stage, split
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock, clock_for
@@ -42,8 +43,8 @@ class Traced:
 
     @classmethod
     def on(cls, target: Target, graph_module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> Traced:
-        """For measuring on `target`."""
-        fuses = target.device.type == "cuda" and target.backend == "cuda_graph"
+        """To be measured on `target`."""
+        fuses = target.device.type in BACKENDS.get(target.backend).fuses
         return cls(graph_module, inputs, absorbed(graph_module) if fuses else frozenset())
 
 

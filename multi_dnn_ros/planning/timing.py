@@ -18,6 +18,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cache_folder
@@ -68,17 +69,9 @@ class Target:
         else:
             device = f"{cpu_model()}, {torch.get_num_threads()} threads"
             versions = f"torch {torch.__version__}"
-            if self.backend == "onnxruntime":
-                versions += f", onnxruntime {_onnxruntime_version()}"
+            if (version := BACKENDS.get(self.backend).version) is not None:
+                versions += f", {version()}"
         return f"{device}; {self.precision}; {self.backend}; {versions}"
-
-
-def _onnxruntime_version() -> str:
-    try:
-        import onnxruntime
-    except ImportError:  # backend onnxruntime then runs as torchscript
-        return "not installed"
-    return str(onnxruntime.__version__)
 
 
 def compare(

@@ -32,13 +32,15 @@ class Network:
 def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int, int] | None = None) -> Network:
     """The network that the node would run for `model`, or a torchvision classifier.
 
-    weights: "" is random for torchvision (times do not depend on them), the model's own for others. size: (width,
-    height), for models without their own. Raises ModelError that names the argument.
+    weights: "" is random for sources that take weights (times do not depend on them), the model's own for others.
+    size: (width, height), for models without their own. Raises ModelError that names the argument.
     """
     from multi_dnn_ros.graph.balance import balance, random_image
+    from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.models.sources import load_network
 
-    weights = weights or ("random" if model.startswith("torchvision:") else "default")
+    origin = source_of(model)
+    weights = weights or ("random" if origin is not None and origin.takes_weights else "default")
     source = load_network(model, weights=weights, num_classes=num_classes)
     width, height = source.input_size(model, size, "argument size")
     if weights == "random":

@@ -27,7 +27,6 @@ from multi_dnn_ros.bags.definitions import canonical, message_class
 from multi_dnn_ros.camera.pace import Pace
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
 from multi_dnn_ros.replay.node_accounts import StreamAccount, stream_accounts
-from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
 from multi_dnn_ros.replay.stamps import nearest_time
 from multi_dnn_ros.replay.summary import Summary
@@ -104,9 +103,9 @@ class LiveReplay:
             )
             for camera in plan.cameras
             for dnn in camera.dnns
-            for name, msgtype in OUTPUT_TOPICS[plan.roles[dnn]].items()
+            for name, msgtype in plan.kinds[dnn].msgtypes.items()
         ]
-        self._with_labels = [dnn for dnn, role in plan.roles.items() if role != "lane" and LabelInfo is not None]
+        self._with_labels = [dnn for dnn, kind in plan.kinds.items() if kind.has_labels and LabelInfo is not None]
         self._subscriptions += [
             node.create_subscription(
                 LabelInfo, f"{remote.name}/{dnn}/label_info", partial(self._receive_labels, dnn), _LATCHED
@@ -201,7 +200,7 @@ class LiveReplay:
             self._header, results = None, self._results
         for dnn in camera.dnns:
             stream = dnn, camera.name
-            for name, msgtype in OUTPUT_TOPICS[self._plan.roles[dnn]].items():
+            for name, msgtype in self._plan.kinds[dnn].msgtypes.items():
                 if name in results[stream]:
                     topic = f"{self._remote.name}/{camera.name}/{dnn}/{name}"
                     data = canonical(msgtype, serialize_message(results[stream][name]))
@@ -247,7 +246,7 @@ class LiveReplay:
         return lost
 
     def _is_complete(self, stream: Stream) -> bool:
-        return self._results[stream].keys() >= OUTPUT_TOPICS[self._plan.roles[stream[0]]].keys()
+        return self._results[stream].keys() >= self._plan.kinds[stream[0]].msgtypes.keys()
 
     def _lost(self, stream: Stream, waited_s: float) -> tuple[str, str] | None:
         """Why the frame in progress will have no result from this DNN; None: it may still arrive. Holds the lock."""
@@ -277,10 +276,10 @@ class LiveReplay:
     # -- the new recording
 
     def _declare(self, writer: BagWriter) -> None:
-        for dnn, role in self._plan.roles.items():
+        for dnn, kind in self._plan.kinds.items():
             for camera in self._plan.cameras:
                 if dnn in camera.dnns:
-                    for name, msgtype in OUTPUT_TOPICS[role].items():
+                    for name, msgtype in kind.msgtypes.items():
                         writer.add_topic(f"{self._remote.name}/{camera.name}/{dnn}/{name}", msgtype)
 
     def _write_labels(self, first: BagMessage, camera: LiveCamera, writer: BagWriter) -> None:

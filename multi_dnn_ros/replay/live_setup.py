@@ -9,13 +9,15 @@ from typing import Any
 from rclpy.node import Node
 
 from multi_dnn_ros.bags import BagReader
+from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.replay.expected_kind import expected_kind
 from multi_dnn_ros.replay.recorded_cameras import default_topic, recorded_topics
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
-from multi_dnn_ros.settings.schema import CameraConfig, Role
+from multi_dnn_ros.settings.schema import CameraConfig
+from multi_dnn_ros.vision.result_kind import ResultKind
 
 #: Depth of the node's camera subscription: one frame is in progress at a time, the rest is reserve.
 _DEPTH = 10
-_ROLES: tuple[Role, ...] = ("lane", "object", "pedestrian")
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class LiveCamera:
 
 @dataclass(frozen=True)
 class LivePlan:
-    """What is replayed. cameras: those that a DNN serves. roles: of every DNN, in the order of the node's parameter."""
+    """What is replayed. cameras: those that a DNN serves. kinds: of every DNN's results, in the order of the node's
+    parameter.
+    """
 
     cameras: tuple[LiveCamera, ...]
-    roles: Mapping[str, Role]
+    kinds: Mapping[str, ResultKind]
 
 
 def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[str, str]) -> LivePlan:
@@ -47,16 +51,9 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
     cameras, dnns = (tuple(lists[name] or ()) for name in ("cameras", "dnns"))
     values = remote.parameters(
         [f"camera.{camera}.{field}" for camera in cameras for field in ("topic", "transport")]
-        + [f"dnn.{dnn}.{field}" for dnn in dnns for field in ("role", "cameras")]
+        + [f"dnn.{dnn}.{field}" for dnn in dnns for field in ("role", "decoder", "cameras")]
     )
-    roles: dict[str, Role] = {}
-    for dnn in dnns:
-        role = values[f"dnn.{dnn}.role"]
-        if role not in _ROLES:
-            raise RemoteNodeError(
-                f"parameter dnn.{dnn}.role of {remote.name} is {role!r}; allowed: {', '.join(_ROLES)}"
-            )
-        roles[dnn] = role
+    kinds = {dnn: _kind(values[f"dnn.{dnn}.role"], values[f"dnn.{dnn}.decoder"], dnn, remote) for dnn in dnns}
     served = {
         camera: tuple(dnn for dnn in dnns if camera in (values[f"dnn.{dnn}.cameras"] or cameras)) for camera in cameras
     }
@@ -79,8 +76,16 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
             )
             for camera, topic in found.items()
         ),
-        roles,
+        kinds,
     )
+
+
+def _kind(role: Any, decoder: Any, dnn: str, remote: RemoteNode) -> ResultKind:
+    """RemoteNodeError names the DNN's parameters where they do not say what its results are."""
+    try:
+        return expected_kind(str(role), str(decoder))
+    except ExtensionError as error:
+        raise RemoteNodeError(f"parameters dnn.{dnn}.role and .decoder of {remote.name}: {error}") from None
 
 
 def lossless_parameters(plan: LivePlan) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def lossless_parameters(plan: LivePlan) -> dict[str, Any]:
         values[f"camera.{camera.name}.transport"] = _transport(camera.msgtype)
         values[f"camera.{camera.name}.qos"] = "reliable"
         values[f"camera.{camera.name}.depth"] = _DEPTH
-    for dnn in plan.roles:
+    for dnn in plan.kinds:
         values[f"dnn.{dnn}.max_age_ms"] = values[f"dnn.{dnn}.deadline_ms"] = 0.0
     return values
 

@@ -11,27 +11,21 @@ from std_msgs.msg import Header
 
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.replay.frame_order import FrameOutcome
-from multi_dnn_ros.ros.result_messages import (
-    LabelInfo,
-    detections_message,
-    label_info_message,
-    lane_mask_message,
-    lane_points_message,
-)
-from multi_dnn_ros.vision.drawing import Layer, draw
+from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
+from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
-from multi_dnn_ros.vision.results import Detections, Lanes
+from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 
 
-def result_messages(result: Result, header: Header) -> Iterator[tuple[str, Any]]:
-    """Topic below `~/<camera>/<dnn>/` and message, for each message of a result."""
-    if isinstance(result.output, Lanes):
-        yield "mask", lane_mask_message(result.output, header)
-        yield "points", lane_points_message(result.output, header)
-    elif isinstance(result.output, Detections):
-        yield "detections", detections_message(result.output, header)
-    else:
-        raise TypeError(f"DNN '{result.dnn}' returned a {type(result.output).__name__}; expected Detections or Lanes")
+def result_messages(kinds: Mapping[str, ResultKind], result: Result, header: Header) -> Iterator[tuple[str, Any]]:
+    """Topic below `~/<camera>/<dnn>/` and message, for each message of a result. kinds: of each DNN's results.
+
+    TypeError for a result that is not of its DNN's kind.
+    """
+    kind = kinds[result.dnn]
+    kind.check(result.dnn, result.output)
+    for topic in kind.topics:
+        yield topic.name, topic.message(result.output, header)
 
 
 def label_messages(
@@ -53,7 +47,7 @@ def decode_message(message: Any, max_pixels: int) -> npt.NDArray[np.uint8]:
     return decode_image(message, max_pixels)
 
 
-def drawn(outcome: FrameOutcome) -> npt.NDArray[np.uint8]:
-    """The frame's image with its results drawn on it, (H, W, 3) uint8 RGB."""
-    layers = [Layer(end.dnn, end.output) for end in outcome.in_order() if isinstance(end, Result)]
+def drawn(kinds: Mapping[str, ResultKind], outcome: FrameOutcome) -> npt.NDArray[np.uint8]:
+    """The frame's image with its results on it, (H, W, 3) uint8 RGB. kinds: of each DNN's results."""
+    layers = [Layer(end.dnn, kinds[end.dnn], end.output) for end in outcome.in_order() if isinstance(end, Result)]
     return draw(outcome.frame.image(), layers)

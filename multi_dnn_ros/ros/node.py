@@ -24,6 +24,7 @@ from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
 from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Unless it is remapped.
@@ -213,11 +214,12 @@ class MultiDnnNode(LifecycleNode):
     def _configured(self, config: NodeConfig, description: Description) -> None:
         assert self._host is not None
         dnns = description.dnns
+        RESULT_KINDS.report_broken(self.get_logger().warning)
         self._outputs = ResultPublishers(
             self,
             streams={name: dnn.cameras for name, dnn in dnns.items()},
-            lanes=frozenset(name for name, settings in config.dnns.items() if settings.role == "lane"),
-            labels={name: dnn.labels for name, dnn in dnns.items() if config.dnns[name].role != "lane"},
+            kinds={name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in dnns.items()},
+            labels={name: dnn.labels for name, dnn in dnns.items()},
         )
         self._report = self._new_report(hardware_id(description.device_name))
         self.destroy_timer(self._diagnostics_timer)

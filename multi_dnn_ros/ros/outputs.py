@@ -6,50 +6,46 @@ from collections.abc import Mapping
 from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
-from sensor_msgs.msg import Image, PointCloud2
+from sensor_msgs.msg import Image
 from std_msgs.msg import Header
-from vision_msgs.msg import Detection2DArray
 
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.engine.task import Result
+from multi_dnn_ros.ros.message_types import message_class
 from multi_dnn_ros.ros.qos import LATCHED, PICTURES, RESULTS
-from multi_dnn_ros.ros.result_messages import (
-    LabelInfo,
-    detections_message,
-    label_info_message,
-    lane_mask_message,
-    lane_points_message,
-)
-from multi_dnn_ros.vision.results import Lanes
+from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
+from multi_dnn_ros.vision.result_kind import ResultKind, Topic
 
 
 class ResultPublishers:
     """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay``, and ``~/<dnn>/label_info``.
 
-    streams: cameras of each DNN. lanes: the DNNs whose role is lane. labels: class names of each DNN that has any.
-    Publishing is called from the DNNs' threads; each has publishers of its own.
+    streams: cameras of each DNN. kinds: of each DNN's results. labels: class names of each DNN; they are published for
+    those whose kind has any. Publishing is called from the DNNs' threads; each has publishers of its own.
+    ExtensionError for a kind whose messages cannot be made here.
     """
 
     def __init__(
         self,
         node: LifecycleNode,
         streams: Mapping[str, tuple[str, ...]],
-        lanes: frozenset[str],
+        kinds: Mapping[str, ResultKind],
         labels: Mapping[str, tuple[str, ...]],
     ) -> None:
         self._node = node
-        self._labels = labels
+        self._kinds = kinds
+        self._labels = {dnn: names for dnn, names in labels.items() if kinds[dnn].has_labels}
         self._publishers: dict[tuple[str, ...], Any] = {}
         for dnn, cameras in streams.items():
             for camera in cameras:
-                if dnn in lanes:
-                    self._add(Image, PICTURES, camera, dnn, "mask")
-                    self._add(PointCloud2, RESULTS, camera, dnn, "points")
-                else:
-                    self._add(Detection2DArray, RESULTS, camera, dnn, "detections")
+                for topic in kinds[dnn].topics:
+                    qos = PICTURES if topic.picture else RESULTS
+                    self._add(_message_class(kinds[dnn], topic, dnn), qos, camera, dnn, topic.name)
         for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
             self._add(Image, PICTURES, camera, "overlay")
         if LabelInfo is not None:
-            for dnn in labels:
+            for dnn in self._labels:
                 self._add(LabelInfo, LATCHED, dnn, "label_info")
 
     @property
@@ -57,19 +53,26 @@ class ResultPublishers:
         """The overlay publisher of each camera."""
         return {key[0]: publisher for key, publisher in self._publishers.items() if key[-1] == "overlay"}
 
+    @property
+    def kinds(self) -> Mapping[str, ResultKind]:
+        """The kind of each DNN's results."""
+        return self._kinds
+
     def publish(self, result: Result) -> None:
-        """Publish one result, empty ones too, with the header of its image; a mask only where somebody listens."""
+        """Publish one result, empty ones too, with the header of its image; pictures only where somebody subscribes.
+
+        TypeError for a result that is not of the DNN's kind.
+        """
         header, camera, dnn = result.frame.context, result.frame.camera, result.dnn
-        if isinstance(result.output, Lanes):
-            self._publishers[camera, dnn, "points"].publish(lane_points_message(result.output, header))
-            mask = self._publishers[camera, dnn, "mask"]
-            if mask.get_subscription_count():  # a picture as large as the camera's
-                mask.publish(lane_mask_message(result.output, header))
-        else:
-            self._publishers[camera, dnn, "detections"].publish(detections_message(result.output, header))
+        kind = self._kinds[dnn]
+        kind.check(dnn, result.output)
+        for topic in sorted(kind.topics, key=lambda topic: topic.picture):  # what is small does not wait for pictures
+            publisher = self._publishers[camera, dnn, topic.name]
+            if not topic.picture or publisher.get_subscription_count():
+                publisher.publish(topic.message(result.output, header))
 
     def publish_labels(self, dnn: str, score_threshold: float) -> None:
-        """Class names and score threshold of a DNN, kept for late subscribers; nothing for a lane DNN.
+        """Class names and score threshold of a DNN, kept for late subscribers; nothing where its kind has none.
 
         Called after activating and when the threshold has changed. An inactive publisher drops what it is given.
         """
@@ -86,3 +89,15 @@ class ResultPublishers:
 
     def _add(self, kind: type, qos: Any, *path: str) -> None:
         self._publishers[path] = self._node.create_lifecycle_publisher(kind, f"~/{'/'.join(path)}", qos)
+
+
+def _message_class(kind: ResultKind, topic: Topic, dnn: str) -> type:
+    """Of the topic's messages; the function that makes them is imported too, now and not with the first result."""
+    try:
+        assert callable(topic.message)
+        message: type = message_class(topic.msgtype)
+    except Exception as error:  # whatever a module of another package raises
+        raise ExtensionError(
+            f"DNN {dnn}: topic {topic.name} of result kind '{kind.name}' cannot be published: {summarize_error(error)}"
+        ) from error
+    return message

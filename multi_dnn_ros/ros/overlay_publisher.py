@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy.typing as npt
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, Result
 from multi_dnn_ros.ros.result_messages import image_message
-from multi_dnn_ros.vision.drawing import Layer, draw
+from multi_dnn_ros.vision.drawing import draw
+from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 
 #: Frames of one camera that some DNN has not answered yet; the oldest is given up for the next.
 _OPEN_FRAMES = 8
@@ -49,15 +50,21 @@ class _Picture:
 class OverlayPublisher:
     """Collects the results of a frame until every DNN of its camera has answered or dropped it, then draws.
 
-    publishers: by camera. dnns: the names of each camera's DNNs. report: gets a line when drawing fails.
+    publishers: by camera. dnns: the names of each camera's DNNs. kinds: of each DNN's results. report: gets a line when
+    drawing fails.
     Only the newest complete frame of a camera is drawn, and none that is older than one before it: what a slow DNN
     found on a frame that the others have left behind is shown on the next ones.
     """
 
     def __init__(
-        self, publishers: Mapping[str, Any], dnns: Mapping[str, tuple[str, ...]], report: Callable[[str], None]
+        self,
+        publishers: Mapping[str, Any],
+        dnns: Mapping[str, tuple[str, ...]],
+        kinds: Mapping[str, ResultKind],
+        report: Callable[[str], None],
     ) -> None:
         self._publishers = publishers
+        self._kinds = kinds
         self._dnns = dnns
         self._report = report
         self._open: dict[str, OrderedDict[Frame, _Picture]] = {camera: OrderedDict() for camera in publishers}
@@ -71,7 +78,7 @@ class OverlayPublisher:
 
     def add(self, result: Result) -> None:
         """A DNN's answer, as long as the frame's image is there; drawing happens elsewhere."""
-        layer = Layer(result.dnn, result.output, result.timing.end_to_end_ns / 1e6)
+        layer = Layer(result.dnn, self._kinds[result.dnn], result.output, result.timing.end_to_end_ns / 1e6)
         found = _Found(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layer)
         self._answer(result.dnn, result.frame, found)
 
@@ -143,7 +150,7 @@ class OverlayPublisher:
         assert picture.image is not None
         frame, size = picture.frame, picture.image.shape[:2]
         return [
-            Layer(dnn, found.layer.output, found.layer.latency_ms, held=True)
+            replace(found.layer, held=True)
             for dnn, found in self._latest[camera].items()
             if dnn not in picture.layers
             and found.size == size

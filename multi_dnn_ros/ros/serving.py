@@ -95,7 +95,10 @@ class Serving:
         self._ages = PublishAges((name, camera) for name, dnn in description.dnns.items() for camera in dnn.cameras)
         served = dict.fromkeys(camera for dnn in description.dnns.values() for camera in dnn.cameras)
         self._overlay = OverlayPublisher(
-            outputs.overlays, {camera: self._accounts.dnns_of(camera) for camera in served}, self._on_overlay_failure
+            outputs.overlays,
+            {camera: self._accounts.dnns_of(camera) for camera in served},
+            outputs.kinds,
+            self._on_overlay_failure,
         )
         self._decoders = {
             camera: CameraDecoder(camera, host, self._accounts, partial(self._on_bad_image, camera))

@@ -7,8 +7,8 @@ from typing import Any
 
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Modules that :func:`build` and :func:`check` need, which take seconds to import.
-MODULES = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_check")
+#: Modules that :func:`build` and :func:`check` need, which take seconds to import; behind a colon: a function to call.
+MODULES = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_check:import_registries")
 
 
 def modules_of(make: Callable[..., Any]) -> tuple[str, ...]:

@@ -84,6 +84,7 @@ def _described(pipeline: Pipeline, fit: Fit | None) -> Description:
                 tuple(task.cameras),
                 tuple(pipeline.dnns[task.name].labels),
                 pipeline.dnns[task.name].decoder.own_threshold,
+                pipeline.dnns[task.name].result_kind,
             )
             for task in pipeline.tasks
         },

@@ -11,9 +11,9 @@ memory; the engine's.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import logging
 import os
+import pkgutil
 import queue
 import socket
 import sys
@@ -92,7 +92,9 @@ class EngineMain:
         from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
 
         for name in self._modules:
-            importlib.import_module(name)
+            found = pkgutil.resolve_name(name)
+            if callable(found):
+                found()
 
         threading.Thread(target=self._report, name="report", daemon=True).start()
         self._channel.send(wire.Ready({**configure.library_versions(), "Python": sys.version.split()[0]}))

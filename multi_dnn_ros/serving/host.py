@@ -46,11 +46,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class DnnDescription:
-    """cameras: whose frames it takes. labels: class names by index. own_threshold: for score_threshold 0."""
+    """cameras: whose frames it takes. labels: class names by index. own_threshold: for score_threshold 0.
+
+    result_kind: name of the kind of its results.
+    """
 
     cameras: tuple[str, ...]
     labels: tuple[str, ...]
     own_threshold: float
+    result_kind: str
 
 
 @dataclass(frozen=True)

@@ -192,9 +192,8 @@ def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
     layouts = {}
     for camera, settings in config.cameras.items():
         dnns = [name for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras]
-        masks = tuple(name for name in dnns if config.dnns[name].role == "lane")
-        if dnns:
-            layouts[camera] = SlotLayout(camera, slots_needed(len(dnns)), settings.max_pixels, masks)
+        if dnns:  # room for large results of each: what nobody writes takes no memory
+            layouts[camera] = SlotLayout(camera, slots_needed(len(dnns)), settings.max_pixels, tuple(dnns))
     return layouts
 
 

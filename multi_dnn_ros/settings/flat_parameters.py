@@ -11,15 +11,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig, Role
+from multi_dnn_ros.settings.roles import PRESETS
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 #: What runs when neither a parameter nor a file says otherwise.
 DEFAULT_CAMERAS = ("front",)
-DEFAULT_DNNS: tuple[str, ...] = get_args(Role)
+DEFAULT_DNNS = tuple(PRESETS)
 
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
 _NAME_RULE = "lower-case letters, digits and _, a letter first, 64 at most"
@@ -91,16 +92,14 @@ def fields_of(model: type[BaseModel]) -> Mapping[str, ParameterField]:
 def parameter_fields(cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, ParameterField]:
     """Every parameter of a node with these cameras and DNNs, by its ROS name.
 
-    A DNN called lane, object or pedestrian has that role and the built-in model of the role by default.
+    A DNN with the name of a role that brings defaults has that role, and the model of the role, by default.
     """
     names = list_field("cameras", DEFAULT_CAMERAS), list_field("dnns", DEFAULT_DNNS)
     fields = {**fields_of(NodeConfig), "cameras": names[0], "dnns": names[1]}
     for camera in cameras:
         fields.update({f"camera.{camera}.{name}": field for name, field in fields_of(CameraConfig).items()})
     for dnn in dnns:
-        role = dnn if dnn in get_args(Role) else ""
-        model = f"builtin:{role}" if role else ""
-        own = {"role": role, "model": model}
+        own = {"role": dnn, "model": PRESETS[dnn].model} if dnn in PRESETS else {"role": "", "model": ""}
         for name, field in fields_of(DnnConfig).items():
             fields[f"dnn.{dnn}.{name}"] = replace(field, default=own[name]) if name in own else field
     return fields
@@ -198,7 +197,7 @@ def read_parameters(flat: Mapping[str, Any]) -> Reading:
 
 
 def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) -> Any:
-    """The value given for a parameter, else its default, which for a DNN's model is the built-in one of its role.
+    """The value given for a parameter, else its default, which for a DNN's model is that of its role.
 
     ROS hands over an empty list in a parameter file as a parameter without a value.
     """
@@ -206,8 +205,8 @@ def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) ->
     if value is None and field.kind.endswith("[]"):
         return []
     if value == "" and name.startswith("dnn.") and name.endswith(".model"):
-        role = given.get(f"{name.removesuffix('.model')}.role")
-        return f"builtin:{role}" if role in get_args(Role) else value
+        role = str(given.get(f"{name.removesuffix('.model')}.role"))
+        return PRESETS[role].model if role in PRESETS else value
     return value
 
 

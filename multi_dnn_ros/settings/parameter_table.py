@@ -26,7 +26,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 #: The document that holds the tables.
 PAGE = _ROOT / "docs" / "parameters.md"
 #: Defaults that depend on the DNN's name or role.
-_SHOWN_DEFAULTS = {"role": "the DNN's name, if that is a role", "model": "`builtin:<role>`"}
+_SHOWN_DEFAULTS = {"role": "the DNN's name, if that is a role with defaults", "model": "that of the role"}
 
 
 def markdown() -> str:

@@ -6,12 +6,21 @@ docs/parameters.md and ``config/multi_dnn.yaml`` are generated from them; a test
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
-Role = Literal["lane", "object", "pedestrian"]
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.settings.roles import PRESETS
+
+if TYPE_CHECKING:  # the names are known when the registries have been read
+    DecoderName = str
+    BackendName = str
+else:
+    DecoderName = Literal[("auto", *extensions.names(extensions.DECODERS))]
+    BackendName = Literal[("auto", *extensions.names(extensions.BACKENDS))]
+
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
 #: Marks a field that may change while the node is running (``json_schema_extra=RUNTIME``); all others are read-only
@@ -71,11 +80,18 @@ class CameraConfig(_Section):
 class DnnConfig(_Section):
     """One DNN (parameters ``dnn.<name>.*``)."""
 
-    role: Role = Field(description="What its results are: lane, object or pedestrian.")
+    role: str = Field(
+        pattern=r"^[a-z][a-z0-9_]*$",
+        max_length=64,
+        description=f"What it is for: a label. {', '.join(PRESETS)} bring defaults: the model, the decoder of a model "
+        "that does not know its own, the kind of results.",
+        json_schema_extra={"allowed": f"lower-case letters, digits and _; with defaults: {', '.join(PRESETS)}"},
+    )
     model: str = Field(
         min_length=1,
         description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, each also with `_small` (decomposed), "
         "`torchvision:<builder>`, or a .pt2, .onnx or (of `multi-dnn decompose`) .safetensors file.",
+        json_schema_extra={"allowed": f"not empty: {', '.join(extensions.model_forms())}"},
     )
     weights: str = Field(
         "default",
@@ -85,8 +101,10 @@ class DnnConfig(_Section):
     num_classes: int = Field(
         0, ge=0, le=10_000, description="Number of classes of a torchvision builder. 0: the builder's default."
     )
-    decoder: Literal["auto", "torchvision", "yolo", "grid", "lane"] = Field(
-        "auto", description="How raw outputs become results; auto: built-in and torchvision models know theirs."
+    decoder: DecoderName = Field(
+        "auto",
+        description="How raw outputs become results. auto: built-in and torchvision models know theirs; other models "
+        "use that of their role, if it has one.",
     )
     labels: list[str] = Field(
         default_factory=list,
@@ -115,7 +133,7 @@ class DnnConfig(_Section):
         default_factory=list,
         description="Standard deviation per channel, by which the difference is divided. Empty: the model's own.",
     )
-    backend: Literal["auto", "eager", "torchscript", "onnxruntime", "cuda_graph", "inductor"] = Field(
+    backend: BackendName = Field(
         "auto",
         description="How the jobs run. auto: onnxruntime on a CPU (torchscript with precision bf16, and for a DNN that "
         "cannot be exported), cuda_graph on a GPU. inductor compiles the jobs with TorchInductor, which takes minutes "

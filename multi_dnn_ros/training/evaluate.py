@@ -26,7 +26,6 @@ from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
 if TYPE_CHECKING:  # the training machine has no pydantic, which these need
     from multi_dnn_ros.models.dnn import Dnn
-    from multi_dnn_ros.settings.schema import Role
 
 
 def add_parser(verbs: Any) -> None:
@@ -42,10 +41,12 @@ def add_parser(verbs: Any) -> None:
 def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:
     """The package's three DNNs by role, loaded as the node loads them. suffix: `_small` for the decomposed ones."""
     from multi_dnn_ros.models.load import load_dnn
+    from multi_dnn_ros.settings.roles import PRESETS
     from multi_dnn_ros.settings.schema import DnnConfig
 
-    roles: tuple[Role, ...] = ("lane", "object", "pedestrian")
-    return {role: load_dnn(role, DnnConfig(role=role, model=f"builtin:{role}{suffix}")) for role in roles}
+    return {
+        role: load_dnn(role, DnnConfig(role=role, model=f"{preset.model}{suffix}")) for role, preset in PRESETS.items()
+    }
 
 
 class Evaluator:

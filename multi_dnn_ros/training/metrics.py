@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -165,6 +165,20 @@ class LaneScore:
     def scores(self) -> dict[str, float]:
         """f1, precision and recall, 0..1."""
         return {"f1": self.f1, "precision": self.precision, "recall": self.recall}
+
+
+def score_lanes(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> dict[str, float]:
+    """Of result kind `lanes`. results: (Lanes, true mask (H, W), not 0 = lane) of each image. labels: not used."""
+    score = LaneScore()
+    for lanes, true in results:
+        score.add(lanes.mask, true)
+    return score.scores()
+
+
+def score_detections(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) -> dict[str, float]:
+    """Of result kind `detections`. results: (Detections, Truth) of each image. See mean_average_precision."""
+    pairs = list(results)
+    return mean_average_precision([found for found, _ in pairs], [truth for _, truth in pairs], labels)
 
 
 def lane_f1(predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: float = 3.0) -> float:

@@ -18,7 +18,6 @@ from multi_dnn_ros.training.datasets import IGNORED
 from multi_dnn_ros.training.metrics import Found, LaneScore, Truth
 from multi_dnn_ros.training.setup import LANE_SHARE, answers
 from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.results import Detections, Lanes
 
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 #: A detection and a true box are one object from this overlap on, as in mAP@0.5.
@@ -137,7 +136,6 @@ def operating_points(
                 decoder.score_threshold = THRESHOLDS[0]
                 height, width = batch["image"].shape[2:]
                 result = decoder(own, (height, width))
-                assert isinstance(result, Detections)
                 detections.append(result)
                 boxes, classes = batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()
                 truths.append(Truth(boxes[classes >= 0], classes[classes >= 0], boxes[classes == IGNORED]))
@@ -158,5 +156,4 @@ def _add_lanes(
     for threshold, score in scores.items():
         decoder.score_threshold = threshold
         found = decoder(outputs, true.shape)
-        assert isinstance(found, Lanes)
         score.add(found.mask, true >= LANE_SHARE)

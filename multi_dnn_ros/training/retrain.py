@@ -79,7 +79,10 @@ def retrain(
     main = MAIN[pupil.task]
 
     def score(scored: nn.Module) -> dict[str, float]:
-        each = [score_rows(scored, pupil.task, rows, pupil.inputs, pupil.decoder, pupil.labels) for rows in choice_rows]
+        each = [
+            score_rows(scored, pupil.task, rows, pupil.inputs, pupil.decoder, pupil.labels, kind=pupil.kind)
+            for rows in choice_rows
+        ]
         # The mean over the sets: none may be given up for another.
         return {**each[0], main: sum(scores[main] for scores in each) / len(each)}
 
@@ -191,6 +194,6 @@ def _test(pupil: Trainable, network: nn.Module, rows: Rows | None) -> dict[str, 
     """Scores on the test part, by the first process, which alone has the rows, on all."""
     scores: dict[str, float] = {}
     if rows is not None:
-        scores = score_rows(network, pupil.task, rows, pupil.inputs, pupil.decoder, pupil.labels)
+        scores = score_rows(network, pupil.task, rows, pupil.inputs, pupil.decoder, pupil.labels, kind=pupil.kind)
     result: dict[str, float] = distributed.from_first(scores)
     return result

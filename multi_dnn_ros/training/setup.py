@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from tqdm import tqdm
 
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.training.batches import (
     ArrayBatches,
     Augment,
@@ -26,9 +27,9 @@ from multi_dnn_ros.training.classification import Accuracy, logits_of
 from multi_dnn_ros.training.data import ArrayRows, Rows, Task
 from multi_dnn_ros.training.datasets import IGNORED
 from multi_dnn_ros.training.loop import Batches, Loss, Score
-from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
+from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.results import Detections, Lanes
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
 #: The score that decides, larger is better.
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
@@ -106,8 +107,11 @@ def score_rows(
     labels: Sequence[str],
     batch_size: int = 64,
     progress: str = "",
+    kind: ResultKind | None = None,
 ) -> dict[str, float]:
     """top1 and top5; or map50, that of each class, and map; or f1, precision and recall. network: in eval mode.
+
+    kind: of the decoder's results; None: that of ours for the task.
 
     Boxes and lanes are compared in the network's input, which leaves overlaps as they are.
     """
@@ -118,26 +122,37 @@ def score_rows(
             accuracy.add(logits_of(outputs), batch["label"])
         return accuracy.scores()
     assert decoder is not None
-    if task == "lanes":
-        counted = LaneScore()
+    kind = _kind_of(task) if kind is None else kind
+    if kind.score is None:
+        raise ValueError(f"results of kind '{kind.name}' cannot be scored")
+    score = extensions.load(kind.score) if isinstance(kind.score, str) else kind.score
+
+    def pairs() -> Iterator[tuple[object, object]]:
         for outputs, batch in found:
             for k, leaves in enumerate(_by_image(outputs)):
-                mask = batch["mask"][k, 0].cpu().numpy()
-                lanes = decoder(leaves, mask.shape)
-                assert isinstance(lanes, Lanes)
-                counted.add(lanes.mask, mask >= LANE_SHARE)
-        return counted.scores()
-    detections: list[Detections] = []
-    truths: list[Truth] = []
-    for outputs, batch in found:
-        height, width = batch["image"].shape[2:]
-        for k, leaves in enumerate(_by_image(outputs)):
-            boxes, classes = batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()
-            truths.append(Truth(boxes[classes >= 0], classes[classes >= 0], boxes[classes == IGNORED]))
-            result = decoder(leaves, (height, width))
-            assert isinstance(result, Detections)
-            detections.append(result)
-    return mean_average_precision(detections, truths, labels)
+                truth, size = _truth(task, batch, k)
+                result = decoder(leaves, size)
+                kind.check("that is scored", result)
+                yield result, truth
+
+    scores: dict[str, float] = dict(score(pairs(), labels))
+    return scores
+
+
+def _kind_of(task: Task) -> ResultKind:
+    """The kind of ours whose results are compared with the truth of this task."""
+    kinds = [RESULT_KINDS.get(name) for name in extensions.OWN[extensions.RESULT_KINDS]]
+    return next(kind for kind in kinds if kind.truth == task)
+
+
+def _truth(task: Task, batch: Batch, k: int) -> tuple[object, tuple[int, int]]:
+    """The truth of image k of a batch, and the (H, W) that it is given in."""
+    if task == "lanes":
+        mask = batch["mask"][k, 0].cpu().numpy()
+        return mask >= LANE_SHARE, mask.shape
+    boxes, classes = batch["boxes"][k].cpu().numpy(), batch["classes"][k].cpu().numpy()
+    height, width = batch["image"].shape[2:]
+    return Truth(boxes[classes >= 0], classes[classes >= 0], boxes[classes == IGNORED]), (height, width)
 
 
 def _by_image(outputs: object) -> Iterator[tuple[Tensor, ...]]:

@@ -5,34 +5,31 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.dnn import Dnn, Source
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import dnn_of
-from multi_dnn_ros.models.networks import cells
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.classification import ClassificationLoss
 from multi_dnn_ros.training.data import Task
 from multi_dnn_ros.training.loop import Loss
-from multi_dnn_ros.training.losses import DetectionLoss, LaneLoss, TorchvisionLoss
-from multi_dnn_ros.vision.decoders.anchor import AnchorDecoder
 from multi_dnn_ros.vision.decoders.base import Decoder
-from multi_dnn_ros.vision.decoders.lane import LaneDecoder
-from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
+from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
 #: What a network without a decoder of the node is: a classifier.
 CLASSIFICATION = "classification"
-DECODERS = ("auto", CLASSIFICATION, "yolo", "grid", "lane")
-_TASKS: dict[str, Task] = {CLASSIFICATION: "classes", "lane": "lanes"}
-#: Grids that YOLO-style heads have.
-_STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), (8, 16, 32, 64))
+#: A role without defaults.
+_NO_ROLE = "network"
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,8 @@ class Trainable:
 
     source: what it came from; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32
     as `inputs` makes them -> raw outputs of B images. framing: how an image becomes its input, without mean and std.
-    decoder: None for a classifier. loss: on the truth; None where only another network can teach it.
+    decoder, kind (of its results): None for a classifier. loss: on the truth; None where only another network can teach
+    it.
     """
 
     model: str
@@ -54,6 +52,7 @@ class Trainable:
     inputs: Inputs
     decoder: Decoder | None
     loss: Loss | None
+    kind: ResultKind | None = None
 
 
 def make_trainable(
@@ -68,14 +67,15 @@ def make_trainable(
 ) -> Trainable:
     """What training needs to know of a network, from what is known of its source and, first, from the arguments.
 
-    size: (width, height). decoder: one of DECODERS. labels, keep: as the parameters of that name. smoothing: of class
-    labels. ModelError names what is missing or does not fit.
+    size: (width, height). decoder: name of a decoder, `classification`, or auto. labels, keep: as the parameters of
+    that name. smoothing: of class labels. ModelError names what is missing or does not fit.
     """
     size = source.input_size(model, size, "a size")
     source = replace(source, size=size)
     chosen = source.decoder if decoder == "auto" else decoder
     if not chosen:
-        raise ModelError(f"{model} does not say what its outputs mean; allowed decoders: {', '.join(DECODERS[1:])}")
+        allowed = ", ".join((CLASSIFICATION, *DECODERS.names()))
+        raise ModelError(f"{model} does not say what its outputs mean; allowed decoders: {allowed}")
     labels = tuple(labels) or source.labels
     module = source.module.requires_grad_(True)
     if chosen == CLASSIFICATION:
@@ -85,15 +85,18 @@ def make_trainable(
             model, source, _in_batches(module, size), "classes", size, labels,
             Preprocess(*size), inputs, None, ClassificationLoss(smoothing),
         )  # fmt: skip
-    task = _TASKS.get(chosen, "boxes")
+    try:
+        spec = DECODERS.get(chosen)
+        kind = RESULT_KINDS.get(spec.result_kind)
+        task = _task(kind)
+    except ExtensionError as error:
+        raise ModelError(f"{model}: {error}") from None
     if source.detector is not None:
         # The decoder takes its detector apart; this one is still to be written to a file.
         taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
     else:
         taken = source
-    config = DnnConfig(
-        role="lane" if task == "lanes" else "object", model=model, decoder=chosen, labels=labels, keep=tuple(keep)
-    )
+    config = DnnConfig(role=_NO_ROLE, model=model, decoder=chosen, labels=labels, keep=tuple(keep))
     dnn = dnn_of(taken, config.role, config)
     # Average precision wants the whole curve, not only what the node would publish.
     if task == "boxes":
@@ -102,8 +105,19 @@ def make_trainable(
         dnn.decoder.score_threshold = 0.5
     return Trainable(
         model, source, _in_batches(source.network, size), task, size, dnn.labels,
-        _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(dnn, source),
+        _framing(dnn.preprocess), _inputs(dnn.preprocess), dnn.decoder, _loss(spec, dnn, source),
+        kind,
     )  # fmt: skip
+
+
+def _task(kind: ResultKind) -> Task:
+    """What networks with results of this kind learn. ExtensionError: nothing that there is data for."""
+    for task in get_args(Task):
+        if task == kind.truth:
+            return cast(Task, task)
+    raise ExtensionError(
+        f"results of kind '{kind.name}' cannot be trained or scored: there is data for {', '.join(get_args(Task))}"
+    )
 
 
 def _framing(preprocess: Preprocess) -> Preprocess:
@@ -123,21 +137,12 @@ def _inputs(preprocess: Preprocess) -> Inputs:
     return Inputs((preprocess.width, preprocess.height), preprocess.mean, preprocess.std, preprocess.bgr)
 
 
-def _loss(dnn: Dnn, source: Source) -> Loss | None:
-    if isinstance(dnn.decoder, LaneDecoder):
-        return LaneLoss(lane_classes=dnn.decoder.lane_classes)
-    if isinstance(dnn.decoder, AnchorDecoder):
-        detector: Any = copy.deepcopy(source.detector)
-        detector.backbone = nn.Identity()
-        return TorchvisionLoss(detector, dnn.decoder.anchors, dnn.decoder.level_sizes)
-    if isinstance(dnn.decoder, YoloDecoder):
-        size = (dnn.preprocess.width, dnn.preprocess.height)
-        with torch.no_grad():
-            (output,) = pytree.tree_leaves(dnn.module(*dnn.example_inputs()))
-        for strides in _STRIDES:
-            if len(cells(*size, strides)[0]) == output.shape[2]:
-                return DetectionLoss(size, strides)
-    return None
+def _loss(spec: DecoderSpec, dnn: Dnn, source: Source) -> Loss | None:
+    if spec.loss is None:
+        return None
+    make = extensions.load(spec.loss) if isinstance(spec.loss, str) else spec.loss
+    loss: Loss | None = make(dnn, source)
+    return loss
 
 
 class SingleImages(nn.Module):

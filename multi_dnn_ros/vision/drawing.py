@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from multi_dnn_ros.vision.results import Decoded, Detections, Lanes
+from multi_dnn_ros.vision.result_kind import Layer
 
 Color = tuple[int, int, int]
 
@@ -23,76 +22,25 @@ PALETTE: tuple[Color, ...] = (
     (213, 94, 0),
     (0, 114, 178),
 )
-_LANE_OPACITY = 0.45
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
-@dataclass(frozen=True)
-class Layer:
-    """What one DNN found. latency_ms: end to end; None: not shown. held: it is of an earlier frame and drawn thin."""
-
-    dnn: str
-    output: Decoded
-    latency_ms: float | None = None
-    held: bool = False
-
-
 def draw(image: npt.NDArray[np.uint8], layers: Sequence[Layer]) -> npt.NDArray[np.uint8]:
-    """A copy of `image`, (H, W, 3) uint8 RGB, with the layers on it: lanes below, boxes above, a line of text a DNN."""
+    """A copy of `image`, (H, W, 3) uint8 RGB, with the layers on it, by the drawing order of their kinds, and a line of
+    text for each DNN. Raises what a kind's drawing raises.
+    """
     canvas = image.copy()
     scale = max(0.35, min(canvas.shape[:2]) / 900)
-    ordered = sorted(layers, key=lambda layer: isinstance(layer.output, Detections))
-    colors = _colors([layer.output for layer in ordered if isinstance(layer.output, Detections)])
-    for layer in ordered:
-        if isinstance(layer.output, Lanes):
-            _draw_lanes(canvas, layer.output, layer.held, scale)
-        else:
-            _draw_boxes(canvas, layer.output, colors, layer.held, scale)
+    kinds = {layer.kind.name: layer.kind for layer in layers}
+    for kind in sorted(kinds.values(), key=lambda kind: kind.draw_order):
+        if kind.draw is not None:
+            kind.draw(canvas, [layer for layer in layers if layer.kind.name == kind.name], scale)
     _draw_latencies(canvas, sorted(layers, key=lambda layer: layer.dnn), scale)
     return canvas
 
 
-def lane_color(number: int) -> Color:
-    """The colour of lane line `number`, 1 for the leftmost."""
-    return PALETTE[(number - 1) % len(PALETTE)]
-
-
-def _colors(outputs: Sequence[Detections]) -> Mapping[str, Color]:
-    """One colour a class name, the same from frame to frame, whichever of the classes are in it."""
-    names = sorted({label for output in outputs for label in output.labels})
-    return {name: PALETTE[(2 * number + 1) % len(PALETTE)] for number, name in enumerate(names)}
-
-
-def _draw_lanes(canvas: npt.NDArray[np.uint8], lanes: Lanes, held: bool, scale: float) -> None:
-    if lanes.mask.shape != canvas.shape[:2]:
-        raise ValueError(f"lane mask is {lanes.mask.shape}; the image needs {canvas.shape[:2]}")
-    if not held and lanes.mask.any():
-        table = np.zeros((256, 3), np.float32)
-        for number in range(1, 256):
-            table[number] = lane_color(number)
-        inside = lanes.mask > 0
-        mixed = canvas[inside] * (1 - _LANE_OPACITY) + table[lanes.mask[inside]] * _LANE_OPACITY
-        canvas[inside] = mixed.astype(np.uint8)
-    for lane in lanes.lanes:
-        if len(lane.points) > 1:
-            line = np.round(lane.points).astype(np.int32).reshape(-1, 1, 2)
-            cv2.polylines(canvas, [line], False, lane_color(lane.number), _width(scale, held), cv2.LINE_AA)
-
-
-def _draw_boxes(
-    canvas: npt.NDArray[np.uint8], found: Detections, colors: Mapping[str, Color], held: bool, scale: float
-) -> None:
-    for box, score, class_id in zip(found.boxes[::-1], found.scores[::-1], found.class_ids[::-1], strict=True):
-        label = found.labels[class_id] if 0 <= class_id < len(found.labels) else str(class_id)
-        color = colors.get(label, PALETTE[int(class_id) % len(PALETTE)])
-        x1, y1, x2, y2 = (round(float(value)) for value in box)
-        cv2.rectangle(canvas, (x1, y1), (x2, y2), color, _width(scale, held), cv2.LINE_AA)
-        if not held:
-            _tag(canvas, f"{label} {score:.2f}", (x1, y1), color, scale)
-
-
-def _tag(canvas: npt.NDArray[np.uint8], text: str, corner: tuple[int, int], color: Color, scale: float) -> None:
-    """Text on a plate over the corner, moved inside where it would leave the image."""
+def draw_tag(canvas: npt.NDArray[np.uint8], text: str, corner: tuple[int, int], color: Color, scale: float) -> None:
+    """Text on a plate over the corner (x, y), moved inside where it would leave the image."""
     font = 0.9 * scale
     (width, height), baseline = cv2.getTextSize(text, _FONT, font, 1)
     pad = max(2, round(4 * scale))
@@ -121,5 +69,6 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
         cv2.putText(canvas, line, (pad, y), _FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
 
 
-def _width(scale: float, held: bool) -> int:
+def line_width(scale: float, held: bool) -> int:
+    """Of a result's lines, pixels: thin for one of an earlier frame."""
     return 1 if held else max(1, round(3 * scale))

@@ -12,9 +12,13 @@ import torchvision
 
 from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
+from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
+from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.pipeline.choices import BACKENDS, ConfigError, choose_backend
+from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
 from multi_dnn_ros.settings.schema import DnnConfig
 
 CPU = torch.device("cpu")
@@ -22,7 +26,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(params=["eager", "torchscript", "onnxruntime"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    return BACKENDS[request.param]()
+    return BACKENDS.get(request.param).factory(BackendRequest(CPU, 1e-4))
 
 
 def through(stages: tuple, inputs: Tensors) -> Tensors:
@@ -33,9 +37,9 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 
 
 def test_a_cpu_runs_sessions_and_a_gpu_does_not() -> None:
-    assert type(choose_backend("auto", CPU)) is BACKENDS["onnxruntime"]
+    assert type(choose_backend("auto", CPU)) is OnnxRuntime
     assert type(choose_backend("auto", torch.device("cuda:0"))) is FastestConvolutions
-    assert type(choose_backend("eager", CPU)) is BACKENDS["eager"]
+    assert type(choose_backend("eager", CPU)) is Eager
     with pytest.raises(ConfigError, match=r"dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"):
         choose_backend("cuda_graph", CPU)
 
@@ -111,6 +115,6 @@ def test_a_stage_that_cannot_be_scripted_runs_eager(
     stage: torch.nn.Module, expected: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        stages = BACKENDS["torchscript"]().prepare([stage], (torch.zeros(2),), CPU)
+        stages = TorchScript().prepare([stage], (torch.zeros(2),), CPU)
     assert "job 0 of the DNN runs eager" in caplog.text
     torch.testing.assert_close(through(stages, (torch.full((2,), 3.0),))[0], torch.full((2,), expected))

@@ -33,21 +33,24 @@ from multi_dnn_ros.ros.result_messages import image_message as mono_message
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
 FRAMES = 12
 HZ = 10
 MS = 1_000_000
 STREAMS = (
-    Stream("lane", {name: f"/multi_dnn/front/lane/{name}" for name in ("mask", "points")}),
+    Stream("lane", RESULT_KINDS.get("lanes"), {name: f"/multi_dnn/front/lane/{name}" for name in ("mask", "points")}),
     Stream(
         "object",
+        RESULT_KINDS.get("detections"),
         {"detections": "/multi_dnn/front/object/detections"},
         ("car", "truck"),
         "/multi_dnn/object/label_info",
     ),
     Stream(
         "pedestrian",
+        RESULT_KINDS.get("detections"),
         {"detections": "/multi_dnn/front/pedestrian/detections"},
         ("pedestrian",),
         "/multi_dnn/pedestrian/label_info",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pages import BLOCKS, MARKS, ROOT, RUN, SHOWN, Block
 
-from multi_dnn_ros.common.processes import on_loopback
+from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.settings.params_file import read_params_file
 
 _TIMEOUT_S = 120
@@ -56,7 +56,8 @@ def test_the_commands_of_a_page_run(page: str, shell: dict[str, str], domain: in
     for block in (block for block in unmarked("bash") if block.page == page):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", block.text],
-            cwd=tmp_path, env={**shell, **on_loopback(domain)}, capture_output=True, text=True, timeout=_TIMEOUT_S,
+            cwd=tmp_path, env={**shell, **loopback_environment(domain)}, capture_output=True, text=True,
+            timeout=_TIMEOUT_S,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{block.where}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}"

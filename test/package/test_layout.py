@@ -15,7 +15,7 @@ PACKAGE = "multi_dnn_ros"
 #: What a package may import of ours, besides itself. From the bottom to the top: none imports one further down.
 ALLOWED: dict[str, set[str]] = {
     "common": set(),
-    "settings": set(),
+    "settings": {"common"},
     "standalone": set(),
     "vision": {"common"},
     "graph": {"common"},
@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},
     "replay": {"common", "settings", "vision", "engine", "ros", "bags", "camera"},
-    "demo": {"common", "settings", "vision", "models", "compression", "training", "ros", "bags", "camera", "replay"},
+    "demo": {"common", "settings", "vision", "models", "compression", "training", "ros", "bags", "camera"},
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.replay.outputs import decode_message, result_messages
 from multi_dnn_ros.replay.replay import Replay, msgtype_of
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes, OutputError
 
 SECOND = 1_000_000_000
@@ -101,10 +103,11 @@ def parsed(message: BagMessage) -> Any:
 
 
 def make_replay(tasks: list[DnnTask], topics: dict[str, str] | None = None, **kwargs: Any) -> Replay:
+    kinds = {task.name: RESULT_KINDS.get("lanes" if task.decode is find_lanes else "detections") for task in tasks}
     return Replay(
         tasks,
         topics or {"front": TOPIC},
         decode=lambda camera, message: decode_message(message, 10_000_000),
-        to_messages=result_messages,
+        to_messages=partial(result_messages, kinds),
         **kwargs,
     )

@@ -21,15 +21,15 @@ from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.replay import live
 from multi_dnn_ros.replay.live import LiveReplay
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
-from multi_dnn_ros.replay.output_topics import OUTPUT_TOPICS
 from multi_dnn_ros.replay.recorded_cameras import recorded_topics
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
 from multi_dnn_ros.replay.spinning import SpinningNode, spinning
 from multi_dnn_ros.replay.summary import Summary
 from multi_dnn_ros.settings.schema import CameraConfig
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 TOPIC, TYPE = "/front/image_raw", "sensor_msgs/msg/Image"
-PLAN = LivePlan((LiveCamera("front", TOPIC, TOPIC, TYPE, ("lane",)),), {"lane": "lane"})
+PLAN = LivePlan((LiveCamera("front", TOPIC, TOPIC, TYPE, ("lane",)),), {"lane": RESULT_KINDS.get("lanes")})
 FRAMES = 5
 SERVICES = {
     "get_state": GetState,
@@ -125,7 +125,7 @@ def test_it_connects_with_a_subscription_that_cannot_count_its_publishers(
     replay = LiveReplay(spinner.node, remote, PLAN)
     replay.before_activation()
     mute.create_subscription(Image, TOPIC, print, 10)
-    for name, msgtype in OUTPUT_TOPICS["lane"].items():
+    for name, msgtype in RESULT_KINDS.get("lanes").msgtypes.items():
         mute.create_publisher(message_class(msgtype), f"/multi_dnn/front/lane/{name}", 10)
     with pytest.raises(live.LiveReplayError, match="/multi_dnn on /diagnostics after 1 s"):
         replay.wait_connected(1.0)

@@ -14,6 +14,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.ros import overlay_publisher
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 from multi_dnn_ros.vision.results import Lanes
 
 WAIT_S = 60.0
@@ -67,7 +68,8 @@ class Overlay:
         monkeypatch.setattr(overlay_publisher, "draw", note)
         self.publishers = {name: Publisher(name, self.order) for name in ("front", "rear")}
         dnns = dict.fromkeys(self.publishers, ("quick", "slow"))
-        self.overlay = OverlayPublisher(self.publishers, dnns, self.errors.append)
+        kinds = dict.fromkeys(("quick", "slow"), RESULT_KINDS.get("lanes"))
+        self.overlay = OverlayPublisher(self.publishers, dnns, kinds, self.errors.append)
 
     def answer(self, dnn: str, frame: Frame, at_ms: int = 0) -> None:
         timing = Timing(frame.received_ns, frame.received_ns, at_ms * _MS, 0, 0, 0, 0)

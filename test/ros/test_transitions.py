@@ -62,7 +62,7 @@ class SlowHost:
                 raise Cancelled
         if self.error is not None:
             raise self.error
-        dnns = {name: DnnDescription(("front",), ("thing",), 0.4) for name in config.dnns}
+        dnns = {name: DnnDescription(("front",), ("thing",), 0.4, "detections") for name in config.dnns}
         return Description("cpu", "a processor", 2, dnns, versions={"torch": "9.9"})
 
     def start(self, accounts: Accounts) -> None:

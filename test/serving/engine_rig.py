@@ -37,7 +37,7 @@ class Rig:
         self.changed = threading.Condition()
         self.numbers = 0
         self.dnns = tuple(config.dnns)
-        masks = tuple(name for name, dnn in config.dnns.items() if dnn.role == "lane")
+        masks = tuple(config.dnns)
         self.pools = open_pools(
             {name: SlotLayout(name, slots, camera.max_pixels, masks) for name, camera in config.cameras.items()}
         )

@@ -26,7 +26,11 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
         decoder = SimpleNamespace(
             score_threshold=threshold, own_threshold=threshold, iou_threshold=0.5, max_detections=10
         )
-        dnns[name] = SimpleNamespace(labels=("thing", "other"), decoder=decoder)
+        dnns[name] = SimpleNamespace(
+            labels=("thing", "other"),
+            decoder=decoder,
+            result_kind="lanes" if settings.role == "lane" else "detections",
+        )
         tasks.append(
             DnnTask(
                 name=name,

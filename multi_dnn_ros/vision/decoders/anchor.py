@@ -15,6 +15,7 @@ from torchvision.models.detection.ssd import SSD
 
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts
 from multi_dnn_ros.vision.decoders.candidates import AnchorCandidates
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
 
@@ -53,12 +54,12 @@ class AnchorDecoder(Decoder):
 
     def __init__(self, detector: Any, preprocess: Preprocess, labels: Sequence[str], **options: Any) -> None:
         super().__init__(preprocess, labels, **options)
-        self.core = DetectorCore(detector)
+        core = self.core = DetectorCore(detector)
         size = (preprocess.height, preprocess.width)
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             image = torch.empty(1, 3, *size)
-            features = self.core.features(image)
-            outputs = self.core.head(features)
+            features = core.features(image)
+            outputs = core.head(features)
         self.names = tuple(outputs)
         self._shapes = tuple(tuple(output.shape) for output in outputs.values())
         maps = [torch.empty(feature.shape) for feature in features]
@@ -104,3 +105,12 @@ class AnchorDecoder(Decoder):
         chosen = torch.isin(classes, torch.tensor(self.kept)) if self.kept else slice(self.max_detections)
         boxes = self.preprocess.geometry(source_size).to_source(boxes[chosen])
         return self.finish(boxes, scores[chosen], classes[chosen], source_size)
+
+
+SPEC = DecoderSpec(
+    "torchvision",
+    AnchorDecoder,
+    signature="raw head outputs of torchvision's SSD, SSDlite, RetinaNet, FCOS",
+    takes_detector=True,
+    loss="multi_dnn_ros.training.decoder_losses:torchvision_loss",
+)

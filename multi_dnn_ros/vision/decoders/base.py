@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 from torchvision.ops import batched_nms
 
 from multi_dnn_ros.vision.preprocess import Preprocess
-from multi_dnn_ros.vision.results import Decoded, Detections, OutputError
+from multi_dnn_ros.vision.results import Detections, OutputError
 
 #: Most boxes that go into non-maximum suppression; its time grows with their square.
 MAX_CANDIDATES = 4096
@@ -42,13 +43,13 @@ class TwoParts(Protocol):
         """Raw outputs -> what of them is needed, on the same device; shapes do not depend on values."""
         ...
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         """What condense() gave, on the CPU, and the source image's (H, W). Raises OutputError as the decoder does."""
         ...
 
 
 class Decoder:
-    """Raw outputs of a network on the CPU and the source image's (H, W) -> Detections or Lanes.
+    """Raw outputs of a network on the CPU and the source image's (H, W) -> a result, such as Detections or Lanes.
 
     preprocess: how the image became the network's input. labels: class names by index. keep: names of the classes to
     report, empty: all. score_threshold (0..1; 0 stands for own_threshold, the model's own), iou_threshold (0..1) and
@@ -56,8 +57,10 @@ class Decoder:
     :meth:`check_labels` does.
     """
 
-    #: Name in the configuration.
-    name: ClassVar[str]
+    #: Name in the configuration, for messages.
+    name: ClassVar[str] = ""
+    #: The layers to run on the device, of a decoder that takes a detector apart; None: the network as it is.
+    core: nn.Module | None = None
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class Decoder:
     def score_threshold(self, value: float) -> None:
         self._score_threshold = value or self.own_threshold
 
-    def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
+    def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         """Decode one frame. Raises OutputError for a wrong number, shape or class count and for NaN or infinity."""
         self.check(outputs)
         for index, output in enumerate(outputs):
@@ -106,7 +109,7 @@ class Decoder:
         """Raise OutputError unless number and shapes of the outputs are what this decoder reads."""
         raise NotImplementedError
 
-    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Decoded:
+    def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
         """Decode outputs that were checked, float32."""
         raise NotImplementedError
 
@@ -117,10 +120,8 @@ class Decoder:
     def expect_outputs(self, outputs: Sequence[torch.Tensor], count: int) -> None:
         """Raise OutputError unless there are `count` outputs."""
         if len(outputs) != count:
-            shapes = ", ".join(str(tuple(output.shape)) for output in outputs)
-            raise OutputError(
-                f"decoder {self.name} reads {count} output(s), but the DNN returns {len(outputs)}: {shapes}"
-            )
+            name, shapes = self.name or type(self).__name__, ", ".join(str(tuple(output.shape)) for output in outputs)
+            raise OutputError(f"decoder {name} reads {count} output(s), but the DNN returns {len(outputs)}: {shapes}")
 
     def select(
         self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Detections, OutputError
 
 
@@ -42,3 +43,11 @@ class GridDecoder(Decoder):
         half_w, half_h = cells[3].sigmoid() * (width / 2), cells[4].sigmoid() * (height / 2)
         boxes = torch.stack([center_x - half_w, center_y - half_h, center_x + half_w, center_y + half_h], dim=-1)
         return self.select(boxes.view(-1, 4), scores.flatten(), class_ids.flatten(), source_size)
+
+
+SPEC = DecoderSpec(
+    "grid",
+    GridDecoder,
+    signature="(1, 5 + classes, rows, columns)",
+    preprocess={"bgr": True},  # as FastestDet trains, which stretches images
+)

@@ -13,6 +13,7 @@ import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
 from multi_dnn_ros.vision.decoders.lane_lines import Line, Runs, find_runs, group_runs
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Geometry, Preprocess
 from multi_dnn_ros.vision.results import Lane, Lanes, OutputError
 
@@ -184,3 +185,13 @@ def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tup
     lowest = (float(runs.row[line.members].max()) + 0.5) * scale[1] - 0.5
     c0, c1, c2 = curve.tolist()
     return float(c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest))
+
+
+SPEC = DecoderSpec(
+    "lane",
+    LaneDecoder,
+    signature="(1, classes, h, w)",
+    result_kind="lanes",
+    default_labels=("lane",),
+    loss="multi_dnn_ros.training.decoder_losses:lane_loss",
+)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Detections, OutputError
 
 
@@ -37,3 +38,12 @@ class YoloDecoder(Decoder):
         center, half = rows[:2], rows[2:4].clamp(min=0) / 2
         boxes = torch.cat([center - half, center + half]).T
         return self.select(boxes, scores, class_ids, source_size)
+
+
+SPEC = DecoderSpec(
+    "yolo",
+    YoloDecoder,
+    signature="(1, 4 + classes, N)",
+    preprocess={"fit": "letterbox"},  # as Ultralytics trains
+    loss="multi_dnn_ros.training.decoder_losses:yolo_loss",
+)

@@ -1,0 +1,178 @@
+"""The four registries: what can be chosen by name, from this package and from other installed packages.
+
+A registry maps a name to a specification object. Ours are listed in :data:`OWN`; another package adds one by an entry
+point (:mod:`importlib.metadata`) in the registry's group, whose name is the name to choose it by:
+
+    [project.entry-points."multi_dnn_ros.decoders"]
+    centers = "my_package.centers:SPEC"
+
+Listing names reads the metadata of installed packages and imports nothing. A specification is imported when it is used,
+so that the node's process, which must stay free of PyTorch, knows the names of decoders without importing one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from multi_dnn_ros.common.error_text import summarize_error
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKENDS = "multi_dnn_ros.backends"
+DECODERS = "multi_dnn_ros.decoders"
+MODEL_SOURCES = "multi_dnn_ros.model_sources"
+RESULT_KINDS = "multi_dnn_ros.result_kinds"
+
+#: This package's own, by group and name: where the specification is, as in an entry point.
+OWN: Mapping[str, Mapping[str, str]] = {
+    BACKENDS: {
+        "eager": "multi_dnn_ros.backends.eager:SPEC",
+        "torchscript": "multi_dnn_ros.backends.torchscript:SPEC",
+        "onnxruntime": "multi_dnn_ros.backends.onnxruntime_backend:SPEC",
+        "cuda_graph": "multi_dnn_ros.backends.cuda_graph:SPEC",
+        "inductor": "multi_dnn_ros.backends.inductor:SPEC",
+    },
+    DECODERS: {
+        "torchvision": "multi_dnn_ros.vision.decoders.anchor:SPEC",
+        "yolo": "multi_dnn_ros.vision.decoders.yolo:SPEC",
+        "grid": "multi_dnn_ros.vision.decoders.grid:SPEC",
+        "lane": "multi_dnn_ros.vision.decoders.lane:SPEC",
+    },
+    MODEL_SOURCES: {
+        "builtin": "multi_dnn_ros.models.builtin_source:SPEC",
+        "torchvision": "multi_dnn_ros.models.torchvision_source:SPEC",
+        ".safetensors": "multi_dnn_ros.models.safetensors_source:SPEC",
+        ".pt2": "multi_dnn_ros.models.exported_source:SPEC",
+        ".onnx": "multi_dnn_ros.models.onnx_source:SPEC",
+    },
+    RESULT_KINDS: {
+        "lanes": "multi_dnn_ros.vision.result_kinds.lanes:KIND",
+        "detections": "multi_dnn_ros.vision.result_kinds.detections:KIND",
+    },
+}
+_NOUNS = {BACKENDS: "backend", DECODERS: "decoder", MODEL_SOURCES: "model source", RESULT_KINDS: "result kind"}
+_NAME = re.compile(r"\.?[a-z][a-z0-9_]*")
+
+
+class ExtensionError(ValueError):
+    """A name in a registry is not known or cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """package: name and version of the distribution that brings it; empty: this one."""
+
+    reference: str
+    package: str
+
+
+def names(group: str) -> tuple[str, ...]:
+    """Every name in a registry: this package's in their order, then those of other packages, sorted."""
+    return tuple(_found(group)[0])
+
+
+def model_forms() -> tuple[str, ...]:
+    """How a model can be given, by model source: `builtin:<name>`, or `a .onnx file`."""
+    return tuple(f"a {name} file" if name.startswith(".") else f"{name}:<name>" for name in names(MODEL_SOURCES))
+
+
+def load(reference: str) -> Any:
+    """The object at ``module:attribute``. Raises what importing the module raises, and AttributeError."""
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+class Registry(Generic[T]):
+    """The specifications of one group. spec: their class, which has an attribute `name`."""
+
+    def __init__(self, spec: type[T], group: str) -> None:
+        self._spec = spec
+        self._group = group
+        self._loaded: dict[str, T] = {}
+        self._reported: set[str] = set()
+
+    def names(self) -> tuple[str, ...]:
+        """As :func:`names`."""
+        return names(self._group)
+
+    def get(self, name: str) -> T:
+        """The specification of this name, imported now if it was not yet.
+
+        Raises ExtensionError: unknown (the message lists the allowed names), cannot be imported, or is no
+        specification of this name.
+        """
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
+
+    def usable(self) -> list[T]:
+        """Every specification that can be used, imported now; see :meth:`report_broken` for the others."""
+        found = []
+        for name in self.names():
+            with contextlib.suppress(ExtensionError):
+                found.append(self.get(name))
+        return found
+
+    def report_broken(self, report: Callable[[str], object] = log.warning) -> None:
+        """Import what other packages bring; `report` gets a line for each that cannot be used, once per process.
+
+        The line names the distribution and what is wrong. The other names of the registry are not affected.
+        """
+        entries, problems = _found(self._group)
+        lines = list(problems)
+        for name, entry in entries.items():
+            if entry.package:
+                try:
+                    self.get(name)
+                except ExtensionError as error:
+                    lines.append(str(error))
+        for line in lines:
+            if line not in self._reported:
+                self._reported.add(line)
+                report(line)
+
+    def _load(self, name: str) -> T:
+        noun, (entries, _) = _NOUNS[self._group], _found(self._group)
+        entry = entries.get(name)
+        if entry is None:
+            raise ExtensionError(f"{noun} '{name}' is not known; allowed: {', '.join(entries)}")
+        unusable = f"{noun} '{name}' of {entry.package or 'multi_dnn_ros'} cannot be used: {entry.reference}"
+        try:
+            spec = load(entry.reference)
+        except Exception as error:  # whatever a module of another package raises
+            raise ExtensionError(f"{unusable}: {type(error).__name__}: {summarize_error(error)}") from error
+        if not isinstance(spec, self._spec):
+            raise ExtensionError(f"{unusable} is of type {type(spec).__name__}; expected {self._spec.__name__}")
+        own_name: Any = getattr(spec, "name", None)
+        if own_name != name:
+            raise ExtensionError(f"{unusable} has the name {own_name!r}; expected {name!r}, as its entry point")
+        return spec
+
+
+@cache
+def _found(group: str) -> tuple[Mapping[str, _Entry], tuple[str, ...]]:
+    """Entries by name, and a line for each entry point that is left out. Of equal names the first one counts."""
+    entries = {name: _Entry(reference, "") for name, reference in OWN[group].items()}
+    problems = []
+    points = [(f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package", point)
+              for point in entry_points(group=group)]  # fmt: skip
+    for package, point in sorted(points, key=lambda pair: (pair[1].name, pair[0])):
+        unusable = f"{_NOUNS[group]} '{point.name}' of {package} is not used"
+        if not _NAME.fullmatch(point.name):
+            problems.append(f"{unusable}: allowed names: lower-case letters, digits and _, a letter first")
+        elif point.name in entries:
+            taken = entries[point.name].package or "multi_dnn_ros"
+            problems.append(f"{unusable}: {taken} has one of this name")
+        else:
+            entries[point.name] = _Entry(point.value, package)
+    return entries, tuple(problems)

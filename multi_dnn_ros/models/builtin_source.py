@@ -1,0 +1,60 @@
+"""The networks that come with the package: `builtin:<name>`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from multi_dnn_ros.models import networks
+from multi_dnn_ros.models.artifact import read_description
+from multi_dnn_ros.models.builtin import SCORE_THRESHOLDS
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.registry import ModelRequest, ModelSource
+from multi_dnn_ros.models.safetensors_source import rebuilt_source
+from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
+
+_WEIGHTS = Path(__file__).resolve().parents[1] / "weights"
+_NAMES = tuple(sorted(path.stem for path in _WEIGHTS.glob("*.safetensors")))
+_ALLOWED = ", ".join(f"builtin:{name}" for name in _NAMES)
+
+
+def builtin_file(name: str) -> Path:
+    """Where the weights of `builtin:<name>` are."""
+    return _WEIGHTS / f"{name}.safetensors"
+
+
+def builtin_source(request: ModelRequest) -> Source:
+    """A network of the package. ModelError for a name that it does not have."""
+    from safetensors import safe_open
+
+    model, outline = request.name, request.outline
+    if model not in _NAMES:
+        raise ModelError(f"{request.where}model is 'builtin:{model}'; allowed: {_ALLOWED}")
+    path = builtin_file(model)
+    if read_description(path) is not None:
+        return replace(rebuilt_source(replace(request, name=str(path))), score_threshold=SCORE_THRESHOLDS[model])
+    weights = read_state_dict(path, shapes_only=outline)
+    with safe_open(path, "pt") as file:
+        header = {key: json.loads(value) for key, value in file.metadata().items()}
+    with torch.device("meta") if outline else contextlib.nullcontext():
+        module = networks.build(header["architecture"], header["arguments"])
+    (check_weights if outline else load_weights)(module, weights, str(path))
+    width, height = header["input_size"]
+    labels = tuple(header["labels"])
+    return Source(
+        module.eval(),
+        (width, height),
+        header["decoder"],
+        labels,
+        fixed_size=True,
+        classes=len(labels),
+        score_threshold=SCORE_THRESHOLDS[model],
+    )
+
+
+SPEC = ModelSource("builtin", builtin_source, form=_ALLOWED, rebuilds=True, file=builtin_file)

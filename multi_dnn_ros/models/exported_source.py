@@ -1,0 +1,68 @@
+"""Exported programs: .pt2 files of torch.export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.models.artifact import read_description
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.exported_archive import UnsafeArchive, check_archive, stored_shapes
+from multi_dnn_ros.models.file_source import source_of_file
+from multi_dnn_ros.models.registry import ModelRequest, ModelSource
+from multi_dnn_ros.models.weights import check_stored, no_pickles
+
+#: (input, probability, whether in training).
+_DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default, torch.ops.aten.feature_dropout.default)
+
+
+def exported_source(request: ModelRequest) -> Source:
+    """The network of an exported program. ModelError: damaged, refused as unsafe, or exported in training mode."""
+    path, outline = Path(request.name), request.outline
+    try:
+        check_stored(path)
+        check_archive(path)
+        stored = stored_shapes(path) if outline else None
+        if stored is not None:
+            return source_of_file(path, nn.Module(), *stored, read_description(path))
+        with no_pickles():
+            program = torch.export.load(path)
+        description = read_description(path)
+        module: nn.Module = program.module(check_guards=False)
+    except ModelError:
+        raise
+    except UnsafeArchive as error:
+        raise ModelError(f"{path}: refused, as loading it could run code: it {error}") from None
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be read as an exported program: {summarize_error(error)}") from None
+    _check_mode(path, program.graph)
+    shapes = [
+        tuple(axis if isinstance(axis, int) else 0 for axis in node.meta["val"].shape)  # symbolic: free
+        for node in program.graph.find_nodes(op="placeholder")
+        if node.name in program.graph_signature.user_inputs
+    ]
+    for part in module.modules():  # exported modules refuse eval(); what they compute was fixed at export
+        part.training = False
+    return source_of_file(path, module, shapes, None, description)
+
+
+def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
+    """ModelError for what answers by chance or by what else is in the batch, as a network does while it is trained."""
+    at_work = {
+        str(node.target).split(".")[1]
+        for node in graph.nodes
+        if (node.target in _DROPOUTS and len(node.args) > 2 and node.args[1] and node.args[2])
+        or (node.target is torch.ops.aten.batch_norm.default and node.args[3] is not None and node.args[5])
+    }
+    if at_work:
+        raise ModelError(
+            f"{path}: was exported in training mode ({', '.join(sorted(at_work))} at work); call eval() on the network "
+            "before torch.export.export"
+        )
+
+
+SPEC = ModelSource(".pt2", exported_source, form="a .pt2 file")

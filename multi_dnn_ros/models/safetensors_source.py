@@ -1,0 +1,60 @@
+"""Artifacts of `multi-dnn decompose` and `retrain`: .safetensors files of networks that are built from a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from multi_dnn_ros.models.artifact import read_description
+from multi_dnn_ros.models.decomposed import apply_plan
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.registry import MODEL_SOURCES, ModelRequest, ModelSource, source_of
+from multi_dnn_ros.models.weights import check_weights, load_weights, read_state_dict
+from multi_dnn_ros.settings.schema import DnnConfig
+
+
+def rebuilt_source(request: ModelRequest) -> Source:
+    """The network of an artifact: built as its source was, its layers replaced after its plan, and filled.
+
+    ModelError: no artifact, damaged, or made from what cannot be rebuilt here.
+    """
+    path, outline = Path(request.name), request.outline
+    description = read_description(path)
+    if description is None:
+        raise ModelError(
+            f"{request.where}model is '{path}', a plain file of weights; expected one of multi-dnn decompose. Name "
+            "the torchvision builder as the model and this file as its weights"
+        )
+    origin = source_of(description.model)
+    if origin is None or not origin.rebuilds:
+        allowed = ", ".join(f"{each.name}:..." for each in MODEL_SOURCES.usable() if each.rebuilds)
+        raise ModelError(f"{path}: header field model is '{description.model}'; allowed: {allowed}")
+    weights = "random" if origin.takes_weights else "default"  # the file's own follow
+    config = DnnConfig(role="network", model=description.model, weights=weights, num_classes=description.num_classes)
+    name = description.model.partition(":")[2]
+    source = origin.load(ModelRequest(f"{path}: header field ", name, config, classifiers=True, outline=outline))
+    if source.decoder == "classification" and not request.classifiers:
+        raise ModelError(
+            f"{request.where}model is '{path}', made from {description.model}, a classifier; allowed: detectors and "
+            "segmentation networks"
+        )
+    if source.fixed_size and source.size != description.input_size:
+        raise ModelError(
+            f"{path}: header field input_size is {list(description.input_size)}; expected {list(source.size or ())}, "
+            f"which {description.model} is made for"
+        )
+    if source.description is not None and source.description.plan:
+        raise ModelError(f"{path}: header field model is '{description.model}', which is decomposed itself")
+    apply_plan(source.module, description.plan, f"{path}: header field plan")
+    (check_weights if outline else load_weights)(source.module, read_state_dict(path, shapes_only=outline), str(path))
+    return replace(
+        source,
+        module=source.module.eval(),
+        size=description.input_size,
+        labels=description.labels or source.labels,
+        description=description,
+    )
+
+
+SPEC = ModelSource(".safetensors", rebuilt_source, form="a .safetensors file of multi-dnn decompose or retrain")

@@ -1,0 +1,74 @@
+"""Tables of the four registries: ``python -m multi_dnn_ros.pipeline.extension_tables``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from multi_dnn_ros.backends.registry import BACKENDS
+from multi_dnn_ros.models.registry import MODEL_SOURCES
+from multi_dnn_ros.vision.decoders.registry import DECODERS
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS
+
+BEGIN, END = "<!-- registries -->", "<!-- /registries -->"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
+
+
+def markdown() -> str:
+    """A table for each registry, GitHub Markdown, with what other installed packages bring and can be used."""
+    decoders = [(spec.name, spec.signature, f"`{spec.result_kind}`") for spec in DECODERS.usable()]
+    kinds = [
+        (kind.name, ", ".join(f"`{topic.name}` ({topic.msgtype})" for topic in kind.topics), kind.truth or "no")
+        for kind in RESULT_KINDS.usable()
+    ]
+    backends = [
+        (
+            spec.name,
+            "; ".join(f"{device}: {', '.join(names)}" for device, names in spec.precisions.items()),
+            ", ".join(spec.captures) or "no",
+            "yes" if spec.compiles else "no",
+        )
+        for spec in BACKENDS.usable()
+    ]
+    sources = [(source.name, source.form, "yes" if source.rebuilds else "no") for source in MODEL_SOURCES.usable()]
+    return "\n\n".join(
+        [
+            _table(("Decoder", "Outputs that it reads", "Result kind"), decoders),
+            _table(("Result kind", "Topics below `~/<camera>/<dnn>/`", "Scored with"), kinds),
+            _table(("Backend", "Devices and precisions", "Captured as CUDA graphs", "Compiles for minutes"), backends),
+            _table(("Model source", "Written as", "Rebuilt from its name"), sources),
+        ]
+    )
+
+
+def in_document(text: str) -> str:
+    """`text` with the tables between the markers renewed; ValueError where a marker is missing."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the document needs the markers {BEGIN} and {END}, in this order")
+    return f"{head}{BEGIN}\n{markdown()}\n{END}{tail}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *([f"`{row[0]}`", *row[1:]] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Print the tables, or renew docs/extending.md of the checkout."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="renew docs/extending.md of the checkout")
+    if parser.parse_args().write:
+        _PAGE.write_text(in_document(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        RESULT_KINDS.report_broken()
+        for registry in (BACKENDS, DECODERS, MODEL_SOURCES):
+            registry.report_broken()
+        print(markdown())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The result kinds of this package, one module each."""

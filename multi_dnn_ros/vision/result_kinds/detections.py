@@ -1,0 +1,45 @@
+"""Boxes with a class and a score each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import cv2
+
+from multi_dnn_ros.vision.drawing import PALETTE, Color, draw_tag, line_width
+from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
+from multi_dnn_ros.vision.results import Detections
+
+
+def draw_boxes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
+    """Boxes with class name and score, best scores on top."""
+    colors = _colors([layer.output for layer in layers])
+    for layer in layers:
+        _draw(canvas, layer.output, colors, layer.held, scale)
+
+
+def _colors(outputs: Sequence[Detections]) -> Mapping[str, Color]:
+    """One colour for each class name, the same from frame to frame, whichever of the classes are in it."""
+    names = sorted({label for output in outputs for label in output.labels})
+    return {name: PALETTE[(2 * number + 1) % len(PALETTE)] for number, name in enumerate(names)}
+
+
+def _draw(canvas: Image, found: Detections, colors: Mapping[str, Color], held: bool, scale: float) -> None:
+    for box, score, class_id in zip(found.boxes[::-1], found.scores[::-1], found.class_ids[::-1], strict=True):
+        label = found.labels[class_id] if 0 <= class_id < len(found.labels) else str(class_id)
+        color = colors.get(label, PALETTE[int(class_id) % len(PALETTE)])
+        x1, y1, x2, y2 = (round(float(value)) for value in box)
+        cv2.rectangle(canvas, (x1, y1), (x2, y2), color, line_width(scale, held), cv2.LINE_AA)
+        if not held:
+            draw_tag(canvas, f"{label} {score:.2f}", (x1, y1), color, scale)
+
+
+KIND = ResultKind(
+    "detections",
+    Detections,
+    (Topic("detections", "vision_msgs/msg/Detection2DArray", "multi_dnn_ros.ros.result_messages:detections_message"),),
+    draw=draw_boxes,
+    has_labels=True,
+    truth="boxes",
+    score="multi_dnn_ros.training.metrics:score_detections",
+)

@@ -1,0 +1,55 @@
+"""Lane lines: a mask of their numbers, and points with a fitted curve each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+
+from multi_dnn_ros.vision.drawing import PALETTE, Color, line_width
+from multi_dnn_ros.vision.result_kind import Image, Layer, ResultKind, Topic
+from multi_dnn_ros.vision.results import Lanes
+
+_OPACITY = 0.45
+
+
+def lane_color(number: int) -> Color:
+    """The colour of lane line `number`, 1 for the leftmost."""
+    return PALETTE[(number - 1) % len(PALETTE)]
+
+
+def draw_lanes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
+    """Areas in the colour of their line, and the lines. ValueError for a mask of another size than the canvas."""
+    for layer in layers:
+        _draw(canvas, layer.output, layer.held, scale)
+
+
+def _draw(canvas: Image, lanes: Lanes, held: bool, scale: float) -> None:
+    if lanes.mask.shape != canvas.shape[:2]:
+        raise ValueError(f"lane mask is {lanes.mask.shape}; the image needs {canvas.shape[:2]}")
+    if not held and lanes.mask.any():
+        table = np.zeros((256, 3), np.float32)
+        for number in range(1, 256):
+            table[number] = lane_color(number)
+        inside = lanes.mask > 0
+        mixed = canvas[inside] * (1 - _OPACITY) + table[lanes.mask[inside]] * _OPACITY
+        canvas[inside] = mixed.astype(np.uint8)
+    for lane in lanes.lanes:
+        if len(lane.points) > 1:
+            line = np.round(lane.points).astype(np.int32).reshape(-1, 1, 2)
+            cv2.polylines(canvas, [line], False, lane_color(lane.number), line_width(scale, held), cv2.LINE_AA)
+
+
+KIND = ResultKind(
+    "lanes",
+    Lanes,
+    (
+        Topic("mask", "sensor_msgs/msg/Image", "multi_dnn_ros.ros.result_messages:lane_mask_message", picture=True),
+        Topic("points", "sensor_msgs/msg/PointCloud2", "multi_dnn_ros.ros.result_messages:lane_points_message"),
+    ),
+    draw=draw_lanes,
+    draw_order=0,
+    truth="lanes",
+    score="multi_dnn_ros.training.metrics:score_lanes",
+)

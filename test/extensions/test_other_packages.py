@@ -1,0 +1,166 @@
+"""What another installed package brings is served, and listed, without a line of ours."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from geometry_msgs.msg import PointStamped
+from sensor_msgs.msg import Image
+from toy_node import ToyNode, environment
+
+#: By name in the toy package.
+BACKEND, DECODER, KIND, SOURCE = "toy_backend", "toy_decoder", "toy_kind", "toy_zoo"
+TOY_DNN = {
+    "dnns": "[light]",
+    "dnn.light.role": "traffic_light",
+    "dnn.light.model": "toy_zoo:brightness",
+    "dnn.light.decoder": DECODER,
+    "dnn.light.backend": BACKEND,
+}
+SIZE = (96, 128)  # twice the network's input, (H, W)
+
+
+def picture() -> np.ndarray:
+    """Black, but for a white block whose middle is u = 90, v = 26."""
+    pixels = np.zeros((*SIZE, 3), np.uint8)
+    pixels[20:32, 84:96] = 255
+    return pixels
+
+
+def python(code: str, *folders: Path, succeeds: bool = True) -> str:
+    """What a process prints that finds the packages in `folders`."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment(*folders))
+    assert not succeeds or done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_node_serves_what_another_package_brings(domain: int, tmp_path: Path, toy: Path, broken: Path) -> None:
+    node = ToyNode(domain, tmp_path / "log", TOY_DNN, toy, broken)
+    try:
+        spots = node.listen("/multi_dnn/front/light/spot", PointStamped)
+        overlays = node.listen("/multi_dnn/front/overlay", Image)
+        node.until(lambda: spots and overlays, "a result and a picture of it", lambda: node.send(picture(), 7))
+        spot = spots[0]
+        assert (spot.header.stamp.sec, spot.header.frame_id) == (7, "camera")
+        assert abs(spot.point.x - 90) <= 4
+        assert abs(spot.point.y - 26) <= 4
+        assert spot.point.z > 0.9  # white, but for what the resize takes from the edges
+        drawn = np.frombuffer(bytes(overlays[0].data), np.uint8).reshape(*SIZE, 3)
+        assert tuple(drawn[round(spot.point.y), round(spot.point.x)]) == (255, 0, 255)
+        assert "toy backend prepares 4 jobs of light on cpu" in node.text()
+        assert "libtorch" not in Path(f"/proc/{node.process.pid}/maps").read_text()
+        for line in BROKEN:
+            assert node.text().count(line) == 1, f"{line} in {node.text()}"
+    finally:
+        node.close()
+
+
+#: Of package `broken-extension`: what the log says, once each.
+BROKEN = (
+    "decoder 'yolo' of broken-extension 0.3 is not used: multi_dnn_ros has one of this name",
+    "decoder 'absent' of broken-extension 0.3 cannot be used: module_that_is_not_there:SPEC: ModuleNotFoundError: No "
+    "module named 'module_that_is_not_there'",
+    "decoder 'number' of broken-extension 0.3 cannot be used: broken_extension:NUMBER is of type int; expected "
+    "DecoderSpec",
+    "backend 'nameless' of broken-extension 0.3 cannot be used: broken_extension:NOTHING: AttributeError: module "
+    "'broken_extension' has no attribute 'NOTHING'",
+    "model source 'Not-A-Name' of broken-extension 0.3 is not used: allowed names: ",
+    "result kind 'lanes' of broken-extension 0.3 is not used: multi_dnn_ros has one of this name",
+    "result kind 'other_name' of broken-extension 0.3 cannot be used: toy_extension.kind:KIND has the name 'toy_kind'; "
+    "expected 'other_name', as its entry point",
+)
+
+
+def test_the_schema_its_errors_and_the_tables_list_them_without_pytorch(toy: Path) -> None:
+    code = """
+import sys
+from multi_dnn_ros.settings.flat_parameters import ParameterError, to_config
+from multi_dnn_ros.settings.parameter_table import default_yaml, markdown
+try:
+    to_config({"dnn.lane.decoder": "sofa", "dnn.lane.backend": "sofa", "dnn.lane.model": ""})
+except ParameterError as error:
+    print(error)
+print("====")
+print(markdown())
+print("====")
+print(default_yaml())
+print("torch" in sys.modules)
+"""
+    errors, table, yaml = python(code, toy).split("====")
+    for text in (errors, table, yaml):
+        for name in (DECODER, BACKEND, f"{SOURCE}:<name>"):
+            assert name in text
+    assert yaml.strip().endswith("False")
+    assert "toy" not in python(code)
+
+
+@pytest.mark.parametrize(
+    ("verb", "names"),
+    [
+        ("evaluate", (DECODER, BACKEND, SOURCE)),
+        ("retrain", (DECODER, SOURCE)),
+        ("decompose", (BACKEND, SOURCE)),
+    ],
+)
+def test_help_lists_them(toy: Path, verb: str, names: tuple[str, ...]) -> None:
+    code = f"""
+import sys
+from multi_dnn_ros.cli.main import main
+try:
+    main(["{verb}", "--help"])
+finally:
+    print("torch imported:", "torch" in sys.modules)
+"""
+    text = python(code, toy)
+    for name in names:
+        assert name in text
+    assert "torch imported: False" in text
+
+
+def test_errors_beyond_single_values_list_them(toy: Path) -> None:
+    code = """
+import torch
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import check_dnn
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name
+from multi_dnn_ros.settings.schema import DnnConfig
+for settings in ({"model": "sofa"}, {"model": "toy_zoo:sofa"}, {"model": "toy_zoo:brightness", "labels": ["spot"]},
+                 {"model": "toy_zoo:brightness", "decoder": "lane", "role": "object"}):
+    try:
+        check_dnn("x", DnnConfig(**{"role": "traffic_light", **settings}))
+    except ModelError as error:
+        print(error)
+try:
+    backend_name("toy_backend", torch.device("cuda:0"))
+except ConfigError as error:
+    print(error)
+"""
+    source, name, decoder, role, backend = python(code, toy).splitlines()
+    assert source.startswith("parameter dnn.x.model is 'sofa'; allowed: builtin:lane")
+    assert "toy_zoo:brightness" in source
+    assert name == "parameter dnn.x.model is 'toy_zoo:sofa'; allowed: toy_zoo:brightness"
+    assert "dnn.x.decoder is 'auto', but toy_zoo:brightness does not say what its outputs mean" in decoder
+    assert decoder.endswith("allowed: yolo, grid, lane, toy_decoder")
+    assert role == "parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane'"
+    assert "dnn.<dnn>.backend is 'toy_backend', but the device is cuda:0" in backend
+
+
+def test_a_network_of_another_source_can_be_decomposed_into_a_file(toy: Path, tmp_path: Path) -> None:
+    """Its source does not rebuild it, so the file is an exported program."""
+    code = """
+from multi_dnn_ros.models.artifact import suffix_of
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.settings.schema import DnnConfig
+print(suffix_of("toy_zoo:brightness"), suffix_of("builtin:lane"), suffix_of("a.onnx"))
+dnn = load_dnn("light", DnnConfig(role="traffic_light", model="toy_zoo:brightness", decoder="toy_decoder"))
+print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
+"""
+    suffixes, dnn = python(code, toy).splitlines()
+    assert suffixes == ".pt2 .safetensors .pt2"
+    assert dnn == "traffic_light toy_kind ('spot',) 0.4"

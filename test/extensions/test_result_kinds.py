@@ -1,0 +1,60 @@
+"""What is wrong with a result kind is told when publishers are made, or with the result; in words."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import multi_dnn_ros.ros  # noqa: F401
+from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.ros.outputs import ResultPublishers
+from multi_dnn_ros.vision.drawing import draw
+from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer, ResultKind, Topic
+
+
+def publishers(kind: ResultKind) -> ResultPublishers:
+    node: Any = SimpleNamespace(create_lifecycle_publisher=lambda *arguments: SimpleNamespace(publish=print))
+    return ResultPublishers(node, {"light": ("front",)}, {"light": kind}, {"light": ("thing",)})
+
+
+@pytest.mark.parametrize(
+    ("topic", "reason"),
+    [
+        (Topic("lamp", "lamp_msgs/msg/Lamp", lambda result, header: None), "lamp_msgs/msg/Lamp is not installed"),
+        (Topic("lamp", "std_msgs/msg/Header", "no_such_module:make"), "No module named 'no_such_module'"),
+        (Topic("lamp", "std_msgs/msg/Header", "std_msgs.msg:make"), "make"),
+    ],
+)
+def test_messages_that_cannot_be_made_are_refused_while_configuring(topic: Topic, reason: str) -> None:
+    with pytest.raises(ExtensionError, match=rf"DNN light: topic lamp of result kind 'lamps' .*{reason}"):
+        publishers(ResultKind("lamps", float, (topic,)))
+
+
+def test_a_result_of_another_kind_is_refused() -> None:
+    made = publishers(RESULT_KINDS.get("detections"))
+    result: Any = SimpleNamespace(frame=SimpleNamespace(context=None, camera="front"), dnn="light", output=3.0)
+    with pytest.raises(
+        TypeError, match=r"DNN light returned a float; expected a Detections \(result kind detections\)"
+    ):
+        made.publish(result)
+
+
+def test_kinds_are_drawn_in_their_order_and_only_where_they_can_be() -> None:
+    order: list[str] = []
+
+    def kind(name: str, place: int) -> ResultKind:
+        return ResultKind(name, int, (), draw=lambda canvas, layers, scale: order.append(name), draw_order=place)
+
+    silent = ResultKind("silent", int, ())
+    layers = [Layer("a", kind("above", 5), 1), Layer("b", kind("below", 0), 1), Layer("c", silent, 1)]
+    image = np.zeros((8, 8, 3), np.uint8)
+    assert not draw(image, layers).any()
+    assert order == ["below", "above"]
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ExtensionError, match="result kind 'sofas' is not known; allowed: lanes, detections"):
+        RESULT_KINDS.get("sofas")

@@ -1,0 +1,40 @@
+"""A role is a label; some bring defaults."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import check_dnn, load_dnn
+from multi_dnn_ros.settings.flat_parameters import ParameterError, to_config
+from multi_dnn_ros.settings.roles import PRESETS
+from multi_dnn_ros.settings.schema import DnnConfig
+
+
+@pytest.mark.parametrize("role", PRESETS)
+def test_a_role_with_defaults_has_a_model_that_gives_its_kind_of_results(role: str) -> None:
+    settings = to_config({"dnns": ["mine"], "dnn.mine.role": role}).dnns["mine"]
+    assert settings.model == PRESETS[role].model
+    assert load_dnn("mine", settings).result_kind == PRESETS[role].result_kind
+
+
+def test_any_label_is_a_role_of_a_dnn_that_says_what_it_is() -> None:
+    flat = {"dnns": ["mine"], "dnn.mine.role": "traffic_light", "dnn.mine.model": "builtin:object"}
+    dnn = load_dnn("mine", to_config(flat).dnns["mine"])
+    assert (dnn.role, dnn.result_kind, dnn.labels) == ("traffic_light", "detections", ("car", "truck"))
+
+
+def test_a_role_without_defaults_brings_no_model() -> None:
+    with pytest.raises(ParameterError, match=r"dnn.mine.model is ''; allowed: not empty: builtin:<name>"):
+        to_config({"dnns": ["mine"], "dnn.mine.role": "traffic_light"})
+
+
+@pytest.mark.parametrize("role", ["Lane", "traffic light", "", "9lives", "a" * 65])
+def test_what_is_no_label_is_refused(role: str) -> None:
+    with pytest.raises(ParameterError, match=r"dnn.mine.role is .*; allowed: lower-case .*: lane, object, pedestrian"):
+        to_config({"dnns": ["mine"], "dnn.mine.role": role, "dnn.mine.model": "builtin:object"})
+
+
+def test_a_role_that_asks_for_other_results_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"dnn.x.role is 'lane', but builtin:object is decoded as 'yolo'"):
+        check_dnn("x", DnnConfig(role="lane", model="builtin:object"))

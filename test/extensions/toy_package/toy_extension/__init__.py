@@ -1,0 +1,1 @@
+"""One extension of each registry: the brightest place of an image."""
