@@ -95,16 +95,24 @@ class Interrupts:
 class Child:
     """A ``multi-dnn`` command in a process of its own; a context manager that ends it.
 
-    name: for messages. log: file for its output. environment: on top of ours.
+    name: for messages. log: file for its output. environment: on top of ours. module: what runs in place of the
+    command.
     The process gets a session of its own: a Ctrl-C in the terminal reaches us only, and we end it in our order.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        module: str = "multi_dnn_ros.cli.main",
+    ) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "multi_dnn_ros.cli.main", *arguments],
+                [sys.executable, "-u", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

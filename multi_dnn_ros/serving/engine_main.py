@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from multi_dnn_ros.common.reasons import reason_of
 from multi_dnn_ros.common.switch_interval import short_turns
+from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.board import Board
@@ -227,6 +228,7 @@ class EngineMain:
 
         def report() -> None:
             while True:
+                name_threads()
                 engine = self._engine
                 ended = tuple(engine.ended()) if engine is not None else ()
                 self._channel.send(wire.Memory(memory_use(self._device or cpu), ended))
