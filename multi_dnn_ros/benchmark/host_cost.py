@@ -14,7 +14,7 @@ import psutil
 
 from multi_dnn_ros.benchmark.host_cases import COUNTER, THREE_NODES, HostCase, config_of
 from multi_dnn_ros.benchmark.load import start_cameras
-from multi_dnn_ros.benchmark.peers.networks import export_builtin
+from multi_dnn_ros.benchmark.plain_export import export_builtin
 from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, Usage, read_process, used_between
 from multi_dnn_ros.common.reporting import distribution

@@ -44,7 +44,8 @@ def compare(figures: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str
             ratios[name]["latency_p99"] = of["latency_ms"]["p99"] / before["latency_ms"]["p99"]
     if not ratios:
         raise UsageError(
-            f"--baseline: no case in common; it has {', '.join(baseline['cases'])}, this run {', '.join(figures['cases'])}"
+            f"--baseline: no case in common; it has {', '.join(baseline['cases'])}; "
+            f"this run has {', '.join(figures['cases'])}"
         )
     return {
         "command": baseline["command"],

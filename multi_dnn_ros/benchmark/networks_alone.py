@@ -17,7 +17,7 @@ from tqdm import tqdm
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.onnx_export import memory_file
-from multi_dnn_ros.benchmark.peers.networks import export_network
+from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.sources import load_network

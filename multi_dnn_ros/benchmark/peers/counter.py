@@ -11,7 +11,6 @@ from rclpy.node import Node
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image
 
-import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
 from multi_dnn_ros.benchmark.peers.spinning import spin
 
 

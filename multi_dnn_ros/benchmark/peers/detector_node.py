@@ -21,7 +21,6 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2, PointField
 from vision_msgs.msg import Detection2D, Detection2DArray, ObjectHypothesisWithPose
 
-import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
 from multi_dnn_ros.benchmark.peers.spinning import spin
 
 Floats = npt.NDArray[np.float32]
@@ -33,7 +32,7 @@ _POINTS = 48
 class DetectorNode:
     """Subscribes to `cameras` (name to topic) and publishes what the network of the file finds.
 
-    network: of :func:`multi_dnn_ros.benchmark.peers.networks.export_builtin`.
+    network: of :func:`multi_dnn_ros.benchmark.plain_export.export_builtin`.
     """
 
     def __init__(self, node: Node, name: str, network: Path, kind: Any, cameras: dict[str, str]) -> None:
