@@ -6,7 +6,6 @@ import os
 import random
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from tqdm import tqdm
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.onnx_export import memory_file
+from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.sources import load_network
@@ -29,7 +29,6 @@ JOBS = "job by job"
 TORCHSCRIPT = "torchscript, job by job"
 #: Input size of networks that specify none; usual for classifiers.
 _SIZE = (224, 224)
-_OPSET = 17
 
 
 def measure_alone(models: Sequence[str], jobs: int, rounds: int, seed: int) -> list[dict[str, Any]]:
@@ -112,9 +111,7 @@ def _run_directly(network: nn.Module, inputs: Tensors) -> Callable[[Tensors], Te
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     with memory_file("network.onnx") as path:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(network, inputs, path, dynamo=False, opset_version=_OPSET)
+        export_network(network, inputs, path)
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda carried: tuple(torch.from_numpy(array) for array in session.run(None, {name: carried[0].numpy()}))

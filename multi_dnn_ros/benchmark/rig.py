@@ -134,6 +134,7 @@ class Rig:
         self.rates_hz: dict[str, float] = {}
         self.sample_s = 1.0
         self.node: Child
+        self.servers: list[Child] = []  # the node, or what is measured in its place
         self._seed = seed
         self._stack = ExitStack()
         self._interrupts = Interrupts()
@@ -178,21 +179,29 @@ class Rig:
             *(self._listen(*stream) for stream in self.streams),
         ]
         with self._interrupts.deferred():
-            self.node = self._stack.enter_context(
-                Child("node", ["run", "--params-file", str(parameters)], self.folder / "node.log", self._environment)
-            )
+            self.start_servers(parameters)
         self._processes = ProcessTree(self.node.pid)
         for plan in self.plans.values():  # the node is being configured meanwhile
             _record(self.recordings / plan.name, plan, self._seed)
-        if not self.until(self._active, _START_LIMIT_S):
+        if not self.until(self.serves, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
-        topics = [subscription.topic_name for subscription in self._subscriptions]
+        topics = [subscription.topic_name for subscription in self._subscriptions[1:]]  # of results
         if not self.until(lambda: all(self._clock_node.count_publishers(topic) for topic in topics), 30.0):
             raise CommandError(f"not every result of the node is on the graph after 30 s; see {self.node.log}")
         self.spin(_SETTLE_S)
 
-    def _active(self) -> bool:
-        """Raises CommandError if configuring failed: the node then stays unconfigured."""
+    def start_servers(self, parameters: Path) -> None:
+        """Start the node; a subclass measures something else in its place."""
+        self.node = self.start_server("node", ["run", "--params-file", str(parameters)])
+
+    def start_server(self, name: str, arguments: Sequence[str], module: str = "multi_dnn_ros.cli.main") -> Child:
+        """A process that takes images; see Child. It is ended with the rig."""
+        child = Child(name, arguments, self.folder / f"{name}.log", self._environment, module)
+        self.servers.append(self._stack.enter_context(child))
+        return child
+
+    def serves(self) -> bool:
+        """Whether the node is active. CommandError if configuring failed: the node then stays unconfigured."""
         if self.level("node") == _ERROR and self.value("node", "state") == "unconfigured":
             raise CommandError(f"the node was not configured: {self.value('node', 'message')}")
         return self.value("node", "state") == "active"
@@ -283,7 +292,7 @@ class Rig:
 
     def _once(self, timeout_s: float) -> None:
         self._executor.spin_once(timeout_sec=timeout_s)
-        for child in (self.node, *self.cameras.values()):
+        for child in (*self.servers, *self.cameras.values()):
             if child.exit_code() is not None:
                 raise CommandError(
                     f"the {child.name} process ended with exit code {child.exit_code()}; see {child.log}"

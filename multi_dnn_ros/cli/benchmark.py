@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
 from multi_dnn_ros.cli.benchmark_chaos import add_chaos
+from multi_dnn_ros.cli.benchmark_host import add_host
 from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_important, add_paper, add_paper_report
 from multi_dnn_ros.cli.camera import ENCODINGS
+from multi_dnn_ros.cli.log_folder import log_folder
 from multi_dnn_ros.cli.network_arguments import check_writable
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import require
@@ -40,6 +39,7 @@ examples:
   multi-dnn benchmark paper --set vgg16_x8 --sms 16 --output results/vgg_16.json
   multi-dnn benchmark deadlines
   multi-dnn benchmark chaos --minutes 10 --output results/chaos_cpu.json
+  multi-dnn benchmark host --output results/host_cpu.json
 
 Each scenario explains its options: multi-dnn benchmark SCENARIO --help.
 """
@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add_options(scenario)
         scenario.add_argument("--output", type=Path, help="write the figures to this JSON file")
         scenario.set_defaults(run=run, measure=measure)
-    for add in (add_paper, add_paper_report, add_deadlines, add_important, add_chaos):
+    for add in (add_paper, add_paper_report, add_deadlines, add_important, add_chaos, add_host):
         add(scenarios)
 
 
@@ -244,7 +244,7 @@ def _load(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.benchmark.load import load_table, measure_load
     from multi_dnn_ros.benchmark.load_plot import plot_load
 
-    with _logs(args) as folder:
+    with log_folder(args.logs) as folder:
         measured = measure_load(_config(args), folder, args.minutes * 60.0, args.seed, _plans(args.camera))
     if args.plot is not None:
         plot_load(measured, args.plot)
@@ -256,7 +256,7 @@ def _camera_faults(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
     from multi_dnn_ros.benchmark.camera_faults import camera_fault_table, measure_camera_faults
 
-    with _logs(args) as folder:
+    with log_folder(args.logs) as folder:
         figures = measure_camera_faults(_config(args), folder, args.seconds, args.seed)
     return figures, camera_fault_table(figures)
 
@@ -265,7 +265,7 @@ def _isolation(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
     from multi_dnn_ros.benchmark.isolation import isolation_table, measure_isolation
 
-    with _logs(args) as folder:
+    with log_folder(args.logs) as folder:
         figures = measure_isolation(
             _config(args), folder, args.seconds, args.repeats, _plans(args.camera), args.seed, print
         )
@@ -310,23 +310,6 @@ def _plans(cameras: list[tuple[str, tuple[int, int], float, str]]) -> list[Camer
     if len({name for name, *_ in cameras}) < len(cameras):
         raise UsageError(f"--camera names {', '.join(name for name, *_ in cameras)}: each only once")
     return [CameraPlan(name, pixels, encoding, rate) for name, pixels, rate, encoding in cameras]
-
-
-@contextmanager
-def _logs(args: argparse.Namespace) -> Iterator[Path]:
-    if args.logs is not None:
-        yield args.logs
-        return
-    folder = tempfile.mkdtemp(prefix="multi_dnn_benchmark_")
-    kept = False
-    try:
-        yield Path(folder)
-    except CommandError:  # names a log that lies there
-        kept = True
-        raise
-    finally:
-        if not kept:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 #: Earlier names of scenarios, still accepted.

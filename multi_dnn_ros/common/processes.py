@@ -95,16 +95,23 @@ class Interrupts:
 class Child:
     """A ``multi-dnn`` command as a child process; a context manager that stops it.
 
-    name: for messages. log: file for its output. environment: added to ours.
+    name: for messages. log: file for its output. environment: added to ours. module: what runs in place of the command.
     The child has its own session: Ctrl-C in the terminal reaches only us, and we stop children in order.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        module: str = "multi_dnn_ros.cli.main",
+    ) -> None:
         self.name = name
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "multi_dnn_ros.cli.main", *arguments],
+                [sys.executable, "-u", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -12,6 +12,7 @@ from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.machine import hardware_id
 from multi_dnn_ros.ros.middleware import Middleware, found
@@ -337,6 +338,7 @@ class MultiDnnNode(LifecycleNode):
         return self.create_timer(period_s, self._publish_diagnostics, clock=self._steady)
 
     def _publish_diagnostics(self) -> None:
+        name_threads()
         try:
             host, description, serving = self._host, self._description, self._serving
             statuses = [

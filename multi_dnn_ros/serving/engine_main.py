@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
@@ -232,6 +233,7 @@ class EngineMain:
 
         def report() -> None:
             while True:
+                name_threads()
                 engine = self._engine
                 ended = tuple(engine.ended()) if engine is not None else ()
                 self._channel.send(wire.Memory(memory_use(self._device or cpu), ended))

@@ -1,0 +1,106 @@
+"""The cases of ``multi-dnn benchmark host``: what takes the images, and the cameras that send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.benchmark.rig import CameraPlan
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.resources import config_file
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
+
+#: The peers, which are no node of ours.
+COUNTER, THREE_NODES = "counter", "three_nodes"
+NULL = "null"
+#: Preset to parameter file.
+_FILES = {"builtin": "multi_dnn.yaml", "heavy_gpu": "heavy_gpu.yaml"}
+PRESETS = (*_FILES, NULL, COUNTER, THREE_NODES)
+_NULL_SIZE = 32
+
+
+@dataclass(frozen=True)
+class HostCase:
+    """One case. size: of each camera's images, (width, height). encoding: of raw images, or empty for JPEG."""
+
+    preset: str
+    cameras: int
+    size: tuple[int, int]
+    encoding: str
+    rate_hz: float
+    repeat: int = field(default=0, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Tells cases apart, also those of two files."""
+        width, height = self.size
+        return f"{self.preset} {self.cameras}x{width}x{height}@{self.rate_hz:g} {self.encoding or 'jpeg'}"
+
+    @property
+    def plans(self) -> list[CameraPlan]:
+        return [CameraPlan(f"camera{number}", self.size, self.encoding, self.rate_hz) for number in range(self.cameras)]
+
+    def described(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"preset": self.preset, "cameras": self.cameras, "size": list(self.size),
+                "encoding": self.encoding or "jpeg", "rate_hz": self.rate_hz}  # fmt: skip
+
+
+def matrix(
+    presets: Sequence[str],
+    cameras: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    encodings: Sequence[str],
+    rate_hz: float,
+    repeats: int,
+) -> list[HostCase]:
+    """Every combination; the repeats of a case lie as far apart as they can. UsageError for a preset that is none."""
+    for preset in presets:
+        if preset not in PRESETS and not Path(preset).is_file():
+            raise UsageError(f"--preset {preset}: no such file; allowed: {', '.join(PRESETS)}, or a parameter file")
+    return [
+        HostCase(preset, count, size, "" if encoding == "jpeg" else encoding, rate_hz, repeat)
+        for repeat in range(repeats)
+        for count in cameras
+        for size in sizes
+        for encoding in encodings
+        for preset in presets
+    ]
+
+
+def config_of(preset: str, device: str | None, folder: Path) -> NodeConfig:
+    """The node's parameters of a preset or a parameter file, on `device` where that is given.
+
+    folder: where the network of the preset `null` is written. A peer has the DNNs of `builtin`, so that its results
+    have the same topics. UsageError: heavy_gpu without a GPU.
+    """
+    if preset == "heavy_gpu" and (device == "cpu" or not torch.cuda.is_available()):
+        raise UsageError("--preset heavy_gpu needs a GPU; PyTorch finds none, or --device is cpu")
+    path = Path(preset) if preset not in PRESETS else config_file(_FILES.get(preset, _FILES["builtin"]))
+    config = read_params_file(path)
+    if preset == NULL:
+        network = folder / "null.pt2"
+        _write_null_network(network)
+        dnn = DnnConfig(role="object", model=str(network), decoder="yolo", labels=["nothing"], jobs=1, resize="stretch")
+        config = config.model_copy(update={"dnns": {NULL: dnn}})
+    return NodeConfig.model_validate({**config.model_dump(), **({"device": device} if device else {})})
+
+
+class _Null(nn.Module):
+    """A detector that finds nothing: five of its input's values, times zero."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image[:, 0, :5, :1] * 0.0
+
+
+def _write_null_network(path: Path) -> None:
+    folder = path.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    example = torch.zeros(1, 3, _NULL_SIZE, _NULL_SIZE)
+    torch.export.save(torch.export.export(_Null().eval(), (example,)), path)

@@ -1,0 +1,40 @@
+"""The package's networks as ONNX files, as PyTorch exports them when one asks for no more."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.settings.schema import DnnConfig
+
+_OPSET = 17
+
+
+def export_network(network: nn.Module, inputs: Tensors, path: str | Path) -> None:
+    """Write `network` (eval mode, on the CPU) as an ONNX file for inputs of these shapes."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network, inputs, str(path), dynamo=False, opset_version=_OPSET)
+
+
+def export_builtin(config: DnnConfig, path: Path) -> Path:
+    """Write the network of `config` as `path`, and beside it, as .json, what a program that runs it must know."""
+    dnn = load_dnn("peer", config)
+    export_network(dnn.module, dnn.example_inputs(), path)
+    known = {
+        "role": config.role,
+        "width": dnn.preprocess.width,
+        "height": dnn.preprocess.height,
+        "mean": dnn.preprocess.mean,
+        "std": dnn.preprocess.std,
+        "score_threshold": dnn.decoder.score_threshold,
+        "iou_threshold": dnn.decoder.iou_threshold,
+    }
+    path.with_suffix(".json").write_text(json.dumps(known), encoding="utf-8")
+    return path
