@@ -81,6 +81,7 @@ def modules() -> set[str]:
     return found - {"multi_dnn_ros.settings.parameter_table"}  # takes no options, and writes
 
 
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_modules_to_run_answer_help(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", [module, "--help"])
