@@ -45,7 +45,7 @@ class ParameterField:
     """One parameter: what the schema says about it.
 
     kind: bool, int, float, string, string[] or float[]. runtime: may change while the node is configured.
-    allowed: in words, for error messages and the README.
+    allowed: in words, for error messages and docs/parameters.md.
     """
 
     kind: str

@@ -16,7 +16,9 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 #: Languages of blocks. Those of RUN are run or checked unless a mark says why not.
-RUN, SHOWN = ("bash", "python", "yaml"), ("text", "mermaid")
+RUN, SHOWN = ("bash", "python", "yaml"), ("text", "toml", "mermaid")
+#: Pages whose blocks are files of a package: tests of their own write, install and run it.
+OWN_TESTS = {"docs/extending.md": "test/extensions/test_extending_page.py"}
 #: Why a block is not run.
 MARKS = {
     "ros": "needs a real ROS 2",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import BLOCKS, MARKS, ROOT, RUN, SHOWN, Block
+from pages import BLOCKS, MARKS, OWN_TESTS, PAGES, ROOT, RUN, SHOWN, Block
 
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -18,12 +18,16 @@ _TIMEOUT_S = 120
 
 
 def unmarked(language: str) -> list[Block]:
-    return [block for block in BLOCKS if block.language == language and not block.marks]
+    return [block for block in BLOCKS if block.language == language and not block.marks and block.page not in OWN_TESTS]
 
 
 def test_every_block_has_a_known_language_and_known_marks() -> None:
     wrong = [block.where for block in BLOCKS if block.language not in RUN + SHOWN or not set(block.marks) <= set(MARKS)]
     assert not wrong, f"languages: {', '.join(RUN + SHOWN)}; marks: {', '.join(MARKS)}"
+
+
+def test_pages_that_are_left_out_have_tests_of_their_own() -> None:
+    assert [page for page, test in OWN_TESTS.items() if page in PAGES and not (ROOT / test).is_file()] == []
 
 
 def test_the_marks_are_explained() -> None:

@@ -1,4 +1,4 @@
-"""The shipped weights reach what the README promises, loaded and decoded as the node does it."""
+"""The shipped weights reach what docs/measured.md says, loaded and decoded as the node does it."""
 
 from __future__ import annotations
 
