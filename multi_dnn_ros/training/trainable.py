@@ -1,4 +1,4 @@
-"""A network that is to be trained or scored, with everything that says what goes in and what comes out."""
+"""A network to be trained or scored, with the meaning of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from multi_dnn_ros.vision.decoders.lane import LaneDecoder
 from multi_dnn_ros.vision.decoders.yolo import YoloDecoder
 from multi_dnn_ros.vision.preprocess import Preprocess
 
-#: What a network without a decoder of the node is: a classifier.
+#: Name of the decoder of classifiers, which the node does not serve.
 CLASSIFICATION = "classification"
 DECODERS = ("auto", CLASSIFICATION, "yolo", "grid", "lane")
 _TASKS: dict[str, Task] = {CLASSIFICATION: "classes", "lane": "lanes"}
-#: Grids that YOLO-style heads have.
+#: Strides of the grids of YOLO-style heads.
 _STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), (8, 16, 32, 64))
 
 
@@ -39,9 +39,9 @@ _STRIDES = ((8, 16, 32), (16, 32), (8, 16), (32,), (16,), (8,), (4, 8, 16, 32), 
 class Trainable:
     """A network that can be trained.
 
-    source: what it came from; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32
-    as `inputs` makes them -> raw outputs of B images. framing: how an image becomes its input, without mean and std.
-    decoder: None for a classifier. loss: on the truth; None where only another network can teach it.
+    source: its origin; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32 as
+    converted by `inputs` -> raw outputs of B images. framing: how an image becomes its input, without mean and std.
+    decoder: None for a classifier. loss: on the truth; None if the network can only be trained by a teacher.
     """
 
     model: str
@@ -66,10 +66,10 @@ def make_trainable(
     keep: Sequence[str] = (),
     smoothing: float = 0.1,
 ) -> Trainable:
-    """What training needs to know of a network, from what is known of its source and, first, from the arguments.
+    """Build a Trainable from the arguments and, where they are empty, from its source.
 
     size: (width, height). decoder: one of DECODERS. labels, keep: as the parameters of that name. smoothing: of class
-    labels. ModelError names what is missing or does not fit.
+    labels. Raises ModelError that names what is missing or does not match.
     """
     size = source.input_size(model, size, "a size")
     source = replace(source, size=size)
@@ -87,7 +87,7 @@ def make_trainable(
         )  # fmt: skip
     task = _TASKS.get(chosen, "boxes")
     if source.detector is not None:
-        # The decoder takes its detector apart; this one is still to be written to a file.
+        # Copy: the decoder takes its detector apart, and this one is written to a file later.
         taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
     else:
         taken = source
@@ -95,7 +95,7 @@ def make_trainable(
         role="lane" if task == "lanes" else "object", model=model, decoder=chosen, labels=labels, keep=tuple(keep)
     )
     dnn = dnn_of(taken, config.role, config)
-    # Average precision wants the whole curve, not only what the node would publish.
+    # Average precision needs the whole curve, not only what the node would publish.
     if task == "boxes":
         dnn.decoder.score_threshold, dnn.decoder.iou_threshold = 0.01, 0.6
     else:
@@ -107,7 +107,7 @@ def make_trainable(
 
 
 def _framing(preprocess: Preprocess) -> Preprocess:
-    # A pad of None is the mean, which is 0 behind the normalization; grey of the mean's brightness comes closest.
+    # A pad of None is the mean, 0 after normalization; grey of the same brightness is the nearest value.
     pad = sum(preprocess.mean) / 3 if preprocess.pad is None else preprocess.pad
     return Preprocess(
         preprocess.width,
@@ -141,7 +141,7 @@ def _loss(dnn: Dnn, source: Source) -> Loss | None:
 
 
 class SingleImages(nn.Module):
-    """A network that was exported for one image, on several."""
+    """Runs a network exported for one image on a batch."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -160,6 +160,6 @@ def _in_batches(network: nn.Module, size: tuple[int, int]) -> nn.Module:
             for leaf in pytree.tree_leaves(network(torch.zeros(2, 3, height, width))):
                 if leaf.shape[0] != 2:
                     raise ValueError("its outputs are not by image")
-    except Exception:  # whatever a graph for one image raises when it gets two
+    except Exception:  # a graph for one image raises arbitrary errors for two
         return SingleImages(network)
     return network

@@ -101,7 +101,7 @@ def test_the_picture_does_not_take_the_place_of_the_points(
     assert main(["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2", "--size",
                  "32", "--macs-size", "64", "--epochs", "1", "--batch-size", "8", "--cuts", "0.9999", "--device", "cpu",
                  "--folder", str(tmp_path), "--out", str(out)]) == 1  # fmt: skip
-    assert f"{out}: is the name of the picture" in capsys.readouterr().err
+    assert f"{out}: is the name of the plot" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -83,7 +83,7 @@ def unknown_class(root: Path) -> None:
         (lambda root: class_folders(root, ("train",)), "val: no such folder"),
         (empty_class, "blue: no images"),
         (one_class, "one class only, red"),
-        (unknown_class, "folder blue is no class of the other part"),
+        (unknown_class, "folder blue is not a class of the other part"),
         (lambda root: [(root / part).mkdir(parents=True) for part in ("train", "val")], "no images; expected <class>"),
     ],
 )
