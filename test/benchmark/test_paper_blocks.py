@@ -132,7 +132,7 @@ def test_a_run_that_is_cut_keeps_its_blocks(asked: list[str]) -> None:
     assert len(before) == 6
 
 
-def test_a_condition_that_fails_is_left_out_and_said(asked: list[str]) -> None:
+def test_a_failing_condition_is_left_out_and_reported(asked: list[str]) -> None:
     _FakeCrew.broken = frozenset({"dcomp_mp"})
     content = {
         "scenario": "paper",

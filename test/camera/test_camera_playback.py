@@ -151,7 +151,7 @@ def test_live_source_comes_as_it_comes_but_not_faster_than_asked() -> None:
     np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=0.04)
 
 
-def test_stops_when_told_even_while_waiting() -> None:
+def test_stops_on_request_even_while_waiting() -> None:
     time = Time()
     pace = Pace(1.0, clock=time, sleep=time.sleep, running=lambda: time.now < 100.35)
     assert pace.wait(0.0)

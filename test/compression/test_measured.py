@@ -82,7 +82,7 @@ def test_a_layer_that_is_not_faster_stays() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
-def test_layers_go_back_until_the_whole_is_faster(most: int) -> None:
+def test_layers_are_restored_until_the_network_is_faster(most: int) -> None:
     """More than `most` decomposed layers are slower, but only under contention."""
 
     def whole_ms(decomposed: int, instances: int) -> float:
@@ -100,7 +100,7 @@ def test_layers_go_back_until_the_whole_is_faster(most: int) -> None:
     assert len(chooser.whole) <= 2 * 4
 
 
-def test_those_that_gain_least_go_back_first() -> None:
+def test_layers_with_the_smallest_gain_are_restored_first() -> None:
     gains = {16: 0.9, 64: 0.1, 96: 0.2}
     clock = Clock(
         lambda module: 1.0 if not width(module) else 1.0 - gains[next(module.children()).in_channels],
@@ -139,7 +139,7 @@ def test_a_damaged_cache_is_not_used(tmp_path: Path, content: str, caplog: pytes
     assert TimingCache(file).get("a") == 1.0
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_cache_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     cache = TimingCache(tmp_path / "file" / "timings.json")
     cache.put({"a": 1.0})

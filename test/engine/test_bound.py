@@ -76,7 +76,7 @@ LOW = [f"low{number}" for number in range(5)]
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, None])
-def test_no_more_jobs_than_the_bound_are_launched_and_not_finished(
+def test_launched_and_unfinished_jobs_are_bounded(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], bound: int | None
 ) -> None:
     """Each is a launch of its own then, and every frame comes through."""
@@ -98,7 +98,7 @@ def test_no_more_jobs_than_the_bound_are_launched_and_not_finished(
         assert len(launches.all) == 3 * len(LOW) * JOBS
 
 
-def test_a_more_important_frame_waits_for_none_of_them(
+def test_a_more_important_frame_waits_for_no_launched_job(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is launched at once, all of its jobs in one, while as many others as there may be are unfinished."""
@@ -134,7 +134,7 @@ def test_a_more_important_frame_waits_for_none_of_them(
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
-def test_among_equals_all_is_launched_at_once(
+def test_frames_of_equal_priority_are_one_launch(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], policy: str
 ) -> None:
     launches = Launches(gpu, 0.1)
@@ -144,7 +144,7 @@ def test_among_equals_all_is_launched_at_once(
     assert [each[1:] for each in launches.all] == [(number, True) for number in range(len(LOW))]
 
 
-def test_a_priority_that_changes_while_serving_changes_who_is_bounded(
+def test_changing_a_priority_changes_which_dnn_is_bounded(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine]
 ) -> None:
     launches = Launches(gpu, 1e-3)
@@ -160,7 +160,7 @@ def test_a_priority_that_changes_while_serving_changes_who_is_bounded(
     assert single_launch == [{True}, {False}, {True}]
 
 
-def test_a_job_whose_kernels_fail_loses_its_frame_and_nothing_else(
+def test_failing_kernels_lose_only_their_frame(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = Launches(gpu, 1e-3)
@@ -198,7 +198,7 @@ def test_the_engine_stops_with_jobs_launched_and_others_queued(
     check_accounts(engine)
 
 
-def test_a_bound_of_nothing_is_refused() -> None:
+def test_max_launched_of_zero_is_rejected() -> None:
     with pytest.raises(ValueError, match="max_launched is 0; must be at least 1, or None"):
         Engine([task()], on_result=print, max_launched=0)
 
@@ -217,7 +217,7 @@ def job(dnn: DnnTask, clock: FakeClock, index: int = 0) -> Job:
     settings=st.lists(st.tuples(st.integers(-3, 3), st.none() | st.integers(0, 300)), min_size=2, max_size=5),
     waited=st.integers(1, 400),
 )
-def test_a_job_may_be_overtaken_if_a_frame_of_another_dnn_that_arrives_now_goes_first(
+def test_may_be_overtaken_if_a_frame_arriving_now_would_run_first(
     policy: str, settings: list[tuple[int, int | None]], waited: int
 ) -> None:
     clock = FakeClock()
@@ -239,7 +239,7 @@ def test_a_job_may_be_overtaken_if_a_frame_of_another_dnn_that_arrives_now_goes_
     assert queue.may_continue(waiting) != overtaken
 
 
-def test_who_only_launches_gets_what_nothing_can_precede_and_who_waits_gets_the_rest() -> None:
+def test_launching_callers_get_only_jobs_that_cannot_be_overtaken() -> None:
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", AGING), clock)
     low, high = task("low"), task("high", priority=10)
@@ -268,7 +268,7 @@ def test_who_only_launches_gets_what_nothing_can_precede_and_who_waits_gets_the_
     assert taken == [("low", "waits")] * 3
 
 
-def test_with_all_who_wait_busy_an_important_job_is_taken_and_others_are_not() -> None:
+def test_with_all_waiting_callers_busy_only_an_important_job_is_taken() -> None:
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", AGING), clock)
     low, high = task("low"), task("high", priority=10)

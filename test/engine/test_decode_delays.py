@@ -45,7 +45,7 @@ class GpuHost:
         )
 
 
-def test_a_result_is_told_while_the_next_frame_is_being_decoded(
+def test_results_are_reported_while_the_next_frame_is_decoded(
     monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 ) -> None:
     """On a GPU: decoding in the DNN's thread made 90 ms out of 52 (a decode of 40 ms, 10 ms of layers)."""

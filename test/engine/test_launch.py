@@ -56,7 +56,7 @@ def launch(queue: JobQueue, job: Job) -> None:
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
 @pytest.mark.parametrize("single_launch", [False, True])
-def test_a_frame_that_nobody_comes_before_is_launched_in_one_go(policy: str, single_launch: bool) -> None:
+def test_a_frame_that_cannot_be_overtaken_is_one_launch(policy: str, single_launch: bool) -> None:
     """Equals that wait behind it change nothing, however long they have waited."""
     clock = FakeClock()
     queue = JobQueue(make_policy(policy, 50), clock)
@@ -76,7 +76,7 @@ def test_a_frame_that_nobody_comes_before_is_launched_in_one_go(policy: str, sin
 
 
 @pytest.mark.parametrize("single_launch", [False, True])
-def test_a_more_important_frame_comes_in_between(single_launch: bool) -> None:
+def test_a_more_important_frame_runs_in_between(single_launch: bool) -> None:
     queue = JobQueue(make_policy("priority", 50), FakeClock())
     launched: list[str] = []
     queue.put(Job(inference(launched, single_launch=single_launch), 0))
@@ -96,7 +96,7 @@ def test_a_more_important_frame_comes_in_between(single_launch: bool) -> None:
 
 
 @given(st.lists(st.booleans(), max_size=JOBS + 1), st.booleans())
-def test_whatever_comes_when_each_stage_runs_once(answers: list[bool], single_launch: bool) -> None:
+def test_each_stage_runs_once_for_any_order_of_arrivals(answers: list[bool], single_launch: bool) -> None:
     launched: list[str] = []
     job = Job(inference(launched, single_launch=single_launch), 0)
     stream: Any = Stream()

@@ -54,7 +54,7 @@ def make_task(gpu: FakeGpu, name: str, cameras: list[str], job_s: float, single_
 
 @pytest.mark.parametrize("policy", ["fifo", "priority"])
 @pytest.mark.parametrize("single_launch", [False, True])
-def test_every_frame_of_every_camera_comes_through(gpu: FakeGpu, policy: str, single_launch: bool) -> None:
+def test_every_frame_of_every_camera_has_a_result(gpu: FakeGpu, policy: str, single_launch: bool) -> None:
     """In a closed loop, several DNNs, cameras together: none is lost or mixed up, no event is read too early."""
     cameras = [f"camera{number}" for number in range(6)]
     tasks = [

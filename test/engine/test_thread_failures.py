@@ -17,7 +17,7 @@ from multi_dnn_ros.engine.queue import JobQueue
 _CPU = torch.device("cpu")
 
 
-def test_a_job_that_waits_for_a_held_queue_is_handed_out_once_when_that_closes() -> None:
+def test_a_job_waiting_for_a_paused_queue_is_returned_once_on_close() -> None:
     queue = JobQueue(Fifo(), FakeClock())
     done: list[Inference] = []
     inference = Inference(task(), (Item(frame()),), 0, None, 0, done.append)
@@ -87,7 +87,7 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
     check_accounts(engine)
 
 
-def test_a_worker_that_ended_by_an_error_is_named(
+def test_a_worker_ended_by_an_error_is_named(
     start: Callable[..., Engine], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(task("a", jobs=2), workers=2)

@@ -27,7 +27,7 @@ def demand(name: str, hz: float, ms: float, **options) -> Demand:
     return Demand(name, {"front": hz}, ms, options.pop("crowded_ms", ms), **options)
 
 
-def test_what_fits_says_how_much_is_needed() -> None:
+def test_a_fitting_set_reports_its_utilization() -> None:
     verdict = check_fit([demand("lane", 10, 20), demand("object", 10, 50)], workers=2)
     assert verdict.fits
     assert verdict.utilization == pytest.approx(0.35)
@@ -36,7 +36,7 @@ def test_what_fits_says_how_much_is_needed() -> None:
     assert (verdict.breaks, verdict.advice) == ((), ())
 
 
-def test_a_dnn_takes_one_frame_at_a_time_however_many_workers_there_are() -> None:
+def test_a_dnn_uses_at_most_one_worker() -> None:
     verdict = check_fit([demand("lane", 10, 20), demand("object", 30, 50)], workers=8)
     assert verdict.breaks == ("object",)
     assert verdict.text == (
@@ -53,7 +53,7 @@ def test_rates_of_more_than_three_digits_are_written_out() -> None:
     assert "at most 1056 Hz instead of 1200, or 0.792 ms a frame instead of 0.9" in verdict.advice[0]
 
 
-def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> None:
+def test_overload_is_attributed_to_the_heaviest_dnn_of_lowest_priority() -> None:
     crowd = [demand("lane", 10, 80), demand("object", 10, 70), demand("pedestrian", 10, 60)]
     assert check_fit(crowd, workers=2).breaks == ("lane",)
     crowd[0] = dataclasses.replace(crowd[0], priority=5)
@@ -66,7 +66,7 @@ def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> 
     assert check_fit(crowd, workers=2).breaks == ("object",)
 
 
-def test_what_all_share_is_a_limit_too() -> None:
+def test_shared_resources_are_a_limit() -> None:
     """Two streams of a GPU that are half busy each, behind one lock."""
     pair = [demand("lane", 100, 5, shared_ms=4.0), demand("object", 50, 10, shared_ms=12.0, priority=1)]
     verdict = check_fit(pair, workers=2, gpu=True)
@@ -81,7 +81,7 @@ def test_what_all_share_is_a_limit_too() -> None:
     )
 
 
-def test_no_room_beside_the_others_is_said() -> None:
+def test_no_remaining_capacity_is_reported() -> None:
     verdict = check_fit(
         [demand("lane", 10, 90, priority=1), demand("object", 10, 90, priority=1), demand("pedestrian", 10, 50)], 2,
         limit=0.9,
@@ -101,7 +101,7 @@ def test_a_deadline_that_no_frame_meets() -> None:
     assert check_fit([demand("lane", 2, 80, deadline_ms=90.0)], workers=2).fits
 
 
-def test_the_more_the_others_have_to_do_the_longer_a_frame_takes() -> None:
+def test_frame_time_grows_with_the_load_of_the_others() -> None:
     def lane_ms(hz: float) -> float:
         return service_ms([demand("lane", 10, 20, crowded_ms=40), demand("object", hz, 50)], 2)["lane"]
 
@@ -216,7 +216,7 @@ def test_services_are_measured_in_the_engine() -> None:
         measure_services(pair, engine, IMAGE, 2, frames=15)
 
 
-def test_what_is_served_and_what_is_not() -> None:
+def test_lost_frames_are_measured() -> None:
     wanted = {"lane": {"slow": 5.0}, "object": {"fast": 200.0}}
     lost = lost_frames(tasks(("lane", 1.0), ("object", 50.0)), wanted, engine, IMAGE, seconds=1.0)
     assert lost["object"] > 0.5
@@ -243,7 +243,7 @@ class CamerasThatWait:
         self.now_s += seconds
 
 
-def test_a_result_behind_its_deadline_is_as_good_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi_dnn_ros.planning.service.time", time := CamerasThatWait())
     (task,) = tasks(("lane", 20.0))
     tight = dataclasses.replace(task, deadline_ns=1_000_000)
@@ -252,7 +252,7 @@ def test_a_result_behind_its_deadline_is_as_good_as_lost(monkeypatch: pytest.Mon
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last is under way
 
 
-def test_mixes_lie_on_both_sides_of_what_fits() -> None:
+def test_mixes_lie_below_and_above_the_capacity() -> None:
     services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
     cases = mixes(services, 2, 10, seed=1)
     verdicts = [check_fit(demands, 2, limit=1.0) for demands in cases]

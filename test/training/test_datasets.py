@@ -64,7 +64,7 @@ def test_an_interrupted_rendering_is_no_data_set(tmp_path: Path) -> None:
         SceneArrays(tmp_path)
 
 
-def test_who_comes_while_another_renders_waits_and_finds_the_scenes(
+def test_a_second_process_waits_for_the_rendering_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rendering, go_on, calls = threading.Event(), threading.Event(), []

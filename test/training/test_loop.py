@@ -169,7 +169,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run() -> None:
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in kept[2].items())
 
 
-def test_patience_ends_a_run_that_never_gets_back_to_where_it_began() -> None:
+def test_patience_ends_a_run_that_never_reaches_the_initial_score() -> None:
     """It counts from the best of its own epochs: the way back up is not cut short."""
     values = iter([0.9, 0.2, 0.5, 0.6, 0.6, 0.4, 0.3])  # of the weights it begins with, then of each epoch
     schedule = dataclasses.replace(SCHEDULE, patience=2)
@@ -181,7 +181,7 @@ def test_patience_ends_a_run_that_never_gets_back_to_where_it_began() -> None:
     assert [row["top1"] for row in outcome.history] == [0.2, 0.5, 0.6, 0.6, 0.4]
 
 
-def test_a_network_that_answers_with_no_numbers_is_told_with_its_epoch() -> None:
+def test_outputs_that_cannot_be_scored_are_reported_with_the_epoch() -> None:
     calls = []
 
     def score(network: nn.Module) -> dict[str, float]:
