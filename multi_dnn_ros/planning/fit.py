@@ -230,7 +230,7 @@ def _text(
 
 def _advice(of: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
     if hz is None:
-        return f"{of.dnn}: no rate fits beside the others, which need {others} themselves"
+        return f"{of.dnn}: no rate fits besides the others, which need {others}"
     each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
     return (
         f"{of.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(of.hz)}, or "

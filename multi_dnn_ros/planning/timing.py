@@ -231,8 +231,8 @@ class TimingCache:
         if self._path is None:
             return
         try:
-            with atomic_write(self._path) as beside:
-                beside.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
+            with atomic_write(self._path) as temporary:
+                temporary.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
         except OSError as error:
             log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
 

@@ -141,7 +141,7 @@ class Context(Surface):
         return self.participant.domain_id
 
     def destroy(self) -> None:
-        """Free what is left of the session."""
+        """Free the remaining resources of the session."""
         self.try_shutdown()
 
     def __enter__(self) -> Context:

@@ -139,7 +139,7 @@ class Task(Future):
             self._handler = handler(*self._args, **self._kwargs)
         self._running = threading.Lock()
         self.awaits: Future | None = None
-        """The future that the coroutine waits for, None when it can go on at once."""
+        """The future that the coroutine waits for, None if it can continue now."""
 
     def __call__(self) -> None:
         """Run the function, or the coroutine up to its next wait; no effect while it is running."""

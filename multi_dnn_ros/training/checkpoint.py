@@ -24,16 +24,16 @@ def save(path: Path, state: dict[str, Any], identity: str) -> None:
     identity: identifies the run (schedule, data, network) and is checked when loading. Raises TrainingError if it
     cannot be written, for example on a full disk.
     """
-    beside = path.with_name(path.name + ".part")
+    temporary = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             torch.save({**state, "format": FORMAT, "identity": identity}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise TrainingError(
             f"{path}: checkpoint cannot be written ({summarize_error(error)}); the last one is kept"
         ) from None

@@ -175,8 +175,8 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
         for name, (shape, kind) in shapes.items():
             _make_array(folder / f"{name}.npy", (spec.count, *shape), kind)
         _render_chunks(spec, folder, workers)
-        with atomic_write(done) as beside:
-            beside.write_text(json.dumps(wanted, indent=1) + "\n")
+        with atomic_write(done) as temporary:
+            temporary.write_text(json.dumps(wanted, indent=1) + "\n")
     except BaseException:
         for name in shapes:
             (folder / f"{name}.npy").unlink(missing_ok=True)

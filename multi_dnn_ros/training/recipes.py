@@ -167,5 +167,5 @@ def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: P
         "decoder": recipe.decoder,
         "training": training,
     }
-    with atomic_write(path) as beside:
-        write_safetensors(beside, weights, header)
+    with atomic_write(path) as temporary:
+        write_safetensors(temporary, weights, header)

@@ -1,4 +1,4 @@
-"""Recordings are written whole or not at all, and read as far as they are whole."""
+"""Recordings are written completely or not at all, and damaged ones are read as far as they are intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three cameras near capacity: every frame is accounted for, whatever a busy machine does to its time."""
+"""Three cameras near capacity: every frame is accounted for, however busy the machine is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The scenarios of long and rough runs, short: what they assert of the node holds, and what they report is there."""
+"""Short runs of the scenarios load, camera-faults and cycles: their checks of the node pass, and their reports are
+complete.
+"""
 
 from __future__ import annotations
 

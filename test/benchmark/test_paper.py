@@ -1,4 +1,4 @@
-"""The paper's experiments: what counts, what is compared with what; no assertion on speed. Their blocks are apart."""
+"""The paper's experiments: counting and comparing; no assertion on speed. Blocks: test_paper_blocks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_half_precision_and_channels_last_are_for_gpus() -> None:
 
 
 @given(st.lists(st.integers(1, 100)))
-def test_what_began_and_ended_in_the_window_counts(lengths: list[int]) -> None:
+def test_inferences_within_the_window_count(lengths: list[int]) -> None:
     tally, now = Tally(Window(20, 80)), 0
     begun, inside = [], []
     for length in lengths:

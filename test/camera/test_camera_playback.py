@@ -1,4 +1,4 @@
-"""Rates without drift, stamps and repetition, on a clock that the test moves."""
+"""Rates without drift, stamps and repetition, on a fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured ranks, with a clock of our own: only what is faster is decomposed, and the whole is never slower."""
+"""Measured ranks, with a fake clock: only faster layers are decomposed, and the network never gets slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every policy finds what it says it finds, within the channels, aligned, and never for more MACs."""
+"""Every policy meets its criterion, within the channels, aligned, and never with more MACs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A decomposed layer computes what the layer computed: exactly at full rank, nearly where the weight has low rank."""
+"""A decomposed layer computes the same as the layer: exactly at full rank, approximately for weights of low rank."""
 
 from __future__ import annotations
 

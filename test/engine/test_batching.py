@@ -1,4 +1,4 @@
-"""Frames of several cameras as one inference: who is taken, how long is waited, and what each frame gets."""
+"""Frames of several cameras as one inference: which frames are batched, how long is waited, and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.engine.mailbox import Mailboxes
 CAMERAS = ("front", "left", "rear", "right")
 
 
-def held(engine: Engine, gate: Gate, *cameras: str, first: str = "front") -> None:
+def start_and_queue(engine: Engine, gate: Gate, *cameras: str, first: str = "front") -> None:
     """An inference of `first` under way, and a frame each of `cameras` that wait behind it."""
     engine.offer(frame(first, 0))
     gate.wait_for_job()
@@ -34,7 +34,7 @@ def batched(gate: Gate, **kwargs: object) -> object:
 def test_waiting_frames_share_one_inference_and_get_their_own_results(start, recorder):
     gate = Gate()
     engine = start(batched(gate, batches=(2, 4)), workers=2)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4)
     assert [(r.frame.camera, r.output[0], r.timing.batch) for r in recorder.results] == [
@@ -58,7 +58,7 @@ def test_statistics_include_reported_results_while_a_batch_is_being_reported(sta
             hangs()
 
     engine = start(batched(gate, batches=(2, 4)), workers=1, on_result=on_result)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     hangs.wait_for_job()
     assert seen == [0, 1, 2]
@@ -74,7 +74,9 @@ def test_statistics_include_reported_results_while_a_batch_is_being_reported(sta
 def test_batches_are_bounded_by_the_stages_and_round_robin_over_cameras(start, recorder):
     gate = Gate()
     engine = start(batched(gate, batches=(2,)), workers=1)
-    held(engine, gate, "front", "left", "rear", "front")  # the second frame of front replaces the first that waits
+    start_and_queue(
+        engine, gate, "front", "left", "rear", "front"
+    )  # the second frame of front replaces the first that waits
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4)
     assert [r.frame.camera for r in recorder.results] == ["front", "left", "rear", "front"]
@@ -94,7 +96,7 @@ def test_failing_preprocessing_loses_only_its_frames(start, recorder, bad):
 
     gate = Gate()
     engine = start(replace(batched(gate, batches=(3,)), preprocess=preprocess), workers=1)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4 - len(bad) and len(recorder.failures) == len(bad))
     assert {(d.frame.camera, d.reason) for d in recorder.drops} == {(camera, DropReason.DNN_ERROR) for camera in bad}
@@ -113,7 +115,7 @@ def test_a_failing_job_loses_the_whole_batch_as_one_failure(start, recorder):
             raise RuntimeError("layer broke")
 
     engine = start(task(jobs=2, cameras=CAMERAS, on_job=on_job, batches=(3,)), workers=1, max_failures=2)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.let()
     recorder.wait(lambda: recorder.results)
     broken.append(True)
@@ -137,7 +139,7 @@ def test_failing_decoding_or_callback_loses_only_that_frame(start, recorder):
 
     gate = Gate()
     engine = start(batched(gate, batches=(3,), decode=decode), workers=1, on_result=on_result)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     assert engine.wait_idle(WAIT)
     assert [r.frame.camera for r in recorder.results] == ["front", "right"]
@@ -150,7 +152,7 @@ def test_failing_decoding_or_callback_loses_only_that_frame(start, recorder):
 def test_frames_above_the_maximum_age_are_replaced_in_the_batch(start, recorder):
     clock, gate = FakeClock(), Gate()
     engine = start(batched(gate, batches=(2,), max_age_ns=100), workers=1, clock=clock)
-    held(engine, gate, "left")
+    start_and_queue(engine, gate, "left")
     clock.now += 101
     for camera in ("rear", "right"):
         engine.offer(frame(camera, 5))

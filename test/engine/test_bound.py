@@ -1,4 +1,4 @@
-"""On a GPU, which is a fake here: the bound on jobs that a more important frame could go before.
+"""The bound on launched jobs that a more important frame could overtake, on a fake GPU.
 
 On a real one: test/gpu/engine/test_priority_cuda.py.
 """

@@ -1,4 +1,4 @@
-"""What a failing device raises, and how a queue is paused while CUDA graphs are captured."""
+"""Errors of a failing device, and pausing a queue while CUDA graphs are captured."""
 
 from __future__ import annotations
 

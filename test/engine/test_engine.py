@@ -1,4 +1,4 @@
-"""What an engine does with frames: results, drops, failures, order, end."""
+"""Frames in an engine: results, drops, failures, order, stopping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker goes on with the next job in one step: as if it had queued it and asked for whichever is first."""
+"""JobQueue.exchange equals put followed by get, in one step."""
 
 from __future__ import annotations
 

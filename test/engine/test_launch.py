@@ -1,4 +1,4 @@
-"""What one turn launches on a GPU, which is a fake here: a frame's jobs, up to where somebody more important waits."""
+"""How many jobs of a frame are launched at once on a fake GPU: up to the next more important frame."""
 
 from __future__ import annotations
 

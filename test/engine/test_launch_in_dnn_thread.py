@@ -1,4 +1,4 @@
-"""On a GPU, which is a fake here, a DNN that is alone launches its inferences itself where nobody is before it."""
+"""On a fake GPU, a single DNN launches its inferences itself while the queue is idle."""
 
 from __future__ import annotations
 

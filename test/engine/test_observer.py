@@ -1,4 +1,4 @@
-"""What an observer hears: as many ends as beginnings, whatever happens, and a failed device before the end."""
+"""Calls of an observer: as many `ended` as `began`, and `device_failed` before `ended`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's way on a GPU, which is a fake here: launches run ahead, results come late, batches form as they may."""
+"""The engine on a fake GPU: launches run ahead, results arrive late, batches vary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job goes next, proved on the queue itself and through an engine."""
+"""The order of jobs by policy, tested on the queue and through an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preprocessing that is specialized for the sizes of images that come."""
+"""Specializing preprocessing for the image sizes that arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine always ends, in bounded time, and accounts for every frame."""
+"""An engine always stops, in bounded time, and accounts for every frame."""
 
 from __future__ import annotations
 

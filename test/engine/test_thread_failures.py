@@ -1,4 +1,4 @@
-"""Errors of callbacks and of the engine's own code: what they cost is counted, and nothing ends in silence."""
+"""Errors of callbacks and of the engine itself: lost frames are counted, and nothing fails in silence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_job_waiting_for_a_paused_queue_is_returned_once_on_close() -> None:
     assert first is not None
     kept: list[Job | None] = []
     worker = threading.Thread(target=lambda: kept.append(queue.exchange(first.successor())))
-    with _HeldBeside(queue):
+    with _PausedByOther(queue):
         worker.start()
         _wait(lambda: queue._running == 0)  # the worker waits inside exchange
         given_back = queue.close()
@@ -37,7 +37,7 @@ def test_a_job_waiting_for_a_paused_queue_is_returned_once_on_close() -> None:
         pass
 
 
-class _HeldBeside:
+class _PausedByOther:
     """Holds the queue from another thread as soon as no job is under way."""
 
     def __init__(self, queue: JobQueue) -> None:

@@ -1,4 +1,4 @@
-"""On a CPU a frame runs as one network where nobody is held up by it, else job by job."""
+"""On a CPU a frame runs in one call if no other DNN has to wait for it, otherwise job by job."""
 
 from __future__ import annotations
 

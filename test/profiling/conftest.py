@@ -1,4 +1,4 @@
-"""What the tests of profiling share."""
+"""Fixtures of the profiling tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks and clocks of known times."""
+"""Networks and clocks with known times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on a set of DNNs and rates, and what a frame costs in the engine."""
+"""Checking whether DNNs and rates fit, and measuring a frame's time in the engine."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_shared_resources_are_a_limit() -> None:
     assert check_fit([pair[1]], workers=2).fits
     none_left = [demand("lane", 50, 4, shared_ms=4.0), demand("object", 50, 19, shared_ms=19.0, priority=1)]
     assert check_fit(none_left, workers=2).advice == (
-        "lane: no rate fits beside the others, which need 95% of what all share themselves",
+        "lane: no rate fits besides the others, which need 95% of what all share",
     )
 
 
@@ -89,7 +89,7 @@ def test_no_remaining_capacity_is_reported() -> None:
     assert verdict.breaks == ("pedestrian",)
     assert verdict.most_hz == {}
     assert verdict.advice == (
-        "pedestrian: no rate fits beside the others, which need 90% of the workers themselves",
+        "pedestrian: no rate fits besides the others, which need 90% of the workers",
     )  # fmt: skip
 
 

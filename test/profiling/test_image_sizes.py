@@ -1,4 +1,4 @@
-"""The verdict reckons with the sizes of the cameras' images, their decoding, and DNNs that take several at once."""
+"""The fit check with the cameras' real image sizes, image decoding, and batched DNNs."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_larger_images_than_were_measured_take_longer() -> None:
 
 
 def test_assumed_sizes_are_named_until_an_image_arrives() -> None:
-    assert fit().verdict().text.endswith("(images of camera front taken to be 640 x 480)")
-    assert "taken to be" not in fit().verdict({"front": VGA}).text
-    assert "taken to be" not in fit(known=True).verdict().text
+    assert fit().verdict().text.endswith("(images of camera front assumed to be 640 x 480)")
+    assert "assumed to be" not in fit().verdict({"front": VGA}).text
+    assert "assumed to be" not in fit(known=True).verdict().text
 
 
 def test_decoding_beyond_one_core_does_not_fit() -> None:
@@ -102,7 +102,7 @@ def test_the_first_image_of_a_camera_changes_the_verdict_and_smaller_ones_do_not
     seen = ObservedSizes(fit())
     first = seen.observe("front", HD)
     assert first is not None
-    assert "taken to be" not in first.text
+    assert "assumed to be" not in first.text
     assert [seen.observe("front", size) for size in (HD, VGA)] == [None, None]
     larger = seen.observe("front", FULL_HD)
     assert larger is not None
@@ -172,4 +172,4 @@ def test_a_configuration_is_measured_for_the_sizes_that_are_known() -> None:
     assert (front.size, front.known, rear.size, rear.known) == (ASSUMED_SIZE, False, FULL_HD, True)
     assert rear.decode_ms > front.decode_ms
     assert found.verdict().fits
-    assert "images of camera front taken to be 640 x 480" in found.verdict().text
+    assert "images of camera front assumed to be 640 x 480" in found.verdict().text

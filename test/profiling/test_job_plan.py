@@ -1,4 +1,4 @@
-"""How DNNs are cut by their layers' times, from the parameters to the tasks: predicted, measured, or neither."""
+"""Cutting DNNs by their layers' times, from parameters to tasks: predicted, measured, or estimated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A predictor: a file of numbers, that knows its limits."""
+"""A predictor: a file of numbers that reports what it was not trained for."""
 
 from __future__ import annotations
 

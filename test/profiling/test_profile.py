@@ -1,4 +1,4 @@
-"""What is counted, what is measured, and what is made of both."""
+"""Counting, measuring, and the profile made of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live replay whose connection with the node fails ends soon and says why."""
+"""A live replay whose connection to the node fails ends soon and says why."""
 
 from __future__ import annotations
 

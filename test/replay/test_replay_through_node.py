@@ -1,4 +1,4 @@
-"""``multi-dnn replay --live``: a recording through a node in another process, every frame, twice the same."""
+"""``multi-dnn replay --live``: every frame of a recording through a node in another process, reproducibly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m multi_dnn_ros.training curve``: points that are measured once, and what they say together."""
+"""``python -m multi_dnn_ros.training curve``: points that are measured once, and their evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets by name: what each kind reads, and what it says of sets that are missing, empty or malformed."""
+"""Data sets by name: the content of each kind, and the errors for missing, empty or malformed sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendered scenes as arrays, real road frames, and how batches are varied."""
+"""Rendered scenes as arrays, real road frames, and augmentation of batches."""
 
 from __future__ import annotations
 

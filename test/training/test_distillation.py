@@ -1,4 +1,4 @@
-"""What a network learns from: the loss on the truth, a teacher's answers, and both."""
+"""The loss on the truth, on a teacher's outputs, and on both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: it learns, it resumes to the same weights, and it never harms the last good checkpoint."""
+"""The training loop learns, resumes to the same weights, and never damages the last good checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped weights reach what the README promises, loaded and decoded as the node does it."""
+"""The shipped weights reach the scores in the README, loaded and decoded as in the node."""
 
 from __future__ import annotations
 
