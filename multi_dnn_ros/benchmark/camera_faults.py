@@ -116,7 +116,7 @@ def camera_fault_table(figures: Mapping[str, Any]) -> str:
         ]
         for name, phase in figures["phases"].items()
     ]
-    header = [f"{BROKEN} is", "others: Hz a stream", "p50 ms", "p95 ms", "of all well", "noticed"]
+    header = [f"{BROKEN} is", "others: Hz per stream", "p50 ms", "p95 ms", "of all well", "noticed"]
     exact = all(of["exact"] for of in figures["accounts"].values())
     problems = [
         f"\

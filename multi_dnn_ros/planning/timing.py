@@ -21,7 +21,7 @@ from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cache_folder
-from multi_dnn_ros.graph.cut import cut, whole
+from multi_dnn_ros.graph.cut import cut, untraced_stage
 from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
     """
     own = copy.deepcopy(module)
     if isinstance(own, _LAYERS):
-        return whole(own.eval())
+        return untraced_stage(own.eval())
     for part in own.modules():
         part.training = False  # eval() raises for exported programs
     (job,) = cut(own, inputs, 1, fold_batch_norm=True)

@@ -94,7 +94,7 @@ def test_layers_are_restored_until_the_network_is_faster(most: int) -> None:
     assert len(plan_of(outcomes)) <= most
     assert all(time.ratio < 1 for time in chooser.accepted)
     assert [time.instances for time in chooser.accepted] == ([1, 4] if plan_of(outcomes) else [])
-    back = [outcome.reason for outcome in outcomes if outcome.reason.startswith("given back")]
+    back = [outcome.reason for outcome in outcomes if outcome.reason.startswith("restored")]
     assert len(back) == 4 - len(plan_of(outcomes))
     assert all("4 at once the network took 12.0000 ms against 10.0000 ms" in reason for reason in back)
     assert len(chooser.whole) <= 2 * 4

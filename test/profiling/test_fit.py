@@ -40,17 +40,18 @@ def test_a_dnn_uses_at_most_one_worker() -> None:
     verdict = check_fit([demand("lane", 10, 20), demand("object", 30, 50)], workers=8)
     assert verdict.breaks == ("object",)
     assert verdict.text == (
-        "does not fit: 2 DNNs need 21% of 8 workers; broken by object: 50.0 ms a frame at 30 Hz, 150% of a worker"
+        "does not fit: 2 DNNs need 21% of 8 workers; broken by object: 50.0 ms per frame at 30 Hz, 150% of a worker"
     )
     assert verdict.advice == (
-        "object: at most 19 Hz instead of 30, or 31.7 ms a frame instead of 50 (multi-dnn decompose, a smaller input)",
+        "object: at most 19 Hz instead of 30, or 31.7 ms per frame instead of 50 "
+        "(multi-dnn decompose, a smaller input)",
     )
 
 
 def test_rates_of_more_than_three_digits_are_written_out() -> None:
     verdict = check_fit([demand("object", 1200, 0.9)], workers=8)
-    assert "0.9 ms a frame at 1200 Hz" in verdict.text
-    assert "at most 1056 Hz instead of 1200, or 0.792 ms a frame instead of 0.9" in verdict.advice[0]
+    assert "0.9 ms per frame at 1200 Hz" in verdict.text
+    assert "at most 1056 Hz instead of 1200, or 0.792 ms per frame instead of 0.9" in verdict.advice[0]
 
 
 def test_overload_is_attributed_to_the_heaviest_dnn_of_lowest_priority() -> None:
