@@ -31,7 +31,7 @@ _MAX_BYTES = 64 << 20
 _MAX_IMAGES = 100_000
 
 Arrays = tuple[torch.Tensor, torch.Tensor]
-#: The function that a pickled array references, under both module names that numpy has used.
+#: numpy's reconstruct function, which pickled arrays reference; its module differs between numpy versions.
 _RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
 
 

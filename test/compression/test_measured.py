@@ -30,7 +30,7 @@ def target(rounds: int = 3) -> Target:
 
 
 class Clock:
-    """Milliseconds by a rule. asked: (kinds of the modules, shape, instances) of every question."""
+    """Milliseconds by a rule. asked: (kinds of the modules, shape, instances) of every measurement."""
 
     def __init__(self, layer_ms, whole_ms=None) -> None:
         self.layer_ms = layer_ms
@@ -54,7 +54,7 @@ def policy(clock: Clock, whole: nn.Module, **options) -> Measured:
 
 
 def width(module: nn.Module) -> int:
-    """Core channels: what a clock that likes wide cores looks at."""
+    """Core channels: the criterion of a clock that prefers wide cores."""
     return module.core.out_channels if isinstance(module, TuckerConv2d) else 0
 
 
@@ -157,7 +157,7 @@ def test_candidates_lose_nothing() -> None:
 
 @pytest.mark.parametrize("instances", [1, 2])
 def test_the_real_clock_tells_much_from_little(instances: int) -> None:
-    """A factor of several hundred in work is seen, however busy the machine is."""
+    """A factor of several hundred in work is measurable, however busy the machine is."""
     little, much = nn.Conv2d(4, 4, 1), nn.Sequential(*(nn.Conv2d(4, 4, 9, padding=4) for _ in range(12)))
     for module in (little, much):
         module.eval()

@@ -161,7 +161,7 @@ def test_attention_counts() -> None:
 
 
 class Mixed(nn.Module):
-    """One layer of each fate; `twice` is used at two sizes."""
+    """One layer per outcome; `twice` is used at two sizes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -214,7 +214,7 @@ def test_in_place_and_batches_are_mutually_exclusive():
 
 
 class Scene:
-    """A DNN's thread without the thread: the same calls on mailboxes and gathering, on a clock of the test's."""
+    """A DNN thread without the thread: the same calls on mailboxes and batch delay, with a fake clock."""
 
     def __init__(self, cameras: tuple[str, ...], most: int, delay_ns: int) -> None:
         self.clock = FakeClock()
@@ -231,7 +231,7 @@ class Scene:
         return None if remaining_s is None else self.clock.now + max(1, round(remaining_s * 1e9))
 
     def look(self, begin: Callable[[list[Frame]], int]) -> None:
-        """Begin what can begin; `begin` says how long that takes."""
+        """Start an inference if possible; `begin` says how long that takes."""
         while len(self.mail) and self.clock.now >= self.busy_until and self.gathering.should_start(len(self.mail)):
             taken: list[Frame] = []
             while len(taken) < self.most and (one := self.mail.take()) is not None:

@@ -33,7 +33,9 @@ class OnDevice(Frame):
 
 
 class Launches:
-    """What was launched: by which DNN, how many of the others' launches were unfinished then, whether all in one."""
+    """The launches: DNN, number of unfinished launches of other DNNs at that time, and whether all jobs were one
+    launch.
+    """
 
     def __init__(self, gpu: FakeGpu, job_s: float) -> None:
         self._gpu = gpu
@@ -79,7 +81,7 @@ LOW = [f"low{number}" for number in range(5)]
 def test_launched_and_unfinished_jobs_are_bounded(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], bound: int | None
 ) -> None:
-    """Each is a launch of its own then, and every frame comes through."""
+    """Each job is then a separate launch, and every frame has a result."""
     launches = Launches(gpu, 2e-3 if bound else 0.05)
     tasks = [launches.task("high", priority=1), *map(launches.task, LOW)]
     engine = start(*tasks, workers=1, device=DEVICE, policy="priority", max_launched=bound, aging_ns=10**12)
@@ -101,7 +103,7 @@ def test_launched_and_unfinished_jobs_are_bounded(
 def test_a_more_important_frame_waits_for_no_launched_job(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is launched at once, all of its jobs in one, while as many others as there may be are unfinished."""
+    """It is launched at once, with all of its jobs, while the maximum number of other jobs is unfinished."""
     launches, endless, through = Launches(gpu, 1e-3), Launches(gpu, 1e3), threading.Event()
     synchronize = Event.synchronize
 

@@ -47,7 +47,7 @@ def test_queues_of_several_engines_are_paused_one_at_a_time(monkeypatch):
         waiting.start()
         assert alone.waits.wait(WAIT)
         assert after.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
-        assert after.get() is not None  # who only waits to hold its queue keeps nobody from it
+        assert after.get() is not None  # waiting for a pause does not block the queue
         after._running -= 1
         assert not entered.is_set()
     assert entered.wait(WAIT)

@@ -42,7 +42,7 @@ def test_the_newest_frame_replaces_an_older_one_which_is_counted(start, recorder
 
 
 def test_reading_statistics_delays_no_dnn(start, recorder, monkeypatch):
-    """They take milliseconds; what is asked for is the moment of asking."""
+    """Computing them takes milliseconds; the figures are those of the time of the call."""
     gate = Gate()
     percentiles = Percentiles.of
     monkeypatch.setattr(Percentiles, "of", lambda values: (gate(), percentiles(values))[1])
@@ -134,7 +134,7 @@ def test_repeated_failures_disable_a_dnn(start, recorder):
 
 
 def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
-    """One failure is enough then; a frame that comes through starts all over."""
+    """During a retry one failure disables it; a success resets the delays."""
     clock = FakeClock()
     broken = [True]
 
@@ -253,7 +253,7 @@ def test_invalid_arguments_are_named_in_the_error(recorder):
 
 
 def test_each_dnn_has_a_stream_of_its_priority_on_its_share(monkeypatch):
-    """Which one a worker asks the engine for; that CUDA obeys is for test/gpu."""
+    """Which stream a worker requests; that CUDA respects it is tested in test/gpu."""
     made = []
 
     def make_stream(device: torch.device, sms: int, priority: int) -> str:

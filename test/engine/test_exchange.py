@@ -72,7 +72,7 @@ def test_a_closed_queue_leaves_the_job_with_the_caller() -> None:
 
 
 def test_exchange_waits_while_the_queue_is_paused() -> None:
-    """A worker that would go on for ever still leaves room for a block in which no job runs."""
+    """A worker that always has a successor still makes way for a pause."""
     queue = JobQueue(Fifo(), FakeClock())
     queue.put(job(0))
     through = threading.Event()

@@ -57,7 +57,7 @@ def launch(queue: JobQueue, job: Job) -> None:
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
 @pytest.mark.parametrize("single_launch", [False, True])
 def test_a_frame_that_cannot_be_overtaken_is_one_launch(policy: str, single_launch: bool) -> None:
-    """Equals that wait behind it change nothing, however long they have waited."""
+    """Waiting frames of equal priority change nothing, however long they have waited."""
     clock = FakeClock()
     queue = JobQueue(make_policy(policy, 50), clock)
     launched: list[str] = []

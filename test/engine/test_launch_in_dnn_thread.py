@@ -47,7 +47,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 class Setup:
-    """One DNN's thread and a queue; in the workers' place is the test, which takes jobs when it wants to."""
+    """One DNN's thread and a queue; the test takes jobs in place of the workers."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[int, str]] = []
@@ -96,7 +96,7 @@ def setup() -> Iterator[Setup]:
 
 
 def test_with_an_idle_queue_the_dnn_launches_all_its_jobs(setup: Setup) -> None:
-    """One frame after another; nothing is left in the queue, and whoever wants it for himself gets it."""
+    """One frame after another; the queue stays empty and can be paused."""
     for value in range(3):
         setup.dnn.offer(on_device(value))
         setup.recorder.wait(lambda value=value: len(setup.recorder.results) == value + 1)
@@ -158,7 +158,7 @@ def test_dnns_do_not_launch_concurrently(setup: Setup) -> None:
 
 
 def test_a_worker_launches_while_the_dnn_has_results_to_decode(setup: Setup) -> None:
-    """So that a slow launch does not hold them up."""
+    """So that a slow launch does not delay them."""
 
     def offer_next(index: int) -> None:
         setup.on_job = lambda index: None
@@ -175,7 +175,7 @@ def test_a_worker_launches_while_the_dnn_has_results_to_decode(setup: Setup) -> 
 
 @pytest.mark.parametrize("priority", [-1, 0, 1])
 def test_jobs_arriving_during_a_launch_keep_their_order(setup: Setup, priority: int) -> None:
-    """A more important job comes before the frame's next ones, which go to the queue; an equal one comes after them."""
+    """A more important job runs before the frame's remaining ones, which are queued; an equal one after them."""
     other = setup.other(priority)
 
     def put_other(index: int) -> None:

@@ -55,7 +55,7 @@ def make_task(gpu: FakeGpu, name: str, cameras: list[str], job_s: float, single_
 @pytest.mark.parametrize("policy", ["fifo", "priority"])
 @pytest.mark.parametrize("single_launch", [False, True])
 def test_every_frame_of_every_camera_has_a_result(gpu: FakeGpu, policy: str, single_launch: bool) -> None:
-    """In a closed loop, several DNNs, cameras together: none is lost or mixed up, no event is read too early."""
+    """In a closed loop with several DNNs and cameras: no frame is lost or mixed up, no event is read too early."""
     cameras = [f"camera{number}" for number in range(6)]
     tasks = [
         make_task(gpu, "three", cameras[:3], 5e-5, single_launch),

@@ -18,7 +18,7 @@ AGING = 50
 
 
 def queue_jobs(policy: Policy, arrivals: list[tuple[int, int, int | None]]) -> list[int]:
-    """Queue jobs of (time, priority, deadline), all at hand before the first is taken; returns the order of leaving."""
+    """Queue jobs of (time, priority, deadline) before taking any; returns the order of taking."""
     clock = FakeClock()
     queue = JobQueue(policy, clock)
     for number, (at, priority, deadline) in enumerate(arrivals):
@@ -56,7 +56,7 @@ def test_edf_is_the_order_of_deadlines(jobs):
     st.data(),
 )  # fmt: skip
 def test_edf_with_known_times_prefers_less_slack(frames, data):
-    """frames: (arrival, deadline, times of the jobs). Slack at any moment: time until due less what is left to run."""
+    """frames: (arrival, deadline, times of the jobs). Slack: time until the deadline minus remaining time."""
     clock = FakeClock()
     queue = JobQueue(make_policy("edf", AGING), clock)
     slack = {}
@@ -109,7 +109,7 @@ def test_priority_overtakes_only_within_the_aging_time(jobs):
 
 
 def test_low_priority_is_served_under_a_flood_of_high_priority():
-    """High-priority jobs arrive faster than they are served, for ever; the low one still leaves in bounded time."""
+    """High-priority jobs arrive faster than they are served; the low one is still served in bounded time."""
     clock = FakeClock()
     queue = JobQueue(Priority(AGING), clock)
 
@@ -135,7 +135,7 @@ def test_aging_must_be_positive():
 
 
 class Watched:
-    """A policy that tells how many jobs have been queued so far."""
+    """A policy that counts the queued jobs."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 def with_whole(name: str, ran: list[str], hold: Callable[[], None] = lambda: None, **kwargs: object) -> DnnTask:
-    """A DNN of two jobs that is there as one network, too; notes which of them run."""
+    """A DNN of two jobs with single_launch; records which of them run."""
 
     def whole(carried: Tensors) -> Tensors:
         ran.append(f"{name} whole")
@@ -50,7 +50,7 @@ def test_a_single_dnn_runs_in_one_call(start, recorder) -> None:
 
 
 def test_a_queued_job_prevents_running_in_one_call(start, recorder) -> None:
-    """Three DNNs, one worker: while the first is held, two wait; the one that goes next sees the other."""
+    """Three DNNs, one worker: while the first runs, two wait; the next one sees the other waiting."""
     gate, ran = Gate(), []
     engine = start(*(with_whole(name, ran, gate) for name in "abc"), workers=1)
     offer(engine, "a")

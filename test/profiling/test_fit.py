@@ -68,7 +68,7 @@ def test_overload_is_attributed_to_the_heaviest_dnn_of_lowest_priority() -> None
 
 
 def test_shared_resources_are_a_limit() -> None:
-    """Two streams of a GPU that are half busy each, behind one lock."""
+    """Two half-busy streams of a GPU behind one lock."""
     pair = [demand("lane", 100, 5, shared_ms=4.0), demand("object", 50, 10, shared_ms=12.0, priority=1)]
     verdict = check_fit(pair, workers=2, gpu=True)
     assert verdict.breaks == ("lane",)

@@ -231,7 +231,7 @@ def test_a_wrong_name_is_named(name: str, task: Task | None, message: str) -> No
 
 
 def test_small_sets_are_shown_more_often_and_files_as_often_as_arrays(tmp_path: Path) -> None:
-    """Of twelve images of red and green, three of them of one set, a fifth at least comes from that."""
+    """Of twelve red and green images, three from one set: at least a fifth of the rows come from it."""
     class_folders(tmp_path)
     rows: Rows = opened(f"classes:{tmp_path}").part("train")
 

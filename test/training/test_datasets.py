@@ -102,7 +102,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
 
 
 class Killing(RenderSpec):
-    """Its first scene ends the process that renders it, as the system does when memory runs out."""
+    """Its first scene kills the rendering process, like the out-of-memory killer."""
 
     def scene(self, index: int) -> Scene:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -38,7 +38,7 @@ def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
     student.network.eval()
     with torch.no_grad():
         mine = student.loss(student.network(student.inputs(image)), {"boxes": boxes, "classes": classes})
-    # The library computes losses in training mode only: the switch of the whole, not of its layers.
+    # torchvision computes losses in training mode only: set on the detector, not on its layers.
     detector.training = True
     targets = [{"boxes": boxes[0, :1], "labels": classes[0, :1]}, {"boxes": boxes[1, :0], "labels": classes[1, :0]}]
     with torch.no_grad():

@@ -70,7 +70,7 @@ def run(
 
 
 class Killed(BaseException):
-    """As a signal would end the run, in the middle of an epoch."""
+    """Ends the run in the middle of an epoch, like a signal."""
 
 
 class DiesAt:
@@ -98,7 +98,7 @@ def test_it_learns_to_classify(optimizer: str) -> None:
 
 
 def test_averaged_statistics_fit_the_averaged_weights() -> None:
-    """Of a network that still moves fast: with its own statistics it answers as with those of the data."""
+    """For a network that changes fast: with these statistics it performs as with those of the data."""
     data = coloured().arrays["image"].float() / 255.0
     apart = []
 
@@ -170,7 +170,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run() -> None:
 
 
 def test_patience_ends_a_run_that_never_reaches_the_initial_score() -> None:
-    """It counts from the best of its own epochs: the way back up is not cut short."""
+    """Patience counts from the best of its own epochs, so that recovery is not cut short."""
     values = iter([0.9, 0.2, 0.5, 0.6, 0.6, 0.4, 0.3])  # of the weights it begins with, then of each epoch
     schedule = dataclasses.replace(SCHEDULE, patience=2)
     outcome = train(
