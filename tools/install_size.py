@@ -1,11 +1,11 @@
-"""Measure what an installation takes: megabytes on disk of serving and of each extra, and seconds that imports take.
+"""Measure the size of an installation: megabytes on disk of serving and of each extra, and import times.
 
-Run it in an environment that `make install` made, as it looks at what is installed there:
+Run it in an environment made by `make install`, whose packages it inspects:
 
     .venv/bin/python tools/install_size.py --before REVISION --output results/install_size.json
 
-REVISION is a git revision to compare with. Megabytes are 10^6 bytes of the files that pip installed. Import seconds are
-the sum that `python -X importtime` shows, the least of several processes: other load on the machine changes it least.
+REVISION is a git revision for comparison. Megabytes are 10^6 bytes of the files installed by pip. Import seconds are
+the sum reported by `python -X importtime`, minimum of several processes, which other load affects least.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "multi-dnn-ros"
-#: Import names of what the node must not import.
+#: Import names of libraries that the node must not import.
 OPTIONAL = ("matplotlib", "onnx", "onnx2torch", "pycocotools", "scipy", "sklearn", "tensorly", "torchmetrics")
 _CLI = "import sys; from multi_dnn_ros.cli.main import main; sys.exit(main({}))"
 _NODE = """
@@ -41,7 +41,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 settings = read_params_file(config_file("multi_dnn.yaml")).model_dump()
 build(NodeConfig.model_validate({**settings, "device": "cpu", "dnns": {"lane": settings["dnns"]["lane"]}}))
 """
-#: What is run to count its imports; in the commands, FOLDER is a folder that is thrown away.
+#: Code whose imports are measured; FOLDER is a temporary folder.
 RUNS = {
     "multi-dnn --help": _CLI.format(["--help"]),
     "multi-dnn camera --help": _CLI.format(["camera", "--help"]),
@@ -50,7 +50,7 @@ RUNS = {
     "multi-dnn decompose": _CLI.format(["decompose", "builtin:lane", "--output", "FOLDER/lane.safetensors"]),
 }
 _TORCH = "import torch, torchvision"
-#: The modules that are imported of each extra.
+#: The imported modules of each extra.
 IMPORTS = {
     "offline": "scipy.optimize, sklearn.ensemble, sklearn.tree, tensorly.decomposition, pycocotools.cocoeval",
     "onnx": "onnx, onnx2torch",

@@ -1,7 +1,7 @@
-"""Decompression that stops at a limit: a few kilobytes of a hostile recording can stand for terabytes.
+"""Bounded decompression: a few kilobytes of a hostile recording may decompress to terabytes.
 
-The rosbags library inflates all there is before it looks at the size that was claimed, and offers no hook; importing
-this module puts the bounded functions in the place of its own.
+The rosbags library decompresses everything before it checks the claimed size, and offers no hook. Importing this module
+replaces its functions by bounded ones.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-#: A chunk or message that claims more than this is damage, not data: recorders write chunks of about a MiB, a camera
-#: image at most some tens of MiB more.
+#: Maximum claimed size of a chunk or message; more is treated as damage. Recorders write chunks of about a MiB, plus at
+#: most some tens of MiB for a camera image.
 MAX_CHUNK_BYTES = 1 << 30
-#: A storage file compressed as a whole goes to the disk: up to so many times its size, or this size if that is more.
+#: Limit for a storage file compressed as a whole, which is written to the disk: a multiple of its size, or this size if
+#: that is more.
 _MAX_FILE_RATIO = 100
 _MIN_FILE_LIMIT_BYTES = 1 << 30
-#: What the decompressors raise for bytes that are no such frame.
+#: Errors of the decompressors on invalid data.
 DECOMPRESSION_ERRORS = (zstd.ZstdError, RuntimeError, EOFError)
 
 
 class TooLargeError(ValueError):
-    """Compressed data holds more than it claims, or claims more than is allowed."""
+    """Compressed data is larger than it claims, or claims more than is allowed."""
 
 
 def decompress_chunk(packed: bytes, size: int, compression: str) -> bytes:
-    """A chunk's records, at most `size` bytes, which is what its header claims.
+    """A chunk's records, at most `size` bytes, as claimed in its header.
 
     compression: `zstd`, `lz4`, or empty for none. Raises TooLargeError, and DECOMPRESSION_ERRORS for damaged data.
     """
@@ -52,7 +53,7 @@ def decompress_chunk(packed: bytes, size: int, compression: str) -> bytes:
 
 
 def decompress_prefix(packed: bytes, size: int, compression: str) -> bytes:
-    """As :func:`decompress_chunk` for data that is cut short: as much of it as there is."""
+    """As :func:`decompress_chunk` for truncated data: as much as is available."""
     if size > MAX_CHUNK_BYTES:
         raise TooLargeError(f"chunk claims {size} bytes; allowed: at most {MAX_CHUNK_BYTES}")
     if compression == "zstd":
@@ -63,12 +64,12 @@ def decompress_prefix(packed: bytes, size: int, compression: str) -> bytes:
 
 
 def decompress_message(packed: bytes) -> bytes:
-    """A message that a recorder compressed by itself (zstd)."""
+    """A message that a recorder compressed individually (zstd)."""
     return _decompress(zstd.ZstdDecompressor(), packed, MAX_CHUNK_BYTES)
 
 
 class BoundedFile:
-    """A storage file compressed as a whole (zstd), read in pieces until its limit; a context manager."""
+    """A storage file compressed as a whole (zstd), read incrementally up to its limit; a context manager."""
 
     def __init__(self, file: BinaryIO, mode: str) -> None:
         if mode != "rb":
@@ -79,7 +80,7 @@ class BoundedFile:
         self._file = zstd.ZstdFile(file, "rb")
 
     def read(self, size: int = -1) -> bytes:
-        """At most `size` bytes, none at the end; TooLargeError when the limit is passed."""
+        """At most `size` bytes, none at the end. Raises TooLargeError above the limit."""
         data: bytes = self._file.read(size if size > 0 else 1 << 20)
         self._left -= len(data)
         if self._left < 0:
@@ -104,7 +105,7 @@ def _decompress(
     return data
 
 
-def _bound_rosbags() -> None:
+def _patch_rosbags() -> None:
     library: Any = rosbags.rosbag2
     library.storage_mcap.DECOMPRESSORS = {
         name: partial(decompress_chunk, compression=name) for name in ("", "lz4", "zstd")
@@ -112,4 +113,4 @@ def _bound_rosbags() -> None:
     library.reader.zstd = SimpleNamespace(decompress=decompress_message, open=BoundedFile)
 
 
-_bound_rosbags()
+_patch_rosbags()

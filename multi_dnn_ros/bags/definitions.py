@@ -25,19 +25,19 @@ _BOUNDED_STRING = re.compile(r"string<(?P<bound>\d+)>$")
 
 @functools.cache
 def definition(msgtype: str) -> tuple[str, str]:
-    """The .msg text with those of its nested types behind it, and the RIHS01 type hash.
+    """The .msg text followed by those of its nested types, and the RIHS01 type hash.
 
-    Raises LookupError: there is no such type here.
+    Raises LookupError if the type is not installed.
     """
     store = _typestore(msgtype)
     return store.generate_msgdef(msgtype, ros_version=2)[0], store.hash_rihs01(msgtype)
 
 
 def canonical(msgtype: str, data: bytes) -> bytes:
-    """The CDR bytes of a message, with its fields one after another and zeros in between.
+    """The CDR bytes of a message with zeros as padding.
 
-    Middlewares differ: Fast DDS leaves what its memory held before in the gaps that alignment makes, so that equal
-    messages have different bytes from one run to the next. Raises LookupError: there is no such type here.
+    Middlewares differ: Fast DDS leaves uninitialized memory in the alignment gaps, so equal messages have different
+    bytes in each run. Raises LookupError if the type is not installed.
     """
     store = _typestore(msgtype)
     return bytes(store.serialize_cdr(store.deserialize_cdr(data, msgtype), msgtype))
@@ -45,7 +45,7 @@ def canonical(msgtype: str, data: bytes) -> bytes:
 
 @functools.cache
 def _typestore(msgtype: str) -> Typestore:
-    """A message type and those nested in it."""
+    """A type store with a message type and those nested in it."""
     store = Typestore()
     pending = [msgtype]
     texts: dict[str, str] = {}

@@ -20,7 +20,7 @@ _INDEX_ENTRY_BYTES = 16
 
 
 class McapDamage(ValueError):
-    """Bytes that are not what they should be; the message says what is wrong."""
+    """Invalid bytes; the message says what is wrong."""
 
 
 class McapChannel(NamedTuple):
@@ -40,22 +40,22 @@ class McapMessage(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The head of a chunk, and its records as they are stored. stored_bytes: what the chunk claims of them."""
+    """The header of a chunk, and its records as stored. stored_bytes: their size according to the chunk."""
 
-    inflated_bytes: int
+    decompressed_bytes: int
     checksum: int
     compression: str
     stored_bytes: int
     stored: bytes
 
     def records(self) -> bytes:
-        """The records, inflated and checked. Raises McapDamage."""
+        """The records, decompressed and verified. Raises McapDamage."""
         try:
-            data = decompress_chunk(self.stored, self.inflated_bytes, self.compression)
+            data = decompress_chunk(self.stored, self.decompressed_bytes, self.compression)
         except (TooLargeError, *DECOMPRESSION_ERRORS) as error:
             raise McapDamage(str(error)) from error
-        if len(data) != self.inflated_bytes:
-            raise McapDamage(f"holds {len(data)} bytes instead of {self.inflated_bytes}")
+        if len(data) != self.decompressed_bytes:
+            raise McapDamage(f"holds {len(data)} bytes instead of {self.decompressed_bytes}")
         if self.checksum and crc32(data) != self.checksum:
             raise McapDamage(f"checksum is {crc32(data):08x} instead of {self.checksum:08x}")
         return data
@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
     def first_records(self) -> bytes:
         """Of a truncated chunk: the records that can be decompressed; they cannot be verified."""
         try:
-            return decompress_prefix(self.stored, self.inflated_bytes, self.compression)
+            return decompress_prefix(self.stored, self.decompressed_bytes, self.compression)
         except (TooLargeError, *DECOMPRESSION_ERRORS):
             return b""
 

@@ -114,7 +114,7 @@ class BagWriter(AtomicWriter):
             return
         try:
             self._writer.close()
-            if self.path.exists():  # made by somebody else meanwhile; a rename would go into it or fail half-way
+            if self.path.exists():  # created by another process meanwhile; a rename would fail or move into it
                 raise BagError(f"{self.path} exists already; nothing is overwritten")
             self.partial.rename(self.path)
         except _WRITE_ERRORS as error:

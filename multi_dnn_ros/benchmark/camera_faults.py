@@ -116,13 +116,9 @@ def camera_fault_table(figures: Mapping[str, Any]) -> str:
         ]
         for name, phase in figures["phases"].items()
     ]
-    header = [f"{BROKEN} is", "others: Hz a stream", "p50 ms", "p95 ms", "of all well", "noticed"]
+    header = [f"{BROKEN} is", "others: Hz per stream", "p50 ms", "p95 ms", "of all well", "noticed"]
     exact = all(of["exact"] for of in figures["accounts"].values())
-    problems = [
-        f"\
-FAILED: {problem}"
-        for problem in camera_fault_problems(figures["phases"], figures["seconds"])
-    ]
+    problems = [f"\nFAILED: {problem}" for problem in camera_fault_problems(figures["phases"], figures["seconds"])]
     return table(header, rows) + f"\naccounts: {'exact' if exact else 'DO NOT ADD UP'}" + "".join(problems)
 
 

@@ -96,7 +96,7 @@ class HostTraffic:
             if figures.published:
                 counts["published"] = figures.published
             if seen != counts:
-                found.append(f"{dnn} on {camera}: counted {counts}, told of {seen}")
+                found.append(f"{dnn} on {camera}: counted {counts}, reported {seen}")
         return found
 
     def gap_ms(self, dnn: str) -> float:

@@ -245,7 +245,7 @@ def load_problems(figures: Mapping[str, Any]) -> list[str]:
     problems += [f"{name}: the accounts do not add up" for name, of in figures["accounts"].items() if not of["exact"]]
     flood = figures["flood_ratio"]
     if flood is not None and flood < 4.0 and figures["cameras"][FLOODED]["rate_hz"] < _FASTEST_HZ:
-        problems.append(f"{FLOODED} sent {flood:.1f} times what was served; required: at least 4")
+        problems.append(f"{FLOODED} sent {flood:.1f} times its served rate; required: at least 4")
     if flood is not None and figures["fairness"]["least_of_share"] < 0.8:
         problems.append(
             f"a camera got {figures['fairness']['least_of_share']:.0%} of its share; required: at least 80 %"
@@ -280,7 +280,7 @@ def load_table(figures: Mapping[str, Any]) -> str:
         f"resident memory after that window: {memory['growth']:+.2%} of {memory['second_window_bytes'] >> 20} MiB",
         f"the node kept {figures['cpu_cores']['p50']:.2f} CPU cores busy"
         + (f", the GPU {figures['gpu']['busy_mean']:.0%} of the time" if figures["gpu"] else ""),
-        *([f"{FLOODED} sent {figures['flood_ratio']:.1f} times what was served"] if figures["flood_ratio"] else []),
+        *([f"{FLOODED} sent {figures['flood_ratio']:.1f} times its served rate"] if figures["flood_ratio"] else []),
         *(f"FAILED: {problem}" for problem in load_problems(figures)),
     ]
     return "\n".join(lines)

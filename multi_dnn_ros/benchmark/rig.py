@@ -234,11 +234,11 @@ class Rig:
 
     def spin(self, seconds: float, progress: Callable[[float], object] = lambda seconds: None) -> None:
         """Observe for `seconds`. progress: called with the seconds since its last call."""
-        end, told = time.monotonic() + seconds, time.monotonic()
+        end, last_s = time.monotonic() + seconds, time.monotonic()
         while (now := time.monotonic()) < end:
             self._once(min(0.1, end - now))
-            progress(time.monotonic() - told)
-            told = time.monotonic()
+            progress(time.monotonic() - last_s)
+            last_s = time.monotonic()
 
     def until(self, condition: Callable[[], object], limit_s: float) -> bool:
         """Observe until the condition holds; False on timeout."""

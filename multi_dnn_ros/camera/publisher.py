@@ -69,9 +69,9 @@ class CameraPublisher:
         return str(self._images.topic_name)
 
     def wait_for_subscribers(self, count: int, timeout_s: float, running: Callable[[], bool] = lambda: True) -> None:
-        """Wait until `count` subscriptions listen to the pictures, and one to each truth topic if it is published.
+        """Wait for `count` subscriptions to the images, and one to each published truth topic.
 
-        0: wait for nobody. Raises TimeoutError, which names the topic that nobody listens to.
+        0: do not wait. Raises TimeoutError that names the topic without enough subscriptions.
         """
         if count == 0:
             return
@@ -123,7 +123,7 @@ class CameraPublisher:
     def _publish_recorded(self, recorded: Recorded, stamp_ns: int | None) -> bool:
         try:
             message = deserialize_message(recorded.data, _MESSAGES[recorded.msgtype])
-        except Exception:  # whatever rclpy's C code or ours raises for damaged bytes
+        except Exception:  # deserialization raises arbitrary errors for damaged bytes
             return False
         if stamp_ns is not None:
             message.header.stamp = _time(stamp_ns)

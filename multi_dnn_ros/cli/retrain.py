@@ -108,10 +108,10 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--checkpoint", args.checkpoint)
         if args.checkpoint.absolute() == args.output.absolute():
             raise UsageError(f"--checkpoint and --output are both {args.output}; they are two files")
-    pupil = read_trainable(args, args.model, smoothing=args.label_smoothing)
-    check_output(args.output, args.model, pupil.source)
+    student = read_trainable(args, args.model, smoothing=args.label_smoothing)
+    check_output(args.output, args.model, student.source)
     teacher = read_trainable(args, args.teacher) if args.teacher else None
-    sets = read_data(args, pupil)
+    sets = read_data(args, student)
     schedule = Schedule(
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
         patience=args.patience, precision=args.precision, seed=args.seed, mix=args.mix,
@@ -124,42 +124,44 @@ def run(args: argparse.Namespace) -> int:
                 print(text, file=sys.stderr)
 
         result = retrain(
-            pupil, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
+            student, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
             teacher_weight=args.teacher_weight, checkpoint=args.checkpoint,
             checkpoint_every=args.checkpoint_every, progress=not args.quiet, say=say,
         )  # fmt: skip
         chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight)
     if first:
-        _write(args, pupil, sets[0].labels, {**chosen, **result.provenance()})
+        _write(args, student, sets[0].labels, {**chosen, **result.provenance()})
         _print(result, args.output)
     return 0
 
 
-def _write(args: argparse.Namespace, pupil: Trainable, labels: tuple[str, ...], training: dict[str, Any]) -> None:
+def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...], training: dict[str, Any]) -> None:
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.artifact import Description, save_artifact
 
-    before = pupil.source.description
+    before = student.source.description
     own: dict[str, Any] = {**provenance(), "training": training}
     own["source"] = {"model": args.model, "weights": args.weights, **(
         {"provenance": before.provenance} if before is not None else {}
     )}  # fmt: skip
     description = Description(
-        model=origin(args.model, pupil.source),
+        model=origin(args.model, student.source),
         num_classes=before.num_classes if before is not None else args.num_classes,
-        input_size=pupil.size,
-        labels=labels if pupil.task == "classes" else pupil.labels,
+        input_size=student.size,
+        labels=labels if student.task == "classes" else student.labels,
         plan=dict(before.plan) if before is not None else {},
         provenance=own,
     )
-    save_artifact(args.output, pupil.source.module.eval() if _has_modes(pupil) else pupil.source.module, description)
+    save_artifact(
+        args.output, student.source.module.eval() if _has_modes(student) else student.source.module, description
+    )
 
 
-def _has_modes(pupil: Trainable) -> bool:
+def _has_modes(student: Trainable) -> bool:
     """Exported programs refuse eval(): what they compute was fixed when they were exported."""
     from torch import fx
 
-    return not isinstance(pupil.source.module, fx.GraphModule)
+    return not isinstance(student.source.module, fx.GraphModule)
 
 
 def _print(result: Result, output: Path) -> None:

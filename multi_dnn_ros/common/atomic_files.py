@@ -23,16 +23,16 @@ def atomic_write(path: Path, *, to_disk: bool = False) -> Iterator[Path]:
     file is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        yield beside
+        yield temporary
         if to_disk:
-            with beside.open("rb") as file:
+            with temporary.open("rb") as file:
                 os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 class AtomicWriter(ABC):

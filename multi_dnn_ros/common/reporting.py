@@ -61,14 +61,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. Parent folders are created."""
-    with atomic_write(path) as beside:
-        beside.write_text(text, encoding="utf-8")
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_figure(path: Path, figure: Figure) -> None:
     """Write a PNG atomically."""
-    with atomic_write(path) as beside:
-        figure.savefig(beside, dpi=120, format="png")
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=120, format="png")
 
 
 def with_change(value: float | None, first: float | None, digits: int = 3) -> str:

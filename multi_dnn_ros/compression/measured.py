@@ -135,7 +135,7 @@ class Measured:
                 return choices
             worst = max(slower, key=lambda time: time.ratio)
             reason = (
-                f"given back: with {worst.layers} decomposed layers and {worst.instances} at once the network took "
+                f"restored: with {worst.layers} decomposed layers and {worst.instances} at once the network took "
                 f"{worst.decomposed_ms:.4f} ms against {worst.original_ms:.4f} ms"
             )
             least_first = sorted(plans, key=lambda name: gains.get(name, 0.0))

@@ -1,4 +1,4 @@
-"""The package's DNNs and what decomposition made of them, on the same road one after the other, side by side."""
+"""Compares the package's original and decomposed DNNs on the same generated road."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from multi_dnn_ros.demo.run import Demo, check_output
 from multi_dnn_ros.models.sources import load_network, weights_file
 from multi_dnn_ros.settings.params_file import read_params_file
 
-#: The sets of DNNs that the package brings -> the parameters that run them.
+#: The package's sets of DNNs -> their parameter files.
 SETS = {"original": "multi_dnn.yaml", "decomposed": "multi_dnn_small.yaml"}
 _SCORES = {"lane_f1": "lane F1", "map50": "mAP@0.5"}
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One DNN of one set. scores: of those in the summary that it has. p50_ms, p95_ms: None without a result."""
+    """One DNN of one set. scores: as far as in the summary. p50_ms, p95_ms: None without a result."""
 
     model: str
     macs: int
@@ -35,11 +35,11 @@ class Figures:
 
 
 def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
-    """`demo` with the original DNNs, then with the decomposed ones, into its folder and the folder in it named
-    ``decomposed``; a table of both at the end. The exit code: 1 if a DNN published nothing.
+    """Run `demo` with the original DNNs, then with the decomposed ones, into its folder and the subfolder
+    ``decomposed``; print a table of both. Returns the exit code: 1 if a DNN published nothing.
 
-    Two drives, not two nodes at once: each set has the machine for itself. run: a stand-in for tests. Raises what
-    Demo.run raises, and models.dnn.ModelError.
+    The drives run one after another, so that each set has the machine to itself. run: a replacement for tests. Raises
+    what Demo.run raises, and models.errors.ModelError.
     """
     folders = {"original": demo.output, "decomposed": demo.output / "decomposed"}
     for folder in folders.values():
@@ -57,14 +57,14 @@ def run_both(demo: Demo, run: Callable[[Demo], Outcome] = Demo.run) -> int:
         **{name: {dnn: vars(each) for dnn, each in of_set.items()} for name, of_set in figures.items()},
     }
     write_json(demo.output / "comparison.json", content)
-    print(f"\nboth on the same road, {demo.seconds:g} s each; differences are against the original:")
+    print(f"\nboth on the same road, {demo.seconds:g} s each; differences are relative to the original:")
     print(comparison_table(figures["original"], figures["decomposed"]))
     print(f"written to {demo.output / 'comparison.json'}")
     return max(outcome.exit_code for outcome in outcomes)
 
 
 def networks_of(params_file: Path) -> dict[str, Figures]:
-    """What is known of each DNN before it drives. models.dnn.ModelError where one cannot be loaded."""
+    """Static figures of each DNN. Raises ModelError if one cannot be loaded."""
     figures = {}
     for name, settings in read_params_file(params_file).dnns.items():
         source = load_network(settings.model)
@@ -79,7 +79,7 @@ def networks_of(params_file: Path) -> dict[str, Figures]:
 
 
 def driven(networks: Mapping[str, Figures], summary: Mapping[str, Any]) -> dict[str, Figures]:
-    """`networks` with what a drive showed. summary: of that drive."""
+    """`networks` with the figures of a drive. summary: of that drive."""
     figures = {}
     for name, network in networks.items():
         found = summary["dnns"][name]
@@ -90,7 +90,7 @@ def driven(networks: Mapping[str, Figures], summary: Mapping[str, Any]) -> dict[
 
 
 def comparison_table(originals: Mapping[str, Figures], others: Mapping[str, Figures]) -> str:
-    """Two rows a DNN; the second with its differences from the first."""
+    """Two rows per DNN; the second with its differences from the first."""
     rows = []
     for dnn, first in originals.items():
         for own in (first, others[dnn]):

@@ -1,4 +1,4 @@
-"""Figures of a demo: rate and latency of each DNN, its score against the known truth, its drops."""
+"""Figures of a demo: rate, latency, drops, and score against the known truth, by DNN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multi_dnn_ros.demo.moments import Moment
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.vision.results import Detections, Lanes
 
-#: Intersection over union from which a found box is the true one.
+#: Minimum intersection over union of a detected box and a true box to match.
 _SAME_BOX = 0.5
 
 
@@ -43,7 +43,7 @@ class DnnFigures:
             self.truths.append(_of_classes(moment.truth, self.labels))
 
     def summary(self) -> dict[str, Any]:
-        """Rate from the stamps of the frames answered; latency from the stamp to the receipt; scores."""
+        """Rate from the stamps of the frames with results; latency from stamp to receipt; scores."""
         summary: dict[str, Any] = {"frames": len(self.stamps_ns)}
         if len(self.stamps_ns) > 1:
             span_s = (max(self.stamps_ns) - min(self.stamps_ns)) / 1e9
@@ -59,9 +59,9 @@ class DnnFigures:
 
 
 def quality(moment: Moment, labels: Mapping[str, Sequence[str]]) -> float:
-    """How well a frame shows what the DNNs can do: true boxes found count for it, false and missed ones against it.
+    """How well a frame shows the DNNs' abilities: matched true boxes count for it, false and missed ones against it.
 
-    labels: of each detecting DNN. 0 unless every DNN answered.
+    labels: of each detecting DNN. 0 unless every DNN has a result.
     """
     if moment.truth is None or any(dnn not in moment.answers for dnn in labels):
         return 0.0
@@ -79,7 +79,7 @@ def quality(moment: Moment, labels: Mapping[str, Sequence[str]]) -> float:
 
 
 def last_statuses(messages: Iterable[Any], node: str) -> dict[str, dict[str, Any]]:
-    """The newest diagnostics of each task of `node`, from DiagnosticArrays in order."""
+    """The latest diagnostics of each task of `node`, from DiagnosticArrays in order."""
     statuses: dict[str, dict[str, Any]] = {}
     for message in messages:
         for status in message.status:
@@ -95,7 +95,7 @@ def last_statuses(messages: Iterable[Any], node: str) -> dict[str, dict[str, Any
 
 
 def accounts(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Offered, published, pending and drops by reason out of a stream's diagnostics."""
+    """Offered, published, pending and drops by reason, from a stream's diagnostics."""
     values = status["values"]
     dropped = {
         match[1]: int(value)
@@ -111,7 +111,7 @@ def _of_classes(truth: Detections, labels: Sequence[str]) -> Truth:
 
 
 def _matched(found: Detections, truth: Truth) -> int:
-    """True boxes that a found box of their class covers."""
+    """True boxes matched by a detected box of their class."""
     if not len(found) or not len(truth.boxes):
         return 0
     low = np.maximum(found.boxes[:, None, :2], truth.boxes[None, :, :2])

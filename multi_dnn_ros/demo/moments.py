@@ -1,4 +1,4 @@
-"""What a recording of the demo holds about each frame, put together by the frame's stamp."""
+"""The recorded messages of a demo, grouped by frame stamp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_PIXELS = 1 << 24
 class Stream:
     """The topics of one DNN: `detections`, or `mask` and `points`. kind: of its results.
 
-    labels: the classes of its detections that are looked at. label_info: topic of its class names.
+    labels: the evaluated classes of its detections. label_info: topic of its class names.
     """
 
     dnn: str
@@ -36,7 +36,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class CameraTopics:
-    """Where a recording has the pictures (a CompressedImage topic) and the truth.
+    """Topics of a recording with the images (a CompressedImage topic) and the truth.
 
     truth_labels: class names of the true detections by number.
     """
@@ -49,7 +49,7 @@ class CameraTopics:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a DNN said about a frame. latency_ms: from the header's stamp to the receipt."""
+    """Result of a DNN for a frame. latency_ms: from the header's stamp to the receipt."""
 
     output: Decoded
     latency_ms: float
@@ -57,7 +57,7 @@ class Answer:
 
 @dataclass
 class Moment:
-    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. answers: by DNN; some may miss."""
+    """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. answers: by DNN; some may be missing."""
 
     stamp_ns: int
     image: npt.NDArray[np.uint8] | None = None
@@ -67,14 +67,14 @@ class Moment:
 
 
 def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], window: int = 50) -> Iterator[Moment]:
-    """Every frame whose picture was recorded, by stamp.
+    """Every frame with a recorded image, by stamp.
 
-    window: frames that are held while their answers come in; an answer that comes later than that is lost.
+    window: number of frames kept while results arrive; a later result is lost.
     """
     readers = {camera.image: "image", camera.truth_detections: "truth", camera.truth_lane_mask: "lane_mask"}
     by_topic = {topic: (stream, name) for stream in streams for name, topic in stream.topics.items()}
     held: dict[int, Moment] = {}
-    masks: dict[tuple[str, int], Any] = {}  # of a lane DNN: the part that came first
+    masks: dict[tuple[str, int], Any] = {}  # of a lane DNN: the part that arrived first
     names = recorded_class_names(bag, [stream.label_info for stream in streams if stream.label_info])
     true_names = {str(number): name for number, name in enumerate(camera.truth_labels)}
     for recorded in bag.messages([topic for topic in (*readers, *by_topic) if topic in bag.topics]):
@@ -110,7 +110,7 @@ def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], win
 
 
 def recorded_class_names(bag: BagReader, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Class names by class_id, of each LabelInfo topic that the recording has messages of."""
+    """Class names by class_id, of each LabelInfo topic with recorded messages."""
     names = {}
     for recorded in bag.messages([topic for topic in topics if topic in bag.topics]):
         names[recorded.topic] = class_names(deserialize_message(recorded.data, message_class(recorded.msgtype)))
@@ -118,9 +118,9 @@ def recorded_class_names(bag: BagReader, topics: Sequence[str]) -> dict[str, dic
 
 
 def detections(message: Any, labels: Sequence[str], names: Mapping[str, str]) -> Detections:
-    """A Detection2DArray as detections; classes that are not in `labels` are left out.
+    """Convert a Detection2DArray; classes that are not in `labels` are skipped.
 
-    names: class names by class_id, as in the DNN's LabelInfo. KeyError: a class_id that is not in it.
+    names: class names by class_id, as in the DNN's LabelInfo. Raises KeyError for another class_id.
     """
     rows = []
     for found in message.detections:

@@ -1,4 +1,4 @@
-"""Records topics into a bag as they arrive: the recording time is the time of receipt."""
+"""Records topics into a bag as messages arrive; the recording time is the time of receipt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.camera.messages import CameraFormat, image_message
 from multi_dnn_ros.ros.qos import LATCHED
 from multi_dnn_ros.vision.image_decoding import decode_image
 
-#: Reliable, and deep enough that nothing is lost while a big message is being written.
+#: Reliable, with enough depth that nothing is lost while a large message is written.
 _QOS = QoSProfile(depth=50)
 _MAX_PIXELS = 1 << 24
 
@@ -27,11 +27,11 @@ _MAX_PIXELS = 1 << 24
 class Recorder:
     """Subscribes to `topics` (name to type) and writes every message.
 
-    compress: image topics that are written as JPEG on ``<topic>/compressed``, a tenth of the size.
-    watch: a topic whose newest message is kept in :attr:`watched` and does not count as activity.
-    latched: topics whose publishers keep their last message for late subscribers.
+    compress: image topics to write as JPEG on ``<topic>/compressed``, a tenth of the size. watch: a topic whose latest
+    message is stored in :attr:`watched` and does not count as activity. latched: topics whose publishers keep their
+    last message for late subscribers.
 
-    For one thread: spin the node with a single-threaded executor.
+    Single-threaded: spin the node with a single-threaded executor.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From the recording of a demo to its table, pictures and JSON files."""
+"""From the recording of a demo to its table, images and JSON files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 
-#: A DNN that dropped a frame is drawn with what it last found, for so long.
+#: How long the last result of a DNN is drawn on frames that it dropped.
 _HELD_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Course:
-    """What was recorded where. settings: of the drive, for the summary."""
+    """Locations of the recorded data. settings: of the drive, for the summary."""
 
     output: Path
     node: str
@@ -40,7 +40,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Outcome:
-    """summary: what summary.json holds. silent: DNNs that published nothing."""
+    """summary: content of summary.json. silent: DNNs that published nothing."""
 
     summary: Mapping[str, Any]
     silent: tuple[str, ...]
@@ -83,7 +83,7 @@ def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> Ou
 
 
 def _go_through(course: Course) -> dict[str, DnnFigures]:
-    """Score and draw frame after frame; only a few of them are in memory at once."""
+    """Score and draw the frames one by one; only a few of them are in memory at once."""
     figures = {stream.dnn: DnnFigures(stream.labels) for stream in course.streams}
     labels = {stream.dnn: stream.labels for stream in course.streams}
     kinds = {stream.dnn: stream.kind for stream in course.streams}
@@ -119,7 +119,7 @@ def _drawn(
 
 
 def _diagnostics(course: Course) -> tuple[tuple[list[dict[str, Any]], dict[str, dict[str, Any]]], dict[str, int]]:
-    """The node's diagnostics, all and the last of each task; and the number of messages on each topic."""
+    """All diagnostics of the node, and the last of each task; and the number of messages per topic."""
     with BagReader(course.output / "bag") as bag:
         counts = {name: topic.count for name, topic in bag.topics.items()}
         messages = [deserialize_message(m.data, DiagnosticArray) for m in bag.messages([course.diagnostics])]

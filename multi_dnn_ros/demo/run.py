@@ -37,9 +37,9 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 NODE = "/multi_dnn"
 DIAGNOSTICS = "/diagnostics"
 _PEDESTRIANS = ("pedestrian",)
-#: Longest wait for the node to load and the road to be drawn, on a slow machine.
+#: Time limit for loading the node and rendering the road, on a slow machine.
 _START_LIMIT_S = 600.0
-#: Longest wait for the results that are under way when the camera has ended.
+#: Time limit for the remaining results after the end of the camera.
 _FINISH_LIMIT_S = 10.0
 _MADE = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "comparison.json", "node.log", "camera.log")
 
@@ -48,7 +48,7 @@ _MADE = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "comp
 class Demo:
     """One drive with one node; see ``multi-dnn demo --help``.
 
-    params_file: the node's parameters. domain_id: None chooses one that is not in use here.
+    params_file: the node's parameters. domain_id: None: an unused one.
     """
 
     output: Path
@@ -62,7 +62,7 @@ class Demo:
     def run(self) -> Outcome:
         """Record, score, report.
 
-        Raises CommandError: a process failed; its log is named. UsageError, ParameterError: bad arguments.
+        Raises CommandError: a process failed; names its log. UsageError, ParameterError: bad arguments.
         """
         config = read_params_file(self.params_file)
         camera, settings = next(iter(config.cameras.items()))
@@ -100,7 +100,9 @@ class Demo:
         return report(course, peak_memory, ended_cleanly=clean)
 
     def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
-        """Run both processes to the end of the drive; the node's peak resident bytes, and whether it ended in time."""
+        """Run both processes to the end of the drive; returns the node's peak resident bytes, and whether it ended in
+        time.
+        """
         frames = max(1, round(self.seconds * self.rate_hz))
         drive = [
             *("camera", "scenes", "--camera", camera, "--topic", image, "--truth", "--prepare"),
@@ -135,7 +137,7 @@ class Demo:
 
 
 def _thresholds(config: NodeConfig) -> list[str]:
-    """Arguments that give the built-in DNNs, where nothing else is asked for, the threshold for generated roads."""
+    """Arguments that set the threshold for generated roads for built-in DNNs without a configured one."""
     own = [name for name, dnn in config.dnns.items() if is_builtin(dnn.model) and not dnn.score_threshold]
     pairs = [("-p", f"dnn.{name}.score_threshold:={GENERATED_ROAD_THRESHOLD}") for name in own]
     return ["--ros-args", *(word for pair in pairs for word in pair)] if pairs else []
@@ -162,7 +164,7 @@ def _watch_drive(
     streams: Sequence[Stream],
     bar: Any,
 ) -> None:
-    """Spin until the camera has ended; CommandError when a process fails or does not start."""
+    """Spin until the camera has ended. Raises CommandError if a process fails or does not start."""
     begin = time.monotonic()
     next_look = begin
     while source.exit_code() is None:
@@ -177,7 +179,7 @@ def _watch_drive(
         if problem := _configuration_problem(recorder.watched):
             raise _failed(node, problem)
         if not recorder.counts[image] and now - begin > _START_LIMIT_S:
-            raise CommandError(f"no picture after {_START_LIMIT_S:g} s; see {node.log} and {source.log}")
+            raise CommandError(f"no image after {_START_LIMIT_S:g} s; see {node.log} and {source.log}")
         if recorder.counts[image]:
             bar.set_description("driving", refresh=False)
         bar.set_postfix_str(
@@ -190,7 +192,7 @@ def _watch_drive(
 
 
 def _finish(executor: SingleThreadedExecutor, recorder: Recorder) -> None:
-    """Take in what is still under way: until all is quiet for a second, and the diagnostics have counted it."""
+    """Receive the remaining messages: until nothing arrives for a second, and the diagnostics have counted them."""
     deadline = time.monotonic() + _FINISH_LIMIT_S
     while time.monotonic() < deadline and time.monotonic() - recorder.last_s < 1.0:
         executor.spin_once(timeout_sec=0.1)
@@ -200,7 +202,7 @@ def _finish(executor: SingleThreadedExecutor, recorder: Recorder) -> None:
 
 
 def _configuration_problem(diagnostics: bytes | None) -> str:
-    """What the node says is wrong, if it has given up configuring."""
+    """The configuration error that the node reports, if any."""
     if diagnostics is None:
         return ""
     status = last_statuses([deserialize_message(diagnostics, DiagnosticArray)], NODE).get("node")
@@ -215,16 +217,16 @@ def _failed(child: Child, what: str) -> CommandError:
 
 
 def check_output(output: Path) -> None:
-    """UsageError where something lies in the way that no demo left there."""
+    """Raise UsageError if the folder holds anything that is not from an earlier demo."""
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output} is a file; expected a folder")
     bag = output / "bag"
     if bag.exists() and not (bag / "metadata.yaml").is_file():
-        raise UsageError(f"{bag} exists and is no recording of a demo; nothing is overwritten")
+        raise UsageError(f"{bag} exists and is not a recording of a demo; nothing is overwritten")
 
 
 def _clear(output: Path) -> None:
-    """Make the folder, or empty it of what an earlier demo left there."""
+    """Create the folder, or remove the files of an earlier demo."""
     check_output(output)
     bag = output / "bag"
     output.mkdir(parents=True, exist_ok=True)

@@ -204,7 +204,12 @@ class Engine:
 
     def _runner(self, *, waits: bool = False) -> Runner:
         return Runner(
-            self._queue, self._device, self.stream_of, self._observer, whole=self._may_run_in_one_call, waits=waits
+            self._queue,
+            self._device,
+            self.stream_of,
+            self._observer,
+            single_call=self._may_run_in_one_call,
+            waits=waits,
         )
 
     def _may_run_in_one_call(self, successor: Job) -> bool:

@@ -140,9 +140,9 @@ class Job:
             inference.carried = self._inputs(device)
             inference.pre_ns = now() - begin
             begin = now()
-        whole = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
-        if whole is not None and not self.is_last and may_continue(self.successor()):
-            inference.carried = whole(inference.carried)
+        single = inference.task.single_launch.get(inference.batch) if self.index == 0 else None
+        if single is not None and not self.is_last and may_continue(self.successor()):
+            inference.carried = single(inference.carried)
             self.index = len(inference.stages) - 1
         else:
             inference.carried = inference.stages[self.index](inference.carried)

@@ -8,7 +8,7 @@ from typing import Protocol
 class Observer(Protocol):
     """Called in the engine's threads; must be fast and must not raise.
 
-    A DNN may have several operations in progress; `began` and `ended` are called equally often.
+    A DNN may have several operations in progress. `began` and `ended` are called equally often.
     """
 
     def began(self, dnn: str) -> None:

@@ -24,7 +24,7 @@ class Runner:
 
     observer: told of each job. stream_of: shared by all threads; not called on a CPU.
     waits: on a GPU, whether to wait (sleeping) for the kernels of a job that may be overtaken, see JobQueue.
-    whole: whether a frame on a CPU runs as one call; called with its second job.
+    single_call: whether a frame on a CPU runs as one call; called with its second job.
     launch_ns: CPU time of the jobs that `try_run` ran.
     """
 
@@ -35,7 +35,7 @@ class Runner:
         stream_of: StreamOf,
         observer: Observer | None = None,
         *,
-        whole: Callable[[Job], bool] = lambda job: False,
+        single_call: Callable[[Job], bool] = lambda job: False,
         waits: bool = False,
     ) -> None:
         self._queue = queue
@@ -43,7 +43,7 @@ class Runner:
         # A blocking event sleeps; others occupy a core while the kernels run.
         self._finished = torch.cuda.Event(blocking=True) if waits else None
         self._device = device
-        self._whole = whole
+        self._single_call = single_call
         self._streams = Streams(stream_of, torch.cuda.set_stream) if device.type == "cuda" else None
         self.launch_ns = 0
 
@@ -81,7 +81,7 @@ class Runner:
             try:
                 dnn = name, inference.task.sms, inference.priority
                 stream = None if self._streams is None else self._streams.enter(dnn)
-                job.run(self._device, stream, self._whole if stream is None else self._queue.may_continue)
+                job.run(self._device, stream, self._single_call if stream is None else self._queue.may_continue)
                 if finished is not None:
                     finished.record(stream)
             except BaseException as error:  # whatever a DNN raises, this thread must continue

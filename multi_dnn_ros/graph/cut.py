@@ -89,10 +89,8 @@ def cut(
     return split(trace(module, example_inputs, fold_batch_norm=fold_batch_norm), jobs, costs=costs, limit_s=limit_s)
 
 
-def whole(layer: nn.Module) -> Stage:
-    """A module of one tensor, whose forward does not branch on values, as one stage; it is called as it is, not traced
-    into its operations.
-    """
+def untraced_stage(layer: nn.Module) -> Stage:
+    """A single-tensor module without value-dependent branches as one stage; called untraced."""
     parts = nn.Module()
     parts.layer = layer
     graph = fx.Graph()

@@ -34,16 +34,15 @@ class JobLength:
 
 
 def job_length(layers_s: Sequence[float], bound_s: float, launch_s: float) -> JobLength:
-    """The fewest jobs of which none takes longer than `bound_s`; few, because each has to be launched.
+    """The minimum number of jobs such that none takes longer than `bound_s`, because each launch has a cost.
 
-    layers_s: seconds of each layer, in order. launch_s: of a job, in which no layer runs yet; it counts towards the
-    bound. A layer that is longer than the bound is a job of its own. Raises ValueError for a bound that is not above 0,
-    or a negative time.
+    layers_s: seconds of each layer, in order. launch_s: launch cost of a job, which counts towards the bound. A layer
+    longer than the bound is a separate job. Raises ValueError for a bound that is not above 0, or a negative time.
     """
     if not bound_s > 0.0:
         raise ValueError(f"bound_s is {bound_s}; allowed: above 0")
     if launch_s < 0.0 or any(not seconds >= 0.0 for seconds in layers_s):
-        raise ValueError("a layer's or a launch's time is negative or no number")
+        raise ValueError("a layer's or a launch's time is negative or not a number")
     limit_s = max(0.0, bound_s - launch_s)
     wanted = fewest_runs(layers_s, limit_s)
     jobs = min(wanted, MOST_JOBS)

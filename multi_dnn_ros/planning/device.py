@@ -197,7 +197,7 @@ def _read(path: Path) -> dict[str, Limits]:
 def _write(path: Path, known: dict[str, Limits]) -> None:
     devices = {key: limits.model_dump() for key, limits in known.items()}
     try:
-        with atomic_write(path) as beside:
-            beside.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps({"format": _FORMAT, "devices": devices}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         log.warning("device limits are not kept: %s cannot be written: %s", path, error)

@@ -215,7 +215,7 @@ def _text(
     parts = []
     for name in breaks:
         of = by_name[name]
-        part = f"{name}: {ms_of[name]:.1f} ms a frame at {three_digits(of.hz)} Hz, {needs[name]:.0%} of a {unit}"
+        part = f"{name}: {ms_of[name]:.1f} ms per frame at {three_digits(of.hz)} Hz, {needs[name]:.0%} of a {unit}"
         if name in late and of.deadline_ms is not None:
             if of.wait_ms or of.batch > 1.0:
                 part += f", {of.latency_ms(ms_of[name]):.1f} ms from its arrival on"
@@ -230,11 +230,11 @@ def _text(
 
 def _advice(of: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
     if hz is None:
-        return f"{of.dnn}: no rate fits beside the others, which need {others} themselves"
+        return f"{of.dnn}: no rate fits besides the others, which need {others}"
     each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
     return (
         f"{of.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(of.hz)}, or "
-        f"{three_digits(free / of.hz * 1e3)} ms a frame instead of {three_digits(ms)} ({_cheaper(gpu)})"
+        f"{three_digits(free / of.hz * 1e3)} ms per frame instead of {three_digits(ms)} ({_cheaper(gpu)})"
     )
 
 

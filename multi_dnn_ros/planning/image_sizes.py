@@ -64,7 +64,7 @@ class Fit:
             return verdict
         width, height = self.cameras[unknown[0]].size
         whose = f"camera{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}"
-        return replace(verdict, text=f"{verdict.text} (images of {whose} taken to be {width} x {height})")
+        return replace(verdict, text=f"{verdict.text} (images of {whose} assumed to be {width} x {height})")
 
     def _at(self, demand: Demand, sizes: Mapping[str, Size], decode_ms: Mapping[str, float]) -> Demand:
         """The demand for these image sizes: preprocessing weighted by the cameras' rates; the longest decoding of any

@@ -1,4 +1,6 @@
-"""What a frame costs each DNN in the engine, alone and among the others; and whether offered frames are served."""
+"""Measures what a frame costs each DNN in the engine, alone and among the others, and the frames
+lost at given rates.
+"""
 
 from __future__ import annotations
 

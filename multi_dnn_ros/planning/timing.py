@@ -22,7 +22,7 @@ from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.atomic_files import atomic_write
 from multi_dnn_ros.common.reporting import cpu_model
 from multi_dnn_ros.common.resources import cache_folder
-from multi_dnn_ros.graph.cut import cut, whole
+from multi_dnn_ros.graph.cut import cut, untraced_stage
 from multi_dnn_ros.models.decomposed import SvdLinear, TuckerConv2d
 
 log = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ def _one_job(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> nn.Module:
     """
     own = copy.deepcopy(module)
     if isinstance(own, _LAYERS):
-        return whole(own.eval())
+        return untraced_stage(own.eval())
     for part in own.modules():
         part.training = False  # eval() raises for exported programs
     (job,) = cut(own, inputs, 1, fold_batch_norm=True)
@@ -224,8 +224,8 @@ class TimingCache:
         if self._path is None:
             return
         try:
-            with atomic_write(self._path) as beside:
-                beside.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
+            with atomic_write(self._path) as temporary:
+                temporary.write_text(json.dumps({"format": self._FORMAT, "ms": self._times}, indent=1) + "\n")
         except OSError as error:
             log.warning("timings are not kept: %s cannot be written: %s", self._path, error)
 

@@ -102,7 +102,7 @@ def closing_lines(profile: Profile) -> list[str]:
         f"{profile.closure - 1:+.1%} ({profile.whole.samples} rounds)",
         f"longest job {profile.imbalance:.2f} times the mean of {len(profile.jobs)}",
         f"{limits.name}: {limits.flops_per_s / 1e9:.1f} GFLOP/s, {limits.bytes_per_s / 1e9:.1f} GB/s; arithmetic is "
-        f"the limit above {limits.ridge:.1f} operations a byte",
+        f"the limit above {limits.ridge:.1f} operations per byte",
         *(f"warning: {warning}" for warning in profile.warnings),
     ]
 
@@ -141,7 +141,7 @@ def plot_roofline(path: Path, profile: Profile) -> None:
             )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("arithmetic operations a byte read or written")
+    axes.set_xlabel("arithmetic operations per byte read or written")
     axes.set_ylabel("GFLOP/s reached")
     axes.set_title(f"{profile.model}, {profile.backend}, {limits.name}", fontsize=9)
     axes.grid(True, which="major", color="#e4e4e4", linewidth=0.6)

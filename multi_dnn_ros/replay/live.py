@@ -52,14 +52,14 @@ class LiveReplayError(RuntimeError):
 class LiveReplay:
     """Publishes the frames of a recording to the node `remote` and collects its results.
 
-    Make it before the node is configured: its publishers and subscriptions are then known to the node when the node
-    makes its own, so that both sides are connected once :meth:`wait_connected` returns. An executor in another thread
-    must spin `node`.
+    Create it before the node is configured: the node then knows its publishers and subscriptions when it creates its
+    own, so that both sides are connected once :meth:`wait_connected` returns. An executor in another thread must spin
+    `node`.
 
-    rate: speed of the playback against the recording; slower DNNs slow it down.
-    arrival_timeout_s: a frame that the node has not received by then, or whose results have not come though the node
-    has published them, is lost; three consecutive ones of a camera end the replay. work_timeout_s: a DNN that takes
-    longer for a frame ends the replay.
+    rate: playback speed relative to the recording; slow DNNs reduce it.
+    arrival_timeout_s: a frame is lost if the node has not received it within this time, or if its published results
+    have not arrived; three consecutive losses of one camera end the replay. work_timeout_s: a DNN that takes longer for
+    a frame ends the replay.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class LiveReplay:
         with_input: bool = False,
         progress: Callable[[int], object] = lambda frames: None,
     ) -> Summary:
-        """Play `bag` and write the results into `writer`, which stays open: as Replay.run does, in the same order.
+        """Play `bag` and write the results into `writer`, which stays open; same order as Replay.run.
 
-        A node that ends, or does not go on, or that no frame reaches, and a callback that fails end the replay early:
+        The replay ends early if the node ends or stops responding, if frames do not reach it, or if a callback fails;
         :attr:`Summary.stopped` then says why.
         """
         summary = Summary()
@@ -181,7 +181,7 @@ class LiveReplay:
             return False
         try:
             image = deserialize_message(message.data, message_class(message.msgtype))
-        except Exception as error:  # whatever rclpy's C code or ours raises for damaged bytes
+        except Exception as error:  # deserialization raises arbitrary errors for damaged bytes
             self._drop(summary, camera, "bad_image", f"not a {message.msgtype}: {error}")
             return False
         with self._changed:

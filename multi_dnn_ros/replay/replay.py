@@ -145,7 +145,7 @@ class Replay:
         camera = self._camera_of[message.topic]
         try:
             image = deserialize_message(message.data, _CLASSES[message.msgtype])
-        except Exception as error:  # whatever rclpy's C code or ours raises for damaged bytes
+        except Exception as error:  # deserialization raises arbitrary errors for damaged bytes
             header = Header(stamp=nearest_time(message.stamp_ns))
             frame = Frame(camera, message.stamp_ns, context=Recording(message, header))
             return frame, f"not a {message.msgtype}: {error}"

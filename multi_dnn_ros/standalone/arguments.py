@@ -36,7 +36,7 @@ _SWITCHES: Final = {
 
 @dataclass
 class Arguments:
-    """What the ROS arguments of a command line say."""
+    """The parsed ROS arguments of a command line."""
 
     overrides: dict[str, dict[str, Value]] = field(default_factory=dict)
     """Parameter values by node name pattern, in the order in which the patterns first came; later ones win.
@@ -53,11 +53,11 @@ class Arguments:
     """The arguments that are not ROS'."""
 
     def override(self, pattern: str, values: dict[str, Value]) -> None:
-        """Add parameter values for the nodes that a pattern fits."""
+        """Add parameter values for the nodes that match a pattern."""
         self.overrides.setdefault(pattern, {}).update(values)
 
     def overrides_for(self, fully_qualified_name: str) -> dict[str, Value]:
-        """Return the parameter values that are meant for a node."""
+        """Return the parameter values for a node."""
         values: dict[str, Value] = {}
         for pattern, section in self.overrides.items():
             if _pattern(pattern).fullmatch(fully_qualified_name):
@@ -66,19 +66,19 @@ class Arguments:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return the regular expression of a node name with wildcards: `*` one token, `**` any number of them."""
+    """Return the regular expression of a node name with wildcards: `*` one token, `**` any number of tokens."""
     text = text if text.startswith("/") else f"/{text}"
     tokens = {"**": r"(?:/[^/]+)*", "*": r"/[^/]+"}
     return re.compile("".join(tokens.get(token, "/" + re.escape(token)) for token in text[1:].split("/")))
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Read a whole command line.
+    """Parse a whole command line.
 
     Raises:
-        UnknownROSArgsError: names the arguments after --ros-args that nobody knows.
-        UnsupportedError: for a ROS argument that the standalone runtime does not act on.
-        ParameterFileError, ValueError: for an argument whose value cannot be used; names it.
+        UnknownROSArgsError: names the unknown arguments after --ros-args.
+        UnsupportedError: for a ROS argument that the standalone runtime does not implement.
+        ParameterFileError, ValueError: for an argument with an invalid value; names it.
     """
     result = Arguments()
     unknown: list[str] = []
@@ -98,7 +98,7 @@ def parse(argv: Sequence[str]) -> Arguments:
             name, value = _SWITCHES[argument]
             setattr(result, name, value)
         elif argument == "--disable-external-lib-logs":
-            continue  # the log files that it turns off do not exist here
+            continue  # it disables log files, which do not exist here
         elif argument == "--enable-external-lib-logs":
             raise UnsupportedError(missing("log files (--enable-external-lib-logs)"))
         elif argument in _WITH_VALUE:

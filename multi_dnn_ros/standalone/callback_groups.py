@@ -1,4 +1,4 @@
-"""Callback groups: which callbacks may run at the same time."""
+"""Callback groups: which callbacks may run concurrently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multi_dnn_ros.standalone.missing import Surface
 
 
 class CallbackGroup(Surface):
-    """Base of the two kinds of groups; an executor claims the right to run an entity's callback and gives it back."""
+    """Base of both kinds of groups; an executor claims the right to run an entity's callback, and releases it."""
 
     def __init__(self) -> None:
         self._entities: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -25,7 +25,7 @@ class CallbackGroup(Surface):
         return entity in self._entities
 
     def can_execute(self, entity: Any) -> bool:
-        """Return whether a callback of the entity may begin now."""
+        """Return whether a callback of the entity may start now."""
         raise NotImplementedError
 
     def beginning_execution(self, entity: Any) -> bool:
@@ -33,12 +33,12 @@ class CallbackGroup(Surface):
         raise NotImplementedError
 
     def ending_execution(self, entity: Any) -> None:
-        """Give the right back."""
+        """Release the right."""
         raise NotImplementedError
 
 
 class ReentrantCallbackGroup(CallbackGroup):
-    """Callbacks of this group run at any time, at once too."""
+    """Callbacks of this group may run at any time, also concurrently."""
 
     def can_execute(self, entity: Any) -> bool:
         """Return True."""
@@ -60,7 +60,7 @@ class MutuallyExclusiveCallbackGroup(CallbackGroup):
         self._active: Any = None
 
     def can_execute(self, entity: Any) -> bool:
-        """Return whether no callback of this group runs."""
+        """Return whether no callback of this group is running."""
         return self._active is None
 
     def beginning_execution(self, entity: Any) -> bool:
@@ -72,7 +72,7 @@ class MutuallyExclusiveCallbackGroup(CallbackGroup):
             return True
 
     def ending_execution(self, entity: Any) -> None:
-        """Free the group."""
+        """Release the group."""
         with self._lock:
             if self._active is entity:
                 self._active = None

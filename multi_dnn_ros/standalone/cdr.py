@@ -1,8 +1,8 @@
-"""CDR (XCDR1, plain) serialization of messages, as every ROS 2 middleware writes them.
+"""CDR (XCDR1, plain) serialization of messages, as written by every ROS 2 middleware.
 
-Each message type gets one writer and, per byte order, one reader, composed of closures; neighbouring numbers of equal
-size go through one `struct` call and arrays are copied whole. A reader never trusts a length: what a header claims is
-held against what the buffer holds before anything is allocated. Hosts are little endian (x86_64, aarch64).
+Each message type gets one writer and, per byte order, one reader, composed of closures. Adjacent numbers of equal size
+share one `struct` call, and arrays are copied as a whole. A reader never trusts a length: claimed lengths are checked
+against the buffer before anything is allocated. Hosts are little endian (x86_64, aarch64).
 
 Source: OMG DDSI-RTPS 2.3, clause 10 (encapsulation), CORBA 3.0, chapter 15.3 (CDR).
 """
@@ -40,7 +40,7 @@ _readers: dict[tuple[str, str], Read] = {}
 
 
 class CdrError(ValueError):
-    """Bytes that are not a message of the expected type, or a message that cannot be written; names type and field."""
+    """Bytes are not a message of the expected type, or a message cannot be serialized; names type and field."""
 
 
 class Cursor:
@@ -54,7 +54,7 @@ class Cursor:
         self.end = len(payload)
 
     def take(self, size: int, alignment: int) -> int:
-        """Skip padding, claim `size` bytes and return where they start."""
+        """Skip padding, claim `size` bytes and return their offset."""
         start = self.position + (-self.position % alignment)
         if size > self.end - start:
             raise CdrError(f"needs {size} bytes, {max(self.end - start, 0)} are left")
@@ -63,15 +63,15 @@ class Cursor:
 
 
 def serialize(message: Message, prefix: bytes = b"", into: type[bytearray] = bytearray) -> bytearray:
-    """Return the message as CDR, little endian, with the encapsulation header.
+    """Return the message as little-endian CDR with the encapsulation header.
 
     Args:
-        message: what to write.
-        prefix: raw bytes in front of the message's own, of a length that is a multiple of 8 (a service's header).
-        into: the class of the returned buffer.
+        message: the message.
+        prefix: raw bytes before the message, with a length that is a multiple of 8 (a service's header).
+        into: class of the returned buffer.
 
     Raises:
-        CdrError: when a field holds what its type cannot.
+        CdrError: if a field has a value that its type cannot represent.
     """
     buffer = into(_HEADER)
     buffer += prefix
@@ -80,15 +80,15 @@ def serialize(message: Message, prefix: bytes = b"", into: type[bytearray] = byt
 
 
 def deserialize(data: bytes | bytearray | memoryview, cls: type[MessageT], skip: int = 0) -> MessageT:
-    """Return the message that `data`, CDR with its encapsulation header, holds.
+    """Return the message in `data`, CDR with its encapsulation header.
 
     Args:
         data: the serialized message.
         cls: its class.
-        skip: bytes between the header and the message, a multiple of 8 (a service's header).
+        skip: number of bytes between the header and the message, a multiple of 8 (a service's header).
 
     Raises:
-        CdrError: when the data is cut short, claims more than it holds, or is not CDR.
+        CdrError: if the data is truncated, claims a wrong length, or is not CDR.
     """
     view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
     order = _BYTE_ORDERS.get(bytes(view[:2]))
@@ -108,7 +108,7 @@ def serialize_message(message: Message) -> bytes:
 
 
 def deserialize_message(serialized_message: bytes, message_type: type[MessageT]) -> MessageT:
-    """Return the message that the CDR bytes hold (rclpy.serialization)."""
+    """Return the message in the CDR bytes (rclpy.serialization)."""
     return deserialize(serialized_message, message_type)
 
 
@@ -124,7 +124,7 @@ def _writer(type_name: str) -> Write:
 
 
 def _runs(type_name: str) -> Iterator[list[tuple[str, FieldType]]]:
-    """Yield the fields in order, neighbouring single primitives of equal size together."""
+    """Yield the fields in order, with adjacent single primitives of equal size grouped."""
 
     def size_or_name(item: tuple[str, FieldType]) -> int | str:
         name, kind = item
@@ -311,7 +311,7 @@ def _string_reader(order: str, bound: int) -> Read:
     def read(cursor: Cursor) -> str:
         length = _read_length(cursor, order)
         if not length:
-            return ""  # some writers leave out even the terminating zero
+            return ""  # some writers omit even the terminating zero
         start = cursor.take(length, 1)
         if bound and length - 1 > bound:
             raise CdrError(f"holds {length - 1} bytes, at most {bound} are allowed")
@@ -368,7 +368,7 @@ def _numbers_reader(kind: FieldType, order: str) -> Read:
 
 
 def _least_bytes(kind: FieldType) -> int:
-    """Return the fewest bytes that one element takes on the wire, alignment left out."""
+    """Return the minimum size of one element on the wire, without alignment."""
     if kind.is_message:
         total = 0
         for _, field in interfaces.wire_fields(kind.base):

@@ -1,4 +1,4 @@
-"""Clocks as rclpy has them; the ROS clock follows /clock when simulated time is on."""
+"""rclpy's clocks; the ROS clock follows /clock when simulated time is enabled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock(Surface):
     """A clock of one type; `Clock(clock_type=ClockType.ROS_TIME)` is a :class:`ROSClock`."""
 
     def __new__(cls, *, clock_type: ClockType = ClockType.SYSTEM_TIME) -> Clock:
-        """Make the class that belongs to the type."""
+        """Create the class for the clock type."""
         if not isinstance(clock_type, ClockType) or clock_type == ClockType.UNINITIALIZED:
             raise TypeError(f"Clock type must be a ClockType enum, and not UNINITIALIZED: {clock_type!r}")
         return super().__new__(ROSClock if clock_type == ClockType.ROS_TIME else cls)
@@ -40,31 +40,31 @@ class Clock(Surface):
         return self._clock_type
 
     def now(self) -> Time:
-        """Return the present time on this clock."""
+        """Return the current time on this clock."""
         return Time(nanoseconds=self.now_ns(), clock_type=self._clock_type)
 
     def now_ns(self) -> int:
-        """Return the present time in nanoseconds."""
+        """Return the current time in nanoseconds."""
         return time.monotonic_ns() if self._clock_type == ClockType.STEADY_TIME else time.time_ns()
 
     @property
     def is_simulated(self) -> bool:
-        """Whether time moves only when somebody sets it."""
+        """Whether time only advances when it is set."""
         return False
 
     def sleep_for(self, rel_time: Duration, context: Context | None = None) -> bool:
-        """Sleep for a duration on this clock; return False when the context was shut down before."""
+        """Sleep for a duration on this clock; return False if the context was shut down first."""
         return self.sleep_until(self.now() + rel_time, context)
 
     def sleep_until(self, until: Time, context: Context | None = None) -> bool:
         """Sleep until a time on this clock.
 
         Returns:
-            False when the context was shut down, or simulated time turned on or off, before.
+            False if the context was shut down, or simulated time switched, first.
 
         Raises:
-            NotInitializedException: when the context is not open.
-            ValueError: when the time is on a clock of another type.
+            NotInitializedException: if the context is not initialized.
+            ValueError: if the time is on a clock of another type.
         """
         from multi_dnn_ros.standalone.context import get_default_context
 
@@ -95,7 +95,7 @@ class Clock(Surface):
 
     @property
     def switches(self) -> int:
-        """How often simulated time was turned on or off."""
+        """How often simulated time was enabled or disabled."""
         return 0
 
     def create_jump_callback(
@@ -105,12 +105,14 @@ class Clock(Surface):
         pre_callback: Callable[[], Any] | None = None,
         post_callback: Callable[[TimeJump], Any] | None = None,
     ) -> JumpHandle:
-        """Call `pre_callback()` before and `post_callback(jump)` after jumps of this clock, while the handle lives."""
+        """Call `pre_callback()` before and `post_callback(jump)` after jumps of this clock, as long as the handle
+        exists.
+        """
         return JumpHandle(clock=self, threshold=threshold, pre_callback=pre_callback, post_callback=post_callback)
 
 
 class ROSClock(Clock):
-    """System time, or the time of /clock while simulated time is on."""
+    """System time, or the time of /clock while simulated time is enabled."""
 
     def __new__(cls, *, clock_type: ClockType = ClockType.ROS_TIME) -> ROSClock:
         """Make a ROS clock."""
@@ -125,37 +127,37 @@ class ROSClock(Clock):
 
     @property
     def switches(self) -> int:
-        """How often simulated time was turned on or off."""
+        """How often simulated time was enabled or disabled."""
         return self._switches
 
     @property
     def ros_time_is_active(self) -> bool:
-        """Whether simulated time is on."""
+        """Whether simulated time is enabled."""
         return self._active
 
     @property
     def is_simulated(self) -> bool:
-        """Whether time moves only when somebody sets it."""
+        """Whether time only advances when it is set."""
         return self._active
 
     def now_ns(self) -> int:
-        """Return the present time in nanoseconds, zero under simulated time before the first /clock message."""
+        """Return the current time in nanoseconds; 0 under simulated time before the first /clock message."""
         return self._override_ns if self._active else time.time_ns()
 
     def set_ros_time_override(self, time: Time) -> None:
-        """Set simulated time; it counts while simulated time is on."""
+        """Set simulated time; used while simulated time is enabled."""
         if not isinstance(time, Time):
             raise TypeError(f"Time must be specified as rclpy.time.Time. Received type: {type(time)}")
         self._move(self._active, time.nanoseconds, ClockChange.ROS_TIME_NO_CHANGE)
 
     def _set_ros_time_is_active(self, enabled: bool) -> None:
-        """Turn simulated time on or off."""
+        """Enable or disable simulated time."""
         if enabled != self._active:
             change = ClockChange.ROS_TIME_ACTIVATED if enabled else ClockChange.ROS_TIME_DEACTIVATED
             self._move(enabled, self._override_ns, change)
 
     def _move(self, active: bool, override_ns: int, change: ClockChange) -> None:
-        # As in rcl, a jump of a clock that is not simulated is none, and turning simulation on or off is one of zero.
+        # As in rcl, setting a clock that is not simulated is no jump, and switching simulation is a jump of zero.
         jump_ns = override_ns - self._override_ns if self._active and active else 0
         concerned = self.jumps.concerned(change, jump_ns) if self._active or active else []
         for handle in concerned:
@@ -177,6 +179,6 @@ class ROSClock(Clock):
                 handle.post_callback(TimeJump(change, Duration(nanoseconds=jump_ns)))
 
     def add_jump_listener(self, listener: Callable[[int], None]) -> None:
-        """Call a bound method with every difference, in nanoseconds, that setting the time makes; held weakly."""
+        """Call a bound method with each jump, in nanoseconds, caused by setting the time; a weak reference."""
         with self._changed:
             self._listeners.append(weakref.WeakMethod(listener))

@@ -1,4 +1,4 @@
-"""Callbacks before and after a ROS clock's time jumps: who is called for which jump."""
+"""Callbacks before and after time jumps of a ROS clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multi_dnn_ros.standalone.missing import Surface
 
 
 class ClockChange(IntEnum):
-    """Whether a jump comes from turning simulated time on or off."""
+    """Whether a jump is caused by switching simulated time."""
 
     ROS_TIME_NO_CHANGE = 1
     ROS_TIME_ACTIVATED = 2
@@ -20,18 +20,18 @@ class ClockChange(IntEnum):
 
 
 class JumpThreshold(Surface):
-    """Which jumps a callback is called for."""
+    """Which jumps trigger a callback."""
 
     def __init__(self, *, min_forward: Any, min_backward: Any, on_clock_change: bool = True) -> None:
-        """Make a threshold.
+        """Create a threshold.
 
         Args:
-            min_forward: the least jump forward, a positive Duration; None for no such jump.
-            min_backward: the least jump backward, a negative Duration; None for no such jump.
-            on_clock_change: whether turning simulated time on or off counts.
+            min_forward: minimum forward jump, a positive Duration; None: forward jumps do not count.
+            min_backward: minimum backward jump, a negative Duration; None: backward jumps do not count.
+            on_clock_change: whether switching simulated time counts.
 
         Raises:
-            ValueError: for a duration of the wrong sign, and when no jump is chosen.
+            ValueError: for a duration of the wrong sign, or if no jump is selected.
         """
         if min_forward is not None and min_forward.nanoseconds <= 0:
             raise ValueError("min_forward must be a positive non-zero duration")
@@ -53,7 +53,7 @@ class JumpThreshold(Surface):
 
 
 class TimeJump(Surface):
-    """A jump: its kind, and how far time went, a Duration."""
+    """A jump: its kind and its size, a Duration."""
 
     def __init__(self, clock_change: ClockChange, delta: Any) -> None:
         if not isinstance(clock_change, ClockChange):
@@ -68,12 +68,12 @@ class TimeJump(Surface):
 
     @property
     def delta(self) -> Any:
-        """How far time went."""
+        """Size of the jump."""
         return self._delta
 
 
 class JumpHandle(Surface):
-    """A registered pair of callbacks; it is called as long as somebody holds it."""
+    """A registered pair of callbacks, active as long as it is referenced."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class JumpHandle(Surface):
         """Register with a clock.
 
         Raises:
-            ValueError: when both callbacks are None, or one is not callable.
+            ValueError: if both callbacks are None, or one is not callable.
         """
         if pre_callback is None and post_callback is None:
             raise ValueError("One of pre_callback or post_callback must be callable")
@@ -113,7 +113,7 @@ class JumpHandle(Surface):
 
 
 class Jumps:
-    """The handles of one clock, held weakly, in the order in which they were registered."""
+    """Weak references to the handles of one clock, in order of registration."""
 
     def __init__(self) -> None:
         self._handles: list[weakref.ref[JumpHandle]] = []
@@ -127,6 +127,6 @@ class Jumps:
         self._handles = [kept for kept in self._handles if kept() not in (None, handle)]
 
     def concerned(self, change: ClockChange, difference_ns: int) -> list[JumpHandle]:
-        """Return the handles that a jump counts for."""
+        """Return the handles that a jump triggers."""
         handles = [handle for handle in (kept() for kept in self._handles) if handle is not None]
         return [handle for handle in handles if handle.threshold.exceeded(change, difference_ns)]

@@ -21,7 +21,7 @@ _RANGES: Final = ("LOCALHOST", "SUBNET")
 
 
 class Context(Surface):
-    """A ROS session; `init()` opens it and `shutdown()` ends it. It cannot be opened twice."""
+    """A ROS session; `init()` starts it and `shutdown()` ends it. It cannot be restarted."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -38,17 +38,17 @@ class Context(Surface):
     def init(
         self, args: Sequence[str] | None = None, *, initialize_logging: bool = True, domain_id: int | None = None
     ) -> None:
-        """Open the session.
+        """Start the session.
 
         Args:
-            args: the command line, `sys.argv` when left out.
-            initialize_logging: whether the command line's log settings count.
-            domain_id: the ROS domain, from ROS_DOMAIN_ID or 0 when left out.
+            args: the command line; default: `sys.argv`.
+            initialize_logging: whether to apply the command line's log settings.
+            domain_id: the ROS domain; default: ROS_DOMAIN_ID or 0.
 
         Raises:
-            RuntimeError: when it was opened before, and for a negative `domain_id`.
-            UnicodeEncodeError: for an argument that is not text, as undecodable bytes of a command line are.
-            ValueError: for a domain or discovery range that is out of range; names it and what is allowed.
+            RuntimeError: if it was started before, or `domain_id` is negative.
+            UnicodeEncodeError: for an argument with undecodable bytes.
+            ValueError: for a domain or discovery range out of range; names it and the allowed values.
         """
         with self._lock:
             if self._initialized:
@@ -74,14 +74,14 @@ class Context(Surface):
             _log.info(large_messages)
 
     def ok(self) -> bool:
-        """Return whether the session is open."""
+        """Return whether the session is running."""
         return self._ok
 
     def shutdown(self) -> None:
-        """End the session: destroy its nodes, free all of DDS, wake every wait.
+        """End the session: destroy its nodes, free all DDS entities, wake all waits.
 
         Raises:
-            RuntimeError: when the session is not open.
+            RuntimeError: if the session is not running.
         """
         if not self._initialized:
             raise RuntimeError("Context must be initialized before it can be shutdown")
@@ -90,7 +90,7 @@ class Context(Surface):
         self.try_shutdown()
 
     def try_shutdown(self) -> None:
-        """End the session as :meth:`shutdown` does, unless it has ended."""
+        """End the session as :meth:`shutdown`, unless it has ended."""
         self.interrupt()
         for node in list(self._nodes):
             node.destroy_node()
@@ -104,7 +104,7 @@ class Context(Surface):
         self._participant.close()
 
     def interrupt(self) -> None:
-        """Make `ok()` false and every wait return; nodes live until they, or the session, are shut down."""
+        """Make `ok()` false and all waits return; nodes exist until they, or the session, are shut down."""
         with self._lock:
             if not self._ok:
                 return
@@ -115,7 +115,7 @@ class Context(Surface):
             callback()
 
     def on_shutdown(self, callback: Callable[[], Any]) -> None:
-        """Call `callback()` when the session ends, at once when it has ended."""
+        """Call `callback()` when the session ends, or immediately if it has ended."""
         if not callable(callback):
             raise TypeError(f"callback should be a callable, got {type(callback)}")
         with self._lock:
@@ -125,7 +125,7 @@ class Context(Surface):
         callback()
 
     def forget_on_shutdown(self, callback: Callable[[], Any]) -> None:
-        """Take a callback of :meth:`on_shutdown` back."""
+        """Remove a callback of :meth:`on_shutdown`."""
         with self._lock:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
@@ -141,7 +141,7 @@ class Context(Surface):
         return self.participant.domain_id
 
     def destroy(self) -> None:
-        """Free what is left of the session."""
+        """Free the remaining resources of the session."""
         self.try_shutdown()
 
     def __enter__(self) -> Context:
@@ -168,23 +168,23 @@ class Context(Surface):
         return self._graph
 
     def add_waker(self, waker: Any) -> None:
-        """Call `waker.wake()` when a signal comes and when the session ends; held weakly."""
+        """Call `waker.wake()` on a signal and at the end of the session; a weak reference."""
         self._wakers.add(waker)
 
     def wake(self) -> None:
-        """Make every wait of this session return."""
+        """Make all waits of this session return."""
         for waker in list(self._wakers):
             waker.wake()
 
     def add_node(self, node: Any) -> None:
-        """Remember a node, to destroy it when the session ends."""
+        """Register a node, to destroy it at the end of the session."""
         with self._lock:
             if not self._ok:
                 raise NotInitializedException("cannot create node")
             self._nodes.add(node)
 
     def remove_node(self, node: Any) -> None:
-        """Forget a node that was destroyed."""
+        """Unregister a destroyed node."""
         with self._lock:
             self._nodes.discard(node)
 
@@ -195,7 +195,7 @@ _default_lock = threading.Lock()
 
 
 def get_default_context(*, shutting_down: bool = False) -> Context:
-    """Return the process' default context; with `shutting_down` the next call returns a new one."""
+    """Return the process's default context; with `shutting_down` the next call returns a new one."""
     global _default_context
     with _default_lock:
         context = _default_context or Context()
@@ -205,7 +205,7 @@ def get_default_context(*, shutting_down: bool = False) -> Context:
 
 @atexit.register
 def _close_all() -> None:
-    # Cyclone's threads must end before the interpreter takes the binding apart.
+    # Cyclone's threads must end before the interpreter unloads the binding.
     for context in list(_contexts):
         context.try_shutdown()
 
@@ -223,8 +223,9 @@ def _domain_id(given: int | None) -> int:
 
 
 def _configuration() -> tuple[str | None, str, bool, str]:
-    """Return Cyclone's configuration, None when CYCLONEDDS_URI gives it, which network that is, whether it is `lo`, and
-    how large messages travel."""
+    """Return Cyclone's configuration (None if CYCLONEDDS_URI gives it), the network's name, whether it is `lo`, and the
+    transport of large messages.
+    """
     uri = os.environ.get("CYCLONEDDS_URI")
     if uri:
         return None, f"as CYCLONEDDS_URI says ({uri:.200})", False, ""

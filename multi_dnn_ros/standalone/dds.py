@@ -1,7 +1,7 @@
-"""Cyclone DDS as rmw_cyclonedds uses it: domain configuration, participant, and readers and writers of CDR bytes.
+"""Cyclone DDS as used by rmw_cyclonedds: domain configuration, participant, and readers and writers of CDR bytes.
 
-Types on the wire carry their true fields, so that any DDS tool sees them, while the bytes pass through untouched:
-native (de)serialization of cyclonedds is far too slow for images.
+Types on the wire carry their real fields, so that any DDS tool can show them, but the bytes pass through unchanged:
+cyclonedds's own (de)serialization is far too slow for images.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _domains: dict[int, tuple[Domain | None, int]] = {}
 
 
 def delete(entity: Entity) -> None:
-    """Free a DDS entity now; Cyclone's binding frees it when Python drops the last reference."""
+    """Free a DDS entity now; Cyclone's binding frees it only with the last Python reference."""
     if hasattr(entity, "_ref"):
         entity.__del__()
-        del entity._ref  # a later __del__ must not hit another entity that got the same handle
+        del entity._ref  # prevents a later __del__ from freeing another entity with the same handle
 
 
 class Participant:
@@ -78,7 +78,7 @@ class Participant:
         self.subscriber = Subscriber(self.entity)
 
     def close(self) -> None:
-        """Free the participant and all that was made from it; free the domain with its last participant."""
+        """Free the participant and everything created from it; free the domain with its last participant."""
         for entity in (self.publisher, self.subscriber, self.entity):
             delete(entity)
         self._release_domain()
@@ -93,7 +93,7 @@ class Participant:
 
 
 class _Sample:
-    """CDR bytes in, CDR bytes out: what Cyclone's binding calls on every sample."""
+    """CDR bytes in, CDR bytes out: called by Cyclone's binding for every sample."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -107,12 +107,12 @@ class _Sample:
 
     @classmethod
     def deserialize_key(cls, data: bytes, has_header: bool = True, use_version_2: Any = None) -> _Sample:
-        # Without it the process crashes when a remote writer leaves.
+        # Required: the process otherwise crashes when a remote writer leaves.
         return cls(None)
 
 
 class Payload(bytearray):
-    """A buffer for :func:`cdr.serialize` that Cyclone's binding does not copy to pad it."""
+    """A buffer for :func:`cdr.serialize` that Cyclone's binding pads without a copy."""
 
     def ljust(self, width: Any, fill: Any = b"\0") -> Payload:
         """Pad in place."""
@@ -157,7 +157,9 @@ def _fields(type_name: str) -> dict[str, Any]:
 
 
 def wire_type(type_name: str) -> Any:
-    """Return the DDS type of a message or of a service's half; the latter begins with the caller's id and number."""
+    """Return the DDS type of a message or of a service request or response; the latter start with the caller's id and
+    sequence number.
+    """
     with _lock:
         if type_name not in _wire_types:
             header = {"guid": idl_types.uint64, "seq": idl_types.int64} if "/srv/" in type_name else {}
@@ -168,7 +170,7 @@ def wire_type(type_name: str) -> Any:
 
 
 def hash_user_data(type_name: str) -> bytes:
-    """Return the user data that tells the type's hash to ROS 2 (REP 2016)."""
+    """Return the user data that announces the type hash to ROS 2 (REP 2016)."""
     return f"typehash={interfaces.type_hash(type_name)};".encode()
 
 
@@ -202,7 +204,7 @@ class _Endpoint:
 
 
 def _nothing() -> None:
-    """Stand in where nobody is to be told that an endpoint is closed."""
+    """Default callback: no one is notified when an endpoint closes."""
 
 
 class Writer(_Endpoint):
@@ -220,12 +222,12 @@ class Writer(_Endpoint):
             raise
 
     def write(self, data: Any) -> None:
-        """Send CDR bytes, in a :class:`Payload` so that they are not copied.
+        """Send CDR bytes; a :class:`Payload` is sent without a copy.
 
-        A sample that could not leave in time because readers do not keep up is dropped, with a warning in the log.
+        A sample that cannot be sent in time because readers are too slow is dropped with a warning in the log.
 
         Raises:
-            RCLError: for bytes that DDS does not take; names the topic.
+            RCLError: for bytes that DDS rejects; names the topic.
         """
         try:
             self.entity.write(self._type(data))
@@ -241,11 +243,11 @@ class Writer(_Endpoint):
         return int(self.entity.get_instance_handle()) & 2**64 - 1
 
     def matched(self) -> list[int]:
-        """Return the handles of the readers that are connected."""
+        """Return the handles of the connected readers."""
         return list(self.entity.get_matched_subscriptions())
 
     def matched_user_data(self) -> list[bytes]:
-        """Return the user data of the readers that are connected."""
+        """Return the user data of the connected readers."""
         return [_user_data(self.entity.get_matched_subscription_data(handle)) for handle in self.matched()]
 
 
@@ -263,7 +265,7 @@ class Reader(_Endpoint):
         self.condition = ReadCondition(self.entity, _ANY)
 
     def take(self) -> tuple[bytes, Any] | None:
-        """Return the oldest sample's bytes and information, None when there is none."""
+        """Return the oldest sample's bytes and information, or None."""
         with self.lock:
             while not self.closed:
                 samples = self.entity.take(1)
@@ -275,20 +277,20 @@ class Reader(_Endpoint):
         return None
 
     def has_data(self) -> bool:
-        """Return whether something is there to take."""
+        """Return whether a sample is available."""
         with self.lock:
             return not self.closed and bool(self.condition.triggered)
 
     def matched(self) -> list[int]:
-        """Return the handles of the writers that are connected."""
+        """Return the handles of the connected writers."""
         return list(self.entity.get_matched_publications())
 
     def matched_user_data(self) -> list[bytes]:
-        """Return the user data of the writers that are connected."""
+        """Return the user data of the connected writers."""
         return [_user_data(self.entity.get_matched_publication_data(handle)) for handle in self.matched()]
 
     def user_data_of(self, handle: int) -> bytes:
-        """Return the user data of one writer, empty when it is gone."""
+        """Return the user data of one writer; empty if it no longer exists."""
         return _user_data(self.entity.get_matched_publication_data(handle))
 
 

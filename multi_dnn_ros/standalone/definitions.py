@@ -1,8 +1,8 @@
-"""Interface definitions that the type store of `rosbags` lacks: vision_msgs, services, and default values of fields.
+"""Interface definitions missing in the type store of `rosbags`: vision_msgs, services, and default values of fields.
 
-The store carries the messages of ROS 2 Jazzy without vision_msgs and without services, and keeps no default values.
-What is written here is the field lists of the public interface packages, in the .msg language, so that the type hashes
-(RIHS01) come out equal to those of a ROS 2 installation.
+The store has the messages of ROS 2 Jazzy without vision_msgs and services, and has no default values. These are the
+field lists of the public interface packages, in the .msg language, so that the type hashes (RIHS01) equal those of a
+ROS 2 installation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `Node.get_publishers_info_by_topic` tells about one publisher of a topic."""
+"""Description of a publisher, for `Node.get_publishers_info_by_topic`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNKNOWN_NODE = ("_NODE_NAME_UNKNOWN_", "_NODE_NAMESPACE_UNKNOWN_")
 
 
 class TopicEndpointTypeEnum(IntEnum):
-    """What kind of endpoint is described."""
+    """Kind of the described endpoint."""
 
     INVALID = 0
     PUBLISHER = 1
@@ -24,7 +24,7 @@ class TopicEndpointTypeEnum(IntEnum):
 
 
 class TopicEndpointInfo(Surface):
-    """One publisher: the node that owns it, its type, its 16 bytes on the network and what its QoS offers."""
+    """One publisher: its node, type, GID (16 bytes) and offered QoS."""
 
     def __init__(
         self, node: tuple[str, str], topic_type: str, kind: TopicEndpointTypeEnum, gid: bytes, qos: QoSProfile
@@ -37,7 +37,7 @@ class TopicEndpointInfo(Surface):
 
 
 def publisher_info(endpoint: DcpsEndpoint, topic_type: str, owners: Mapping[bytes, tuple[str, str]]) -> Any:
-    """Describe a discovered publisher. owners: (name, namespace) of the node by the endpoint's 16 bytes."""
+    """Describe a discovered publisher. owners: (name, namespace) of the node by the endpoint's GID."""
     gid = bytes(endpoint.key.bytes)
     return TopicEndpointInfo(
         owners.get(gid, _UNKNOWN_NODE), topic_type, TopicEndpointTypeEnum.PUBLISHER, gid, offered(endpoint.qos)
@@ -45,7 +45,9 @@ def publisher_info(endpoint: DcpsEndpoint, topic_type: str, owners: Mapping[byte
 
 
 def offered(qos: Qos) -> QoSProfile:
-    """Return what discovery tells of an endpoint's QoS; history and depth are not part of it, as in rmw_cyclonedds."""
+    """Return the discovered QoS of an endpoint, without history and depth, which are not discovered (as in
+    rmw_cyclonedds).
+    """
     best_effort = Policy.Reliability.BestEffort in qos
     latched = Policy.Durability.TransientLocal in qos
     return QoSProfile(

@@ -1,4 +1,4 @@
-"""What an executor runs: timers, guard conditions, and the base of everything that has a callback."""
+"""Timers, guard conditions, and the base class of everything that an executor runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Work: TypeAlias = Callable[[], Any]
 
 
 class Waitable(Surface):
-    """Something with a callback; an executor asks whether it is ready, takes its work, and runs it."""
+    """Something with a callback; an executor checks whether it is ready, takes its work and runs it."""
 
     def __init__(self, callback_group: CallbackGroup | None) -> None:
         self.callback_group = callback_group
@@ -26,7 +26,7 @@ class Waitable(Surface):
 
     @property
     def condition(self) -> Any:
-        """The DDS condition that triggers when this may be ready, None when there is none."""
+        """The DDS condition that triggers when this may be ready, or None."""
         return None
 
     def is_ready(self) -> bool:
@@ -34,24 +34,24 @@ class Waitable(Surface):
         raise NotImplementedError
 
     def take(self) -> Work | None:
-        """Take the work that is due and return what runs it, None when there is none after all."""
+        """Take the pending work and return a function that runs it, or None."""
         raise NotImplementedError
 
     def nanoseconds_until_ready(self) -> int | None:
-        """Return how long to wait at most before asking again; None when a condition or a wake-up tells."""
+        """Return the maximum wait until the next check; None if a condition or a wake-up signals it."""
         return None
 
     def destroy(self) -> None:
-        """Free what this holds; idempotent."""
+        """Free its resources; idempotent."""
         raise NotImplementedError
 
 
 def _nothing() -> None:
-    """Stand in until a node tells how its executor is woken."""
+    """Default until the node sets how its executor is woken."""
 
 
 class Timer(Waitable):
-    """Calls back once per period of a clock; a late timer skips the periods it missed and keeps its phase."""
+    """Calls back once per period of a clock; a late timer skips missed periods and keeps its phase."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Timer(Waitable):
 
     @property
     def timer_period_ns(self) -> int:
-        """The period in nanoseconds; a change counts from the next call on."""
+        """The period in nanoseconds; a change takes effect from the next call."""
         return self._period_ns
 
     @timer_period_ns.setter
@@ -92,14 +92,14 @@ class Timer(Waitable):
         with self._lock:
             now = self.clock.now_ns()
             if difference_ns < 0 and self._next_ns > now + self._period_ns:
-                # Time went back, as when a bag starts again: the old phase lies in a future that may never come.
+                # Time jumped back, for example when a bag restarts: the next call would be far in the future.
                 self._last_ns, self._next_ns = now, now + self._period_ns
             elif difference_ns > 0 and not self._last_ns:
-                self._last_ns, self._next_ns = now, now + self._period_ns  # made before time began
+                self._last_ns, self._next_ns = now, now + self._period_ns  # created before time started
         self._wake()
 
     def is_ready(self) -> bool:
-        """Return whether the period is over."""
+        """Return whether the period has elapsed."""
         return not self._canceled and not self._destroyed and self.clock.now_ns() >= self._next_ns
 
     def take(self) -> Work | None:
@@ -116,7 +116,9 @@ class Timer(Waitable):
         return self.callback
 
     def nanoseconds_until_ready(self) -> int | None:
-        """Return the rest of the period; None while canceled, and under simulated time, where /clock wakes."""
+        """Return the rest of the period; None if canceled, and under simulated time, where /clock
+        wakes the executor.
+        """
         if self._canceled or self._destroyed or self.clock.is_simulated:
             return None
         return max(self._next_ns - self.clock.now_ns(), 0)
@@ -138,7 +140,7 @@ class Timer(Waitable):
         return self._canceled
 
     def reset(self) -> None:
-        """Start, or start the period again."""
+        """Start, or restart the period."""
         with self._lock:
             if self._destroyed:
                 raise InvalidHandle("the timer was destroyed")
@@ -154,7 +156,7 @@ class Timer(Waitable):
 
 
 class GuardCondition(Waitable):
-    """Calls back after another thread called :meth:`trigger`."""
+    """Calls back after a thread called :meth:`trigger`."""
 
     def __init__(
         self, callback: Callable[[], Any] | None, callback_group: CallbackGroup | None, context: Any = None

@@ -1,7 +1,7 @@
-"""Executors: wait for entities to become ready and run their callbacks, in one thread or in several.
+"""Executors: wait until entities are ready and run their callbacks, in one thread or several.
 
 An executor waits on one DDS wait set to which the conditions of all its entities are attached; new entities, timers,
-simulated time, signals and shutdown wake it through a guard condition. Nothing polls.
+simulated time, signals and shutdown wake it through a guard condition. There is no polling.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FOREVER_NS: Final = 2**63 - 1
 
 
 class TimeoutException(Exception):
-    """A wait took longer than allowed."""
+    """A wait timed out."""
 
 
 class ShutdownException(Exception):
@@ -40,14 +40,14 @@ class ShutdownException(Exception):
 
 
 class ExternalShutdownException(Exception):
-    """The context was shut down by somebody else, a signal for one."""
+    """The context was shut down externally, for example by a signal."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(args or ("The passed context is no longer ok",)))
 
 
 class _Claim:
-    """Work that an executor took, together with the right of its entity's callback group to run it."""
+    """Work taken by an executor, with the claimed right of its callback group."""
 
     def __init__(self, executor: Executor, work: Work, entity: Waitable | None = None) -> None:
         self._executor = executor
@@ -55,7 +55,7 @@ class _Claim:
         self._entity = entity
 
     def run(self) -> None:
-        """Run the work and give the right back; that of a coroutine is given back when it has ended."""
+        """Run the work and release the right; for a coroutine, when it has ended."""
         result = None
         try:
             result = self._work()
@@ -66,7 +66,7 @@ class _Claim:
             self._executor.adopt(Task(result), self.release)
 
     def release(self) -> None:
-        """Give the right back."""
+        """Release the right."""
         if self._entity is not None and self._entity.callback_group is not None:
             self._entity.callback_group.ending_execution(self._entity)
 
@@ -80,7 +80,7 @@ class Executor(Surface):
         self._nodes: list[Node] = []
         self._lock = threading.RLock()
         self._ready: deque[Waitable] = deque()
-        self._tasks: list[Task] = []  # those that can go on at once
+        self._tasks: list[Task] = []  # those that can run now
         self._task_round: deque[Task] = deque()
         self._ends: dict[Task, Callable[[], None]] = {}
         self._task_is_next = True
@@ -93,11 +93,11 @@ class Executor(Surface):
         return self._context
 
     def wake(self) -> None:
-        """Make a wait return and look again."""
+        """Make a wait return and check again."""
         self._wait.wake()
 
     def close(self) -> None:
-        """Free the wait set; called when the context ends."""
+        """Free the wait set; called at the end of the context."""
         self._wait.close()
 
     def __enter__(self) -> Executor:
@@ -113,7 +113,7 @@ class Executor(Surface):
         return task
 
     def adopt(self, task: Task, end: Callable[[], None]) -> None:
-        """Begin a task now and go on with it while spinning; call `end()` when it has ended."""
+        """Start a task now and continue it while spinning; call `end()` when it has ended."""
         self._ends[task] = end
         self._run_task(task)
 
@@ -128,7 +128,7 @@ class Executor(Surface):
             end = self._ends.pop(task, None)
             if end is not None:
                 end()
-                self.wake()  # what waited for its callback group may run now
+                self.wake()  # work waiting for this callback group may run now
             if task.exception() is not None:
                 raise task.exception()
         elif task.awaits is None:
@@ -137,7 +137,7 @@ class Executor(Surface):
             task.awaits.resume_when_done(lambda: self._step(task))
 
     def add_node(self, node: Node) -> bool:
-        """Run a node's callbacks too; return False when that was so already."""
+        """Also run a node's callbacks; return False if the node was already added."""
         if node.context is not self._context:
             raise RuntimeError(f"node {node.get_fully_qualified_name()} belongs to another context than the executor")
         with self._lock:
@@ -176,17 +176,17 @@ class Executor(Surface):
         """Run callbacks until the context or the executor is shut down.
 
         Raises:
-            ExternalShutdownException: when the context was shut down, as by a signal.
+            ExternalShutdownException: if the context was shut down, for example by a signal.
         """
         while self._context.ok() and not self._is_shutdown:
             self.spin_once()
 
     def spin_once(self, timeout_sec: float | None = None) -> None:
-        """Run one callback, or none when the timeout ends first; None or a negative timeout waits without end."""
+        """Run one callback, or none on timeout; None or a negative timeout waits indefinitely."""
         raise NotImplementedError
 
     def spin_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
-        """Run callbacks until the future is done, the timeout ends, or the context is shut down."""
+        """Run callbacks until the future is done, the timeout expires, or the context is shut down."""
         future.add_done_callback(lambda _: self.wake())
         deadline = _deadline(timeout_sec)
         while self._context.ok() and not self._is_shutdown and not future.done():
@@ -196,7 +196,7 @@ class Executor(Surface):
             self.spin_once_until_future_complete(future, left)
 
     def spin_once_until_future_complete(self, future: Future, timeout_sec: float | None = None) -> None:
-        """Run one callback, or none when the future is done or the timeout ends first."""
+        """Run one callback, or none if the future is done or the timeout expires first."""
         future.add_done_callback(lambda _: self.wake())
         self._spin_once(timeout_sec, future.done)
 
@@ -206,7 +206,7 @@ class Executor(Surface):
     # ------------------------------------------------------------------------------------------------------- waiting
 
     def _next(self, timeout_sec: float | None, stop: Callable[[], bool], has_room: Callable[[], bool]) -> _Claim | None:
-        """Return the work that is next, its group claimed; None after the timeout, or when `stop()`."""
+        """Return the next work, with its group claimed; None on timeout, or if `stop()`."""
         deadline = _deadline(timeout_sec)
         while not stop():
             if not self._context.ok():
@@ -227,7 +227,7 @@ class Executor(Surface):
         conditions = set()
         for entity in waitables:
             if entity.callback_group is not None and not entity.callback_group.can_execute(entity):
-                continue  # its group is busy; the executor is woken when that ends
+                continue  # its group is busy; its release wakes the executor
             if entity.condition is not None:
                 conditions.add(entity.condition)
             due_ns = entity.nanoseconds_until_ready()
@@ -237,8 +237,8 @@ class Executor(Surface):
             self._wait.wait(conditions, timeout_ns)
 
     def _claim(self, waitables: list[Waitable]) -> _Claim | None:
-        # Each round serves every entity that was ready when it began, so that a busy one cannot starve the others.
-        # Tasks and entities take turns, so that a coroutine that never waits starves nobody.
+        # Each round serves all entities that were ready at its start, so that a busy one cannot starve the others.
+        # Tasks and entities alternate, so that a coroutine that never waits starves no entity.
         with self._lock:
             self._task_is_next = not self._task_is_next
             found = self._claim_task() if self._task_is_next else None
@@ -249,7 +249,7 @@ class Executor(Surface):
             return found or self._claim_task()
 
     def _claim_task(self) -> _Claim | None:
-        # As in rclpy, the newest task comes first, and each has its turn before any of them comes again.
+        # As in rclpy, newest first, and each task runs before any of them runs again.
         if not self._task_round:
             self._task_round.extend(reversed(self._tasks))
             self._tasks.clear()
@@ -277,10 +277,10 @@ class Executor(Surface):
 
 
 class SingleThreadedExecutor(Executor):
-    """Runs callbacks one after another in the thread that spins."""
+    """Runs callbacks sequentially in the spinning thread."""
 
     def spin_once(self, timeout_sec: float | None = None) -> None:
-        """Run one callback, or none when the timeout ends first."""
+        """Run one callback, or none on timeout."""
         self._spin_once(timeout_sec, _never)
 
     def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
@@ -291,10 +291,10 @@ class SingleThreadedExecutor(Executor):
 
 
 class MultiThreadedExecutor(Executor):
-    """Runs callbacks in a pool of threads, as their callback groups allow.
+    """Runs callbacks in a thread pool, as their callback groups allow.
 
-    It takes no message before a thread is free for it, so that what waits is the newest that the subscription's depth
-    keeps, and not an older one in a queue of the pool.
+    Takes a message only when a thread is free for it, so that waiting messages are limited, and replaced by newer ones,
+    by the subscription's depth instead of queueing in the pool.
     """
 
     def __init__(self, num_threads: int | None = None, *, context: Context | None = None) -> None:
@@ -314,7 +314,7 @@ class MultiThreadedExecutor(Executor):
         self._failures: deque[BaseException] = deque()
 
     def spin_once(self, timeout_sec: float | None = None) -> None:
-        """Start one callback, or none when the timeout ends first; an exception of an earlier one is raised here."""
+        """Start one callback, or none on timeout; raises the exception of an earlier callback."""
         self._spin_once(timeout_sec, _never)
 
     def _spin_once(self, timeout_sec: float | None, stop: Callable[[], bool]) -> None:
@@ -331,7 +331,7 @@ class MultiThreadedExecutor(Executor):
                 future = self._pool.submit(claim.run)
             except RuntimeError:
                 claim.release()
-                if self._is_shutdown or not self._context.ok():  # by another thread, since this one took the work
+                if self._is_shutdown or not self._context.ok():  # shut down by another thread meanwhile
                     raise ShutdownException from None
                 raise
             self._running.add(future)
@@ -349,19 +349,19 @@ class MultiThreadedExecutor(Executor):
         self.wake()
 
     def shutdown(self, timeout_sec: float | None = None) -> bool:
-        """End the executor; wait for callbacks under way, and return whether they ended within the timeout."""
+        """End the executor; wait for running callbacks, and return whether they ended within the timeout."""
         super().shutdown(timeout_sec)
         self._pool.shutdown(wait=False)
         with self._lock:
             running = set(self._running)
-        # The futures are asked, not the set: one whose callback ended leaves the set a moment later.
+        # Check the futures, not the set: a future leaves the set a moment after its callback ended.
         if wait(running, None if timeout_sec is None or timeout_sec < 0 else timeout_sec).not_done:
             return False
         self._pool.shutdown(wait=True)
         return True
 
     def close(self) -> None:
-        """Free the wait set and let the pool's threads end; called when the context ends."""
+        """Free the wait set and end the pool's threads; called at the end of the context."""
         super().close()
         self._pool.shutdown(wait=False)
 

@@ -1,9 +1,10 @@
-"""What may be assigned to a field of a message: the checks of rosidl's generated Python with ROS_PYTHON_CHECK_FIELDS=1.
+"""Checks of values assigned to message fields: those of rosidl's generated Python with ROS_PYTHON_CHECK_FIELDS=1.
 
-Jazzy's generated classes check only when that variable is set; here the checks are always on, so that a wrong value is
-named where it is assigned and not where the message is sent. Two things are as without the variable, for images: a
-one-dimensional or contiguous numpy array of the field's own type, and `bytes`, `bytearray` and `memoryview` for
-`uint8[]`, are taken over with one copy and no look at the elements. An `array.array` of the field's type is not copied.
+Jazzy's generated classes check only if that variable is set; here the checks are always on, so that a wrong value is
+reported where it is assigned instead of where the message is sent. Two things follow the unchecked behaviour, for
+images: a one-dimensional or contiguous numpy array of the field's type, and `bytes`, `bytearray` and `memoryview` for
+`uint8[]`, are accepted with one copy and without checking the elements. An `array.array` of the field's type is not
+copied.
 
 Source: rosidl_generator_py of ROS 2 Jazzy.
 """
@@ -41,9 +42,9 @@ _TEXT: Final = (str, UserString)
 
 
 def check_of(type_name: str, field: str, kind: FieldType, message_class: Callable[[str], type]) -> Check:
-    """Return what checks a value that is assigned to a field, and returns it as the message keeps it.
+    """Return a function that checks a value assigned to a field and returns it as stored in the message.
 
-    The check raises AssertionError; it names field, message and value.
+    The check raises AssertionError that names field, message and value.
     """
     expect = _Expectation(type_name, field)
     element = _element_check(expect, kind, message_class)
@@ -57,9 +58,9 @@ def check_of(type_name: str, field: str, kind: FieldType, message_class: Callabl
 
 
 def conversion_of(type_name: str, field: str, kind: FieldType) -> Check | None:
-    """Return how a constructor's value is converted before it is checked: numbers need not have the field's own type.
+    """Return the conversion of a constructor argument before its check: numbers need not have the field's type.
 
-    As in rosidl's constructors `position=[0, 1]` is allowed for a `float64[]`, which an assignment refuses.
+    As in rosidl's constructors, `position=[0, 1]` is allowed for a `float64[]`, which an assignment rejects.
     """
     if kind.base not in TYPECODES or (kind.array is None and kind.sequence is None):
         return None
@@ -77,7 +78,7 @@ def conversion_of(type_name: str, field: str, kind: FieldType) -> Check | None:
 
 
 class _Expectation:
-    """Names a field in errors."""
+    """Formats errors about a field."""
 
     def __init__(self, type_name: str, field: str) -> None:
         self._type_name = type_name
@@ -208,7 +209,7 @@ def _sequence_check(expect: _Expectation, element: Check, kind: FieldType) -> Ch
     dtype, is_bytes, bound = np.dtype(code), code == "B", kind.sequence
 
     def check(value: Any) -> array.array[Any]:
-        # The order is that of an image's way: what is cheapest to take over comes first.
+        # Ordered for images: the cheapest conversions first.
         if isinstance(value, array.array):
             if value.typecode != code:
                 raise expect.error(f"an array.array() of type code '{code}'", value)

@@ -1,4 +1,4 @@
-"""Import hook: makes `rclpy` and the message packages importable on top of the standalone runtime."""
+"""Import hook that makes `rclpy` and the message packages of the standalone runtime importable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multi_dnn_ros.standalone.surface import SURFACE
 
 _ORIGIN: Final = "multi_dnn_ros.standalone"
 _lock = threading.Lock()
-_replaced: dict[tuple[str, str], Any] = {}  # module and name -> what stood there before a program replaced it
+_replaced: dict[tuple[str, str], Any] = {}  # (module, name) -> value before a program replaced it
 
 
 def _missing(name: str) -> MissingFeatureError:
@@ -26,7 +26,7 @@ def _missing(name: str) -> MissingFeatureError:
 
 
 class _SurfaceModule(ModuleType):
-    """`rclpy` or one of its submodules: resolves the listed names, refuses every other one."""
+    """`rclpy` or one of its submodules: resolves the listed names, rejects all others."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":  # for `from ... import *`
@@ -50,8 +50,8 @@ class _SurfaceModule(ModuleType):
                 name="cyclonedds",
             ) from error
 
-    # What a program replaces in rclpy's module, such as a test's stand-in, must count where the name is used; deleting
-    # it puts back what was there before, which is how `mock.patch` undoes a replacement.
+    # A replacement in rclpy's module, such as a mock, must take effect where the name is used; deleting it restores the
+    # previous value, which is how `mock.patch` undoes a replacement.
 
     def __setattr__(self, name: str, value: Any) -> None:
         home = SURFACE.get(self.__name__, {}).get(name)
@@ -80,7 +80,7 @@ class _SurfaceModule(ModuleType):
 
 
 class _InterfaceModule(ModuleType):
-    """`package.msg` or `package.srv`: makes each class on first use."""
+    """`package.msg` or `package.srv`: creates each class on first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":  # for `from ... import *`
@@ -89,7 +89,7 @@ class _InterfaceModule(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         package, kind = self.__name__.split(".")
         if name not in interfaces.names(package, kind):
-            # A service's halves are reached by name too, as pickle does.
+            # Request and response classes are also found by name, as pickle requires.
             half, _, suffix = name.rpartition("_")
             if not (kind == "srv" and suffix in ("Request", "Response") and half in interfaces.names(package, kind)):
                 raise _missing(f"{self.__name__}.{name}")
@@ -109,15 +109,15 @@ class _PackageModule(ModuleType):
 
 
 class StandaloneFinder(MetaPathFinder, Loader):
-    """Finds `rclpy`, its submodules and every interface package that the registry carries."""
+    """Finds `rclpy`, its submodules and every interface package in the registry."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for a name of ours, None for anybody else's.
+        """Return a spec for our names, None for others.
 
         Raises:
-            MissingFeatureError: for a submodule of `rclpy` or of an interface package that we do not have.
+            MissingFeatureError: for a missing submodule of `rclpy` or of an interface package.
         """
         root, _, rest = fullname.partition(".")
         if root == "rclpy":
@@ -146,7 +146,7 @@ def install() -> None:
     """Make `import rclpy` and `from sensor_msgs.msg import Image` work in a process without ROS 2. Idempotent.
 
     Raises:
-        RuntimeError: when a real rclpy is importable; then it, and not this runtime, is to be used.
+        RuntimeError: if a real rclpy is importable, which must then be used instead.
     """
     with _lock:
         if any(isinstance(finder, StandaloneFinder) for finder in sys.meta_path):

@@ -1,4 +1,4 @@
-"""Results that come later, and the tasks that an executor runs."""
+"""Futures, and the tasks that an executor runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from multi_dnn_ros.standalone.missing import Surface
 
 
 class Future(Surface):
-    """A result that comes later; done callbacks run in the thread that sets it, or as tasks of an executor."""
+    """A future; done callbacks run in the thread that sets the result, or as tasks of an executor."""
 
     def __init__(self, *, executor: Any = None) -> None:
-        """Make a future.
+        """Create a future.
 
         Args:
-            executor: runs the done callbacks (`executor.create_task(callback, future)`); held weakly.
+            executor: runs the done callbacks (`executor.create_task(callback, future)`); a weak reference.
         """
         self._executor: Callable[[], Any] = _no_executor if executor is None else weakref.ref(executor)
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class Future(Surface):
             print(f"The following exception was never retrieved: {self._exception}", file=sys.stderr)
 
     def __await__(self) -> Generator[Future, None, Any]:
-        """Wait in a coroutine; an executor goes on with the coroutine when this is done."""
+        """Wait in a coroutine; an executor resumes the coroutine when the future is done."""
         while not self._done:
             yield self
         return self.result()
@@ -51,13 +51,13 @@ class Future(Surface):
         return self._cancelled
 
     def result(self) -> Any:
-        """Return the result, None while there is none; raise the exception if that is what came."""
+        """Return the result, None if there is none yet; raise the exception if one was set."""
         if self._exception:
             raise self.exception()
         return self._result
 
     def exception(self) -> Any:
-        """Return the exception, if that is what came."""
+        """Return the exception, if one was set."""
         self._exception_fetched = True
         return self._exception
 
@@ -74,7 +74,7 @@ class Future(Surface):
         self._run_callbacks()
 
     def cancel(self) -> None:
-        """Cancel, unless already done, and run the done callbacks; as in rclpy this does not make it done."""
+        """Cancel unless done, and run the done callbacks; as in rclpy this does not make it done."""
         with self._lock:
             if not self._done:
                 self._cancelled = True
@@ -94,11 +94,11 @@ class Future(Surface):
             try:
                 callback(self)
             except Exception as error:
-                # One callback that fails must not keep the others from running.
+                # A failing callback must not prevent the others.
                 warnings.warn(f"Unhandled exception in done callback: {error}", stacklevel=2)
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call `callback(self)` when done, at once when already done."""
+        """Call `callback(self)` when done, or immediately if already done."""
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)
@@ -110,7 +110,9 @@ class Future(Surface):
             callback(self)
 
     def resume_when_done(self, resume: Callable[[], Any]) -> None:
-        """Call `resume()` in the thread that ends this future, whatever its executor; at once when already done."""
+        """Call `resume()` in the thread that completes this future, regardless of its executor; immediately if already
+        done.
+        """
         with self._lock:
             if not self._done:
                 self._resumes.append(resume)
@@ -119,7 +121,7 @@ class Future(Surface):
 
 
 class Task(Future):
-    """A function or a coroutine that an executor runs; its result is the future's."""
+    """A function or coroutine that an executor runs; its result is the future's."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class Task(Future):
         kwargs: Any = None,
         executor: Any = None,
     ) -> None:
-        """Make a task; `handler` is called with `args` and `kwargs`, a coroutine is resumed at each call."""
+        """Create a task; `handler` is called with `args` and `kwargs`, a coroutine is resumed at each call."""
         super().__init__(executor=executor)
         self._handler: Any = handler
         self._args = args or ()
@@ -137,10 +139,10 @@ class Task(Future):
             self._handler = handler(*self._args, **self._kwargs)
         self._running = threading.Lock()
         self.awaits: Future | None = None
-        """The future that the coroutine waits for, None when it can go on at once."""
+        """The future that the coroutine waits for, None if it can continue now."""
 
     def __call__(self) -> None:
-        """Run the function, or the coroutine up to where it waits next; without effect while that is under way."""
+        """Run the function, or the coroutine up to its next wait; no effect while it is running."""
         if not self._running.acquire(blocking=False):
             return
         try:
@@ -165,9 +167,9 @@ class Task(Future):
             self._running.release()
 
     def executing(self) -> bool:
-        """Return whether the task is under way in this moment."""
+        """Return whether the task is running now."""
         return self._running.locked()
 
 
 def _no_executor() -> None:
-    """Stand in for a weak reference where there is no executor."""
+    """Replaces the weak reference if there is no executor."""

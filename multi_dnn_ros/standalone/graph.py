@@ -1,7 +1,7 @@
 """The ROS graph: which nodes own which endpoints (ros_discovery_info), and what is on the network.
 
-DDS knows participants and endpoints, not nodes. Every ROS 2 process therefore publishes the list of its nodes with
-their endpoints, and the list of nodes that a tool shows is the sum of these.
+DDS knows participants and endpoints, not nodes. Therefore every ROS 2 process publishes the list of its nodes with
+their endpoints; a tool's node list is the union of these.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALIVE: Final = 16  # DDS_ALIVE_INSTANCE_STATE
 
 
 class NodeEntry:
-    """A node of this process and the network ids of its endpoints."""
+    """A node of this process and the GIDs of its endpoints."""
 
     def __init__(self, name: str, namespace: str) -> None:
         self.name = name
@@ -42,7 +42,7 @@ class NodeEntry:
 
 
 class Graph:
-    """This process' part of the ROS graph, published, and the others' parts, read on demand."""
+    """The published graph of this process, and those of other processes, read on demand."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -69,20 +69,20 @@ class Graph:
             self._reader.close()
 
     def add_node(self, entry: NodeEntry) -> None:
-        """Tell the network of a new node."""
+        """Announce a new node."""
         with self._lock:
             self._nodes.append(entry)
             self._announce()
 
     def remove_node(self, entry: NodeEntry) -> None:
-        """Tell the network that a node is gone."""
+        """Announce the end of a node."""
         with self._lock:
             if entry in self._nodes:
                 self._nodes.remove(entry)
                 self._announce()
 
     def add_endpoints(self, entry: NodeEntry, *endpoints: Reader | Writer) -> None:
-        """Tell the network of a node's new endpoints, and, when one of them is closed, that it is gone."""
+        """Announce a node's new endpoints and, when one of them closes, its removal."""
         with self._lock:
             for endpoint in endpoints:
                 (entry.readers if isinstance(endpoint, Reader) else entry.writers).append(endpoint.gid)
@@ -134,7 +134,7 @@ class Graph:
             return samples
 
     def node_names_and_namespaces(self) -> list[tuple[str, str]]:
-        """Return name and namespace of every node on the network, this process' own included."""
+        """Return name and namespace of every node on the network, including this process's."""
         with self._lock:
             own = bytes(self._participant.entity.guid.bytes)
             self._take_infos()
@@ -144,7 +144,7 @@ class Graph:
             return found + [node for nodes in self._remote.values() for node in nodes]
 
     def topic_names_and_types_of_dds(self) -> list[tuple[str, list[str]]]:
-        """Return every topic of DDS with its types, sorted, under the names that they have there."""
+        """Return every DDS topic with its types, sorted, by DDS names."""
         return _collect(
             (endpoint.topic_name, endpoint.type_name)
             for topic in (BuiltinTopicDcpsPublication, BuiltinTopicDcpsSubscription)
@@ -152,7 +152,7 @@ class Graph:
         )
 
     def _take_infos(self) -> None:
-        """Take what other processes have published about their nodes."""
+        """Take the node lists published by other processes."""
         while (taken := self._reader.take()) is not None:
             info: Any = cdr.deserialize(taken[0], message_class(_INFO))
             participant = info.gid.data.tobytes()[:16]
@@ -164,7 +164,7 @@ class Graph:
             }
 
     def publishers_info(self, topic: str) -> list[Any]:
-        """Return a TopicEndpointInfo for each publisher of an absolute topic name, whatever its type."""
+        """Return a TopicEndpointInfo for each publisher of an absolute topic name, regardless of type."""
         with self._lock:
             self._take_infos()
             alive = {participant.key.bytes for participant in self._read(BuiltinTopicDcpsParticipant)}
@@ -192,7 +192,7 @@ class Graph:
         )
 
     def service_names_and_types(self) -> list[tuple[str, list[str]]]:
-        """Return every service that somebody serves, with its types, sorted."""
+        """Return every available service with its types, sorted."""
         return _collect(
             (name.removesuffix("Request"), type_name.removesuffix("_Request"))
             for name, type_name in self._endpoints(BuiltinTopicDcpsSubscription, ("rq",))
@@ -200,11 +200,11 @@ class Graph:
         )
 
     def count_publishers(self, topic: str) -> int:
-        """Return how many publishers an absolute topic name has."""
+        """Return the number of publishers of an absolute topic name."""
         return sum(name == topic for name, _ in self._endpoints(BuiltinTopicDcpsPublication, ("rt",)))
 
     def count_subscribers(self, topic: str) -> int:
-        """Return how many subscriptions an absolute topic name has."""
+        """Return the number of subscriptions to an absolute topic name."""
         return sum(name == topic for name, _ in self._endpoints(BuiltinTopicDcpsSubscription, ("rt",)))
 
 

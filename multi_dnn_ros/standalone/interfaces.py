@@ -1,7 +1,7 @@
-"""The registry of interface types: which messages and services exist, their fields, constants and type hashes.
+"""The registry of interface types: messages and services with their fields, constants and type hashes.
 
-Definitions come from the Jazzy type store of `rosbags` and from `definitions`. Type names are written as ROS writes
-them, `package/msg/Name`, and `package/srv/Name_Request` for the two halves of a service.
+Definitions come from the Jazzy type store of `rosbags` and from `definitions`. Type names are in ROS notation,
+`package/msg/Name`, and `package/srv/Name_Request` or `_Response` for services.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rosbags.typesys.store import Typestore
 
 from multi_dnn_ros.standalone import definitions
 
-# The IDL compiler gives a message without fields this one, one byte on the wire and invisible in Python.
+# The IDL compiler adds this field to empty messages: one byte on the wire, not visible in Python.
 PLACEHOLDER: Final = "structure_needs_at_least_one_member"
 
 PRIMITIVE_BYTES: Final[dict[str, int]] = {
@@ -35,20 +35,20 @@ PRIMITIVE_BYTES: Final[dict[str, int]] = {
     "float64": 8,
 }
 
-# Names that `get_fields_and_field_types` uses where they differ from the .msg language.
+# Type names in `get_fields_and_field_types` that differ from the .msg language.
 _IDL_NAMES: Final = {"bool": "boolean", "byte": "octet", "char": "uint8", "float32": "float", "float64": "double"}
 
 
 class UnknownInterfaceError(ImportError):
-    """A message or service that the standalone runtime does not carry."""
+    """A message or service that the standalone runtime does not have."""
 
 
 @dataclass(frozen=True)
 class FieldType:
-    """Type of a field: a primitive, a string or a message, alone or as array or sequence.
+    """Type of a field: a primitive, a string or a message, single or as array or sequence.
 
-    `base` is a primitive's name, "string" or a message's type name. `array` is the length of a fixed array. `sequence`
-    is the bound of a sequence, 0 when unbounded. At most one of the two is set. `string_bound` is 0 when unbounded.
+    `base` is a primitive's name, "string" or a message type name. `array` is the length of a fixed array. `sequence` is
+    the bound of a sequence, 0 if unbounded. At most one of the two is set. `string_bound` is 0 if unbounded.
     """
 
     base: str
@@ -63,7 +63,7 @@ class FieldType:
         return self.base in PRIMITIVE_BYTES
 
     def __str__(self) -> str:
-        """Return the type as `get_fields_and_field_types` of rclpy writes it."""
+        """Return the type in the notation of rclpy's `get_fields_and_field_types`."""
         name = self.base.replace("/msg/", "/") if self.is_message else _IDL_NAMES.get(self.base, self.base)
         if self.string_bound:
             name = f"{name}<{self.string_bound}>"
@@ -88,7 +88,7 @@ def _field_type(description: Any) -> FieldType:
 
 
 def _without_char(description: Any) -> Any:
-    # ROS 2 hashes a `char` of the .msg language as uint8; rosbags hashes it as IDL's char.
+    # ROS 2 hashes the .msg type `char` as uint8; rosbags as IDL's char.
     kind, argument = description
     if kind == Nodetype.BASE:
         return (kind, ("uint8", argument[1])) if argument[0] == "char" else description
@@ -106,7 +106,7 @@ def _store() -> Typestore:
         texts[f"{name}_Response"] = response or f"uint8 {PLACEHOLDER}"
     extra: dict[str, Any] = {}
     for name, text in texts.items():
-        # The parser knows messages only, so a service's half is parsed under a message's name.
+        # The parser supports messages only, so requests and responses are parsed under a message name.
         (parsed,) = get_types_from_msg(text, name.replace("/srv/", "/msg/")).values()
         extra[name] = parsed
     store.register(extra)
@@ -117,12 +117,12 @@ def _store() -> Typestore:
 
 
 def exists(type_name: str) -> bool:
-    """Return whether a message, or a half of a service, of this name is carried."""
+    """Return whether a message, or a service request or response, of this name exists."""
     return type_name in _store().fielddefs
 
 
 def packages() -> set[str]:
-    """Return the names of all packages that carry a message or a service."""
+    """Return the names of all packages with messages or services."""
     return {name.split("/", 1)[0] for name in _store().fielddefs}
 
 
@@ -144,27 +144,27 @@ def _definition(type_name: str) -> Any:
 
 
 def wire_fields(type_name: str) -> list[tuple[str, FieldType]]:
-    """Return name and type of every field on the wire, an empty message's placeholder byte included."""
+    """Return name and type of every field on the wire, including the placeholder byte of an empty message."""
     return [(name, _field_type(description)) for name, description in _definition(type_name)[1]]
 
 
 def fields(type_name: str) -> list[tuple[str, FieldType]]:
-    """Return name and type of every field that a program sees."""
+    """Return name and type of every field visible to a program."""
     return [(name, kind) for name, kind in wire_fields(type_name) if name != PLACEHOLDER]
 
 
 def constants(type_name: str) -> dict[str, bool | int | float | str | bytes]:
-    """Return the constants of a message, a `byte` as bytes of length 1 as rclpy has it."""
+    """Return the constants of a message; a `byte` as bytes of length 1, as in rclpy."""
     return {name: bytes([value]) if kind == "byte" else value for name, kind, value in _definition(type_name)[0]}
 
 
 def default(type_name: str, field: str) -> definitions.Default | None:
-    """Return the default value that the .msg file states for a field, a tuple for several, None for none."""
+    """Return a field's default value from the .msg file, a tuple for arrays, None if there is none."""
     return definitions.DEFAULTS.get((type_name, field))
 
 
 @functools.cache
 def type_hash(type_name: str) -> str:
-    """Return the RIHS01 hash (REP 2011) of a message or of a service's half."""
+    """Return the RIHS01 hash (REP 2011) of a message or a service request or response."""
     _definition(type_name)
     return _store().hash_rihs01(type_name)

@@ -1,4 +1,4 @@
-"""Managed nodes: the life cycle's callbacks, services and events, and publishers that are silent while inactive."""
+"""Managed nodes: life cycle callbacks, services and events, and publishers that send only while active."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUCCESS: Final = TransitionCallbackReturn.SUCCESS
 
 
 class ManagedEntity(Surface):
-    """Something that follows a node's life cycle; each callback of the node calls the same of its managed entities."""
+    """Follows a node's life cycle: each callback of the node calls the same callback of its managed entities."""
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Return SUCCESS."""
@@ -51,7 +51,7 @@ class ManagedEntity(Surface):
 
 
 class SimpleManagedEntity(ManagedEntity):
-    """A managed entity that knows whether it is active."""
+    """A managed entity that tracks whether it is active."""
 
     def __init__(self) -> None:
         self._enabled = False
@@ -73,25 +73,27 @@ class SimpleManagedEntity(ManagedEntity):
 
 
 class LifecyclePublisher(SimpleManagedEntity, Publisher):
-    """A publisher that drops what it is given while its node is not active."""
+    """A publisher that drops messages while its node is not active."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         SimpleManagedEntity.__init__(self)
         Publisher.__init__(self, *args, **kwargs)
 
     def publish(self, msg: Message | bytes) -> None:
-        """Send a message when the node is active."""
+        """Send a message if the node is active."""
         if self._enabled:
             Publisher.publish(self, msg)
 
 
 class LifecycleNodeMixin(ManagedEntity):
-    """The life cycle that a node class can inherit beside `rclpy.node.Node`; :class:`LifecycleNode` has both."""
+    """The life cycle for a node class that also inherits from `rclpy.node.Node`;
+    :class:`LifecycleNode` combines both.
+    """
 
     def __init__(
         self, *, enable_communication_interface: bool = True, callback_group: CallbackGroup | None = None
     ) -> None:
-        """Start unconfigured, and offer the services and the event topic unless told not to."""
+        """Start unconfigured; offer the services and the event topic unless disabled."""
         self._machine = StateMachine()
         self._machine_lock = threading.RLock()
         self._managed_entities: set[ManagedEntity] = set()
@@ -149,13 +151,13 @@ class LifecycleNodeMixin(ManagedEntity):
         return _SUCCESS
 
     def add_managed_entity(self, entity: ManagedEntity) -> None:
-        """Let an entity follow this node's life cycle."""
+        """Make an entity follow this node's life cycle."""
         if not isinstance(entity, ManagedEntity):
             raise TypeError(f"a rclpy.lifecycle.ManagedEntity is expected, not {entity!r}")
         self._managed_entities.add(entity)
 
     def create_lifecycle_publisher(self, *args: Any, **kwargs: Any) -> LifecyclePublisher:
-        """Make a publisher that is silent while the node is not active; arguments as `create_publisher`."""
+        """Create a publisher that sends only while the node is active; arguments as for `create_publisher`."""
         if "publisher_class" in kwargs:
             raise TypeError("create_lifecycle_publisher() takes no publisher_class")
         node: Any = self
@@ -223,7 +225,7 @@ class LifecycleNodeMixin(ManagedEntity):
         try:
             outcome = callbacks[self._machine.state](before)
         except Exception:
-            # rclpy takes an exception as ERROR and says nothing; the reason would be lost.
+            # rclpy treats an exception as ERROR without logging it; log the reason.
             node.get_logger().error(f"the callback of state {label!r} raised:\n{traceback.format_exc()}")
             return TransitionCallbackReturn.ERROR
         if not isinstance(outcome, TransitionCallbackReturn):
@@ -242,7 +244,7 @@ class LifecycleNodeMixin(ManagedEntity):
             try:
                 response.success = self._change_state(wanted) is _SUCCESS
             except RCLError as error:
-                node.get_logger().error(f"change_state refused: {error}")
+                node.get_logger().error(f"change_state rejected: {error}")
                 response.success = False
         return response
 

@@ -1,4 +1,4 @@
-"""The places in the source that log: what each asked for when it logged first, and which of its messages pass."""
+"""Call sites of logging: the options of each, and which of its messages pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 
 class LoggingSeverity(IntEnum):
-    """How grave a message is."""
+    """Severity of a message."""
 
     UNSET = 0
     DEBUG = 10
@@ -22,19 +22,19 @@ _OPTIONS: Final = ("throttle_duration_sec", "throttle_time_source_type", "skip_f
 
 
 class CallSite:
-    """A place that logs, with its options.
+    """A place in the source that logs, with its options.
 
-    `throttle_duration_sec` lets one message through per so many seconds of the clock `throttle_time_source_type`, the
-    system's when it is left out; `skip_first` leaves out the first message, `once` lets only the first one through.
-    They are asked in this order, and one that stops a message keeps the next ones from being asked.
+    `throttle_duration_sec` passes one message per interval of the clock `throttle_time_source_type` (default: the
+    system clock); `skip_first` drops the first message, `once` passes only the first one. They are evaluated in this
+    order; one that drops a message skips the rest.
     """
 
     def __init__(self, severity: LoggingSeverity, name: str, options: dict[str, Any]) -> None:
-        """Note what a place asks for.
+        """Store the options of a call site.
 
         Raises:
-            TypeError: for an unknown option, and for a throttle's clock without a duration.
-            ValueError: for a throttle's clock that is none.
+            TypeError: for an unknown option, or a throttle clock without a duration.
+            ValueError: for an invalid throttle clock.
         """
         self.severity = severity
         self.name = name
@@ -58,7 +58,7 @@ class CallSite:
         self._logged = False
 
     def check_same(self, other: CallSite) -> None:
-        """Check that a place asks for what it asked for when it logged first.
+        """Check that the options equal those of the first call.
 
         Raises:
             ValueError: says what changed.
@@ -76,7 +76,7 @@ class CallSite:
             raise ValueError("Logging filter parameters cannot be changed between calls.")
 
     def passes(self) -> bool:
-        """Return whether the message that this place logs now is let through."""
+        """Return whether the current message passes."""
         if self.throttles:
             now_ns = time.time_ns() if self.clock is None else self.clock.now_ns()
             if now_ns < self._last_ns + (self.throttle_sec or 0) * 1e9:

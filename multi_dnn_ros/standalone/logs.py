@@ -49,32 +49,31 @@ class RcutilsLogger(Surface):
         return RcutilsLogger(f"{self.name}.{name}" if self.name else name)
 
     def set_level(self, level: LoggingSeverity | int) -> None:
-        """Set the least severity that this logger and its children let through."""
+        """Set the minimum severity of this logger and its children."""
         set_logger_level(self.name, level)
 
     def get_effective_level(self) -> LoggingSeverity:
-        """Return the least severity that this logger lets through."""
+        """Return the minimum severity that this logger passes."""
         return get_logger_effective_level(self.name)
 
     def is_enabled_for(self, severity: LoggingSeverity | int) -> bool:
-        """Return whether a message of this severity is let through."""
+        """Return whether messages of this severity pass."""
         return LoggingSeverity(severity) >= self.get_effective_level()
 
     def log(self, message: str, severity: LoggingSeverity | int, **options: Any) -> bool:
-        """Log a message; the options count per place in the source that calls, and must stay the same there.
+        """Log a message; the options apply per call site and must stay the same there.
 
         Args:
             message: the text.
-            severity: how grave it is.
-            options: `name`, another logger's name than this one's, and those of :class:`CallSite`.
+            severity: its severity.
+            options: `name`, to use another logger's name, and those of :class:`CallSite`.
 
         Returns:
             Whether the message was logged.
 
         Raises:
-            TypeError: for an unknown option or one without what it needs, and for a message that is not a text.
-            ValueError: for an unknown severity, and when a place logs with another severity, name or options than
-                before.
+            TypeError: for an invalid or incomplete option, and for a message that is not a str.
+            ValueError: for an unknown severity, and if a call site changes its severity, name or options.
         """
         severity = LoggingSeverity(severity)
         if severity < self.get_effective_level():
@@ -87,7 +86,7 @@ class RcutilsLogger(Surface):
             site = self._sites.get(place)
             if site is None:
                 if len(self._sites) >= _MAX_CALL_SITES:
-                    self._sites.clear()  # generated code could make places without end
+                    self._sites.clear()  # generated code can create any number of call sites
                 site = self._sites[place] = wanted
             else:
                 site.check_same(wanted)
@@ -132,10 +131,10 @@ def get_logger(name: str) -> RcutilsLogger:
 
 
 def get_logging_severity_from_string(log_severity: str) -> LoggingSeverity:
-    """Return a severity by its name, in capitals or not.
+    """Return a severity by its name, case-insensitively.
 
     Raises:
-        RuntimeError: for a name that does not exist.
+        RuntimeError: for an unknown name.
     """
     try:
         return LoggingSeverity[log_severity.upper()]
@@ -147,7 +146,7 @@ def get_logging_severity_from_string(log_severity: str) -> LoggingSeverity:
 
 
 def clear_config() -> None:
-    """Give every logger the default severity, and the default severity its default, INFO."""
+    """Reset all loggers to the default severity, and that to INFO."""
     global _default_level
     with _lock:
         _levels.clear()
@@ -155,10 +154,10 @@ def clear_config() -> None:
 
 
 def set_logger_level(name: str, level: LoggingSeverity | int, detailed_error: bool = False) -> None:
-    """Set a logger's least severity; UNSET gives it back to its parent, and the empty name is the default's.
+    """Set a logger's minimum severity; UNSET inherits that of its parent, and the empty name sets the default.
 
     Raises:
-        ValueError: for a severity that does not exist.
+        ValueError: for an unknown severity.
     """
     global _default_level
     level = LoggingSeverity(level)
@@ -172,12 +171,12 @@ def set_logger_level(name: str, level: LoggingSeverity | int, detailed_error: bo
 
 
 def get_logger_level(name: str) -> LoggingSeverity:
-    """Return a logger's own least severity, UNSET when it has none."""
+    """Return a logger's own minimum severity; UNSET if it has none."""
     return _default_level if not name else _levels.get(name, LoggingSeverity.UNSET)
 
 
 def get_logger_effective_level(name: str) -> LoggingSeverity:
-    """Return the least severity that a logger lets through: its own, its nearest parent's, or the default."""
+    """Return a logger's effective minimum severity: its own, its nearest parent's, or the default."""
     if _levels:
         with _lock:
             while name:
@@ -188,7 +187,7 @@ def get_logger_effective_level(name: str) -> LoggingSeverity:
 
 
 def configure(default: LoggingSeverity | None, levels: dict[str, LoggingSeverity], *, console: bool) -> None:
-    """Set what the command line says: the default severity, single loggers' severities, whether to print."""
+    """Apply the command line: default severity, severities of single loggers, and whether to print."""
     global _default_level, _console
     with _lock:
         if default is not None:
@@ -198,13 +197,13 @@ def configure(default: LoggingSeverity | None, levels: dict[str, LoggingSeverity
 
 
 def add_sink(name: str, sink: Sink) -> None:
-    """Hand every message of a logger and its children to `sink` too."""
+    """Pass every message of a logger and its children to `sink`, too."""
     with _lock:
         _sinks[name] = sink
 
 
 def remove_sink(name: str) -> None:
-    """Stop handing messages to a sink."""
+    """Stop passing messages to a sink."""
     with _lock:
         _sinks.pop(name, None)
 
@@ -239,7 +238,7 @@ def _emit(severity: LoggingSeverity, name: str, text: str, file: str, function: 
         output = output.replace("{message}", text)
         stream = sys.stdout if os.environ.get("RCUTILS_LOGGING_USE_STDOUT") == "1" else sys.stderr
         colour = _COLOURS.get(severity, "") if _colours_wanted(stream) else ""
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more; logging must not end the node
+        with contextlib.suppress(OSError, ValueError):  # the stream is closed; logging must not end the node
             print(f"{colour}{output}\033[0m" if colour else output, file=stream, flush=True)
     for sink_name, sink in list(_sinks.items()):
         if name == sink_name or name.startswith(f"{sink_name}."):

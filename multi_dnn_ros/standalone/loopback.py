@@ -1,9 +1,9 @@
-"""Holds the sockets of a DDS domain to the loopback interface.
+"""Restricts the sockets of a DDS domain to the loopback interface.
 
-Cyclone sends on the interfaces that its configuration names, but binds the sockets on which it receives to every
-address of the machine: without this, whoever reaches the machine could speak in the domain. Linux lets a process bind
-its sockets to a device without privileges since 5.7; packets between processes of one machine always travel over `lo`,
-whatever address they are sent to.
+Cyclone sends on the configured interfaces only, but binds its receiving sockets to all addresses of the machine:
+without this, any host that can reach the machine could send into the domain. Since Linux 5.7 a process can bind its
+sockets to a device without privileges; packets between processes of one machine always use `lo`, whatever their
+destination address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PORTS_PER_DOMAIN: Final = 250
 
 
 def restrict_to_loopback(domain_id: int) -> list[int]:
-    """Bind the receiving sockets of the domain to `lo`; returns the ports of those that the system did not let us."""
+    """Bind the domain's receiving sockets to `lo`; returns the ports for which the system denied it."""
     open_ports = []
     for receiver in domain_sockets(domain_id):
         with receiver:
@@ -35,7 +35,9 @@ def restrict_to_loopback(domain_id: int) -> list[int]:
 
 
 def domain_sockets(domain_id: int) -> Iterator[socket.socket]:
-    """This process' UDP sockets on every address and a port of the domain, as duplicates that the caller closes."""
+    """Duplicates, to be closed by the caller, of this process's UDP sockets on a port of the domain
+    and all addresses.
+    """
     first = _FIRST_PORT + _PORTS_PER_DOMAIN * domain_id
     for descriptor in sorted(int(entry.name) for entry in _DESCRIPTORS.iterdir()):
         with suppress(OSError):  # another thread closed it

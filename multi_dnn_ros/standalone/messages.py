@@ -1,8 +1,8 @@
-"""Message and service classes as rclpy has them, generated on first use from the interface registry.
+"""Message and service classes as in rclpy, generated on first use from the interface registry.
 
-A message class takes keywords, fills in the .msg file's defaults, checks every assigned value (AssertionError that
-names the field, see :mod:`field_checks`), and holds: unbounded and bounded sequences of numbers as `array.array`, fixed
-arrays of numbers as numpy arrays, `byte` as bytes of length 1, all else as plain Python values.
+A message class takes keyword arguments, applies the .msg file's defaults, and checks every assigned value
+(AssertionError that names the field, see :mod:`field_checks`). It stores sequences of numbers as `array.array`, fixed
+arrays of numbers as numpy arrays, `byte` as bytes of length 1, and all else as plain Python values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _services: dict[str, type[Service]] = {}
 
 
 class _Interface(type):
-    """Metaclass: a name of a generated class that is not here says so."""
+    """Metaclass: accessing a missing name of a generated class raises an explicit error."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -35,7 +35,7 @@ class _Interface(type):
 
 
 class Message(metaclass=_Interface):
-    """Base of every generated message class; one property per field over a slot of the same name with an underscore."""
+    """Base of all generated message classes; one property per field, stored in a slot with a leading underscore."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -52,10 +52,10 @@ class Message(metaclass=_Interface):
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, **fields: Any) -> None:
-        """Fill in defaults for the fields that are not given.
+        """Set the given fields and the defaults of all others.
 
         Raises:
-            AssertionError: for a name that is not a field, and for a value that a field cannot have.
+            AssertionError: for an unknown field, and for an invalid value.
             UnsupportedError: for `check_fields=False`; the checks are always on.
         """
         if fields and fields.pop("check_fields", True) is False:
@@ -75,7 +75,7 @@ class Message(metaclass=_Interface):
 
     @classmethod
     def get_fields_and_field_types(cls) -> dict[str, str]:
-        """Return a copy of the mapping from field name to type, as rclpy writes types."""
+        """Return a copy of the mapping from field name to type, in rclpy's notation."""
         return dict(cls.__field_types__)
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Message(metaclass=_Interface):
 
 
 class Service(metaclass=_Interface):
-    """Base of every generated service class; never instantiated, it only carries its two message classes."""
+    """Base of all generated service classes; never instantiated, it only holds its two message classes."""
 
     __msgtype__: ClassVar[str]
     Request: ClassVar[type[Message]]
@@ -113,10 +113,10 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def message_class(type_name: str) -> type[Message]:
-    """Return the class of a message or of a service's half.
+    """Return the class of a message, service request or service response.
 
     Raises:
-        UnknownInterfaceError: when the standalone runtime does not carry the type.
+        UnknownInterfaceError: if the standalone runtime does not have the type.
     """
     found = _classes.get(type_name)
     if found is None:
@@ -130,7 +130,7 @@ def service_class(type_name: str) -> type[Service]:
     """Return the class of a service, with its `Request` and `Response`.
 
     Raises:
-        UnknownInterfaceError: when the standalone runtime does not carry the type.
+        UnknownInterfaceError: if the standalone runtime does not have the type.
     """
     if type_name not in definitions.SERVICES:
         raise interfaces.UnknownInterfaceError(
@@ -185,7 +185,7 @@ def _property(slot: str, check: Check) -> property:
 
 
 def _default(field_type: FieldType, stated: Any) -> Callable[[], Any]:
-    """Return what makes a field's value in a new message: what the .msg file states, else zeros."""
+    """Return a function that makes a field's initial value: the .msg file's default, else zeros."""
     base = field_type.base
     code = TYPECODES.get(base)
     if field_type.sequence is not None:

@@ -1,4 +1,4 @@
-"""How the standalone runtime says that it does not have something: at once, and in one sentence."""
+"""Errors for features that the standalone runtime does not have."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ class MissingFeatureError(ImportError):
 
 
 class UnsupportedError(NotImplementedError):
-    """An argument or a value of rclpy that the standalone runtime does not act on."""
+    """An argument or value of rclpy that the standalone runtime does not support."""
 
 
 def missing(name: str) -> str:
-    """Return the sentence for a name of ROS 2 that is not here."""
+    """Return the error text for a missing name of ROS 2."""
     return f"the standalone runtime of multi_dnn_ros has no {name}; install a real ROS 2 to use it"
 
 
 def refuse(where: str, **arguments: Any) -> None:
-    """Raise when any of the named arguments was given, that is, is not None.
+    """Raise if any of the named arguments is not None.
 
     Raises:
         UnsupportedError: names the function and the argument.
@@ -30,7 +30,7 @@ def refuse(where: str, **arguments: Any) -> None:
 
 
 class Surface:
-    """Base of the classes that stand in for rclpy's: an attribute that is not here says so."""
+    """Base of the classes that replace rclpy's: accessing a missing attribute raises an explicit error."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

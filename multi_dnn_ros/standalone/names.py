@@ -23,14 +23,14 @@ _MAX_TOPIC_NAME: Final = 247
 _SUBSTITUTION: Final = re.compile(r"\{([^{}]*)\}")
 _DIGIT_AFTER_SLASH: Final = re.compile(r"/(?=[0-9])")
 
-_Error: TypeAlias = Callable[[str, int], Exception]  # from a message and the place of the character that is wrong
+_Error: TypeAlias = Callable[[str, int], Exception]  # (message, index of the invalid character) -> exception
 
 
 def validate_node_name(name: str) -> None:
-    """Check a node's own name.
+    """Check a node name.
 
     Raises:
-        InvalidNodeNameException: names the name and the first character that is not allowed.
+        InvalidNodeNameException: names the name and the first invalid character.
     """
 
     def error(message: str, index: int) -> Exception:
@@ -51,7 +51,7 @@ def validate_namespace(namespace: str) -> None:
     """Check an absolute namespace such as "/" or "/robot/front".
 
     Raises:
-        InvalidNamespaceException: names the namespace and the first character that is not allowed.
+        InvalidNamespaceException: names the namespace and the first invalid character.
     """
 
     def error(message: str, index: int) -> Exception:
@@ -65,10 +65,10 @@ def validate_namespace(namespace: str) -> None:
 
 
 def validate_full_topic_name(name: str, *, is_service: bool = False) -> None:
-    """Check an absolute name of a topic or a service, after expansion.
+    """Check an absolute topic or service name, after expansion.
 
     Raises:
-        InvalidTopicNameException, InvalidServiceNameException: names the name and the first character not allowed.
+        InvalidTopicNameException, InvalidServiceNameException: names the name and the first invalid character.
     """
     error = _topic_error(name, is_service)
     _check_absolute(name, lambda message, index: error(f"topic name {message}", index))
@@ -77,10 +77,10 @@ def validate_full_topic_name(name: str, *, is_service: bool = False) -> None:
 
 
 def validate_topic_name(name: str, *, is_service: bool = False) -> None:
-    """Check a name of a topic or a service as a program gives it: relative, private (`~`) or with substitutions.
+    """Check a topic or service name before expansion: relative, private (`~`) or with substitutions.
 
     Raises:
-        InvalidTopicNameException, InvalidServiceNameException: names the name and the first character not allowed.
+        InvalidTopicNameException, InvalidServiceNameException: names the name and the first invalid character.
     """
     error = _topic_error(name, is_service)
     if not name:
@@ -98,7 +98,7 @@ def validate_topic_name(name: str, *, is_service: bool = False) -> None:
 
 
 def _check_characters(name: str, error: _Error) -> None:
-    """Check characters and braces in the order in which they stand."""
+    """Check characters and braces from left to right."""
     opened: int | None = None
     for index, character in enumerate(name):
         if character == "{" and opened is None:
@@ -126,10 +126,10 @@ def _topic_error(name: str, is_service: bool) -> _Error:
 
 
 def expand(name: str, node_name: str, namespace: str, *, service: bool = False) -> str:
-    """Return the absolute name that a relative, private (`~`) or absolute name stands for.
+    """Expand a relative, private (`~`) or absolute name to an absolute one.
 
     Raises:
-        InvalidTopicNameException, InvalidServiceNameException: names the name and the first character not allowed.
+        InvalidTopicNameException, InvalidServiceNameException: names the name and the first invalid character.
         ValueError: for a substitution other than {node}, {ns} and {namespace}; names it.
     """
     validate_topic_name(name, is_service=service)
@@ -181,10 +181,10 @@ class RemapRule:
 
     @classmethod
     def parse(cls, text: str) -> RemapRule:
-        """Return the rule that a command line argument states.
+        """Parse the rule in a command line argument.
 
         Raises:
-            ValueError: names the argument and the form that is expected.
+            ValueError: names the argument and the expected form.
         """
         source, separator, target = text.partition(":=")
         node = None
@@ -210,7 +210,7 @@ class RemapRule:
 
 
 def remap_node(rules: Iterable[RemapRule], node_name: str, namespace: str) -> tuple[str, str]:
-    """Return name and namespace of a node after the rules; the first rule of each kind that fits counts."""
+    """Apply the rules to a node's name and namespace; the first matching rule of each kind applies."""
     new: dict[str, str] = {}
     for rule in rules:
         if rule.kind in ("node", "namespace") and rule.node in (None, node_name):
@@ -219,7 +219,7 @@ def remap_node(rules: Iterable[RemapRule], node_name: str, namespace: str) -> tu
 
 
 def remap(rules: Iterable[RemapRule], name: str, node_name: str, namespace: str, *, service: bool = False) -> str:
-    """Return the absolute name after expansion and the first rule that fits."""
+    """Expand the name, apply the first matching rule, and return the absolute name."""
     absolute = expand(name, node_name, namespace, service=service)
     for rule in rules:
         if rule.kind not in ("name", "service" if service else "topic") or rule.node not in (None, node_name):

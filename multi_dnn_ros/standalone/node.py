@@ -1,4 +1,4 @@
-"""The node: makes publishers, subscriptions, services, clients and timers, and holds the parameters."""
+"""The node: creates publishers, subscriptions, services, clients and timers, and owns the parameters."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ class Node(NodeGraph, NodeParameters):
         automatically_declare_parameters_from_overrides: bool = False,
         enable_logger_service: bool = False,
     ) -> None:
-        """Make a node; see rclpy for the arguments.
+        """Create a node; see rclpy for the arguments.
 
         Raises:
             NotInitializedException: before `rclpy.init()`.
-            InvalidNodeNameException, InvalidNamespaceException: name what is wrong.
+            InvalidNodeNameException, InvalidNamespaceException: for an invalid name.
         """
         refuse("Node", enable_logger_service=enable_logger_service or None)
         self._context = context or get_default_context()
@@ -131,18 +131,18 @@ class Node(NodeGraph, NodeParameters):
         return names.qualified(self._namespace, self._name)
 
     def resolve_topic_name(self, topic: str, *, only_expand: bool = False) -> str:
-        """Return the absolute name that a topic name stands for, remapped unless `only_expand`.
+        """Return the absolute name of a topic, remapped unless `only_expand`.
 
         Raises:
-            RCLError: when the name breaks the rules; says how.
+            RCLError: for an invalid name; says why.
         """
         return self._resolve(topic, only_expand=only_expand, service=False)
 
     def resolve_service_name(self, service: str, *, only_expand: bool = False) -> str:
-        """Return the absolute name that a service name stands for, remapped unless `only_expand`.
+        """Return the absolute name of a service, remapped unless `only_expand`.
 
         Raises:
-            RCLError: when the name breaks the rules; says how.
+            RCLError: for an invalid name; says why.
         """
         return self._resolve(service, only_expand=only_expand, service=True)
 
@@ -171,7 +171,7 @@ class Node(NodeGraph, NodeParameters):
 
     @property
     def handle(self) -> Any:
-        """The C object of rclpy's nodes, which is not here."""
+        """The C object of rclpy's nodes, which does not exist here."""
         raise AttributeError(missing("Node.handle"), name="handle", obj=self)
 
     @handle.setter
@@ -180,7 +180,7 @@ class Node(NodeGraph, NodeParameters):
 
     @property
     def default_callback_group(self) -> CallbackGroup:
-        """The group of entities that are made without one: one callback at a time."""
+        """The group of entities created without one: one callback at a time."""
         return self._default_callback_group
 
     # ------------------------------------------------------------------------------------------------------ entities
@@ -196,10 +196,10 @@ class Node(NodeGraph, NodeParameters):
         qos_overriding_options: Any = None,
         publisher_class: type[Publisher] = Publisher,
     ) -> Publisher:
-        """Make a publisher.
+        """Create a publisher.
 
         Raises:
-            TypeError, InvalidTopicNameException, UnsupportedError: name what is wrong.
+            TypeError, InvalidTopicNameException, UnsupportedError: for an invalid argument.
         """
         refuse("create_publisher", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
         return self._create_publisher(msg_type, topic, qos_profile, callback_group, publisher_class)
@@ -219,7 +219,7 @@ class Node(NodeGraph, NodeParameters):
         return publisher
 
     def _warn_of_qos(self, entity: Any, endpoint: Reader | Writer, callback_group: CallbackGroup | None) -> None:
-        """Log when something is discovered whose QoS do not fit, while this node is spun."""
+        """Log a warning when an endpoint with incompatible QoS is discovered while this node is spun."""
         group, warn = callback_group or self._default_callback_group, logs.get_logger(self._logger.name).warn
         event = IncompatibleQos(endpoint, group, entity.topic, warn)
         with self._entities_lock:
@@ -238,10 +238,10 @@ class Node(NodeGraph, NodeParameters):
         qos_overriding_options: Any = None,
         raw: bool = False,
     ) -> Subscription:
-        """Make a subscription; `callback(message)` or `callback(message, info)`.
+        """Create a subscription; `callback(message)` or `callback(message, info)`.
 
         Raises:
-            TypeError, InvalidTopicNameException, UnsupportedError: name what is wrong.
+            TypeError, InvalidTopicNameException, UnsupportedError: for an invalid argument.
         """
         refuse("create_subscription", event_callbacks=event_callbacks, qos_overriding_options=qos_overriding_options)
         qos, absolute = profile_of(qos_profile), self._remapped(topic)
@@ -262,7 +262,7 @@ class Node(NodeGraph, NodeParameters):
         qos_profile: QoSProfile = qos_profile_services_default,
         callback_group: CallbackGroup | None = None,
     ) -> Service:
-        """Make a service; `callback(request, response)` returns the response."""
+        """Create a service; `callback(request, response)` returns the response."""
         absolute, group = self._remapped(srv_name, service=True), callback_group or self._default_callback_group
         service = Service(self._participant, srv_type, srv_name, callback, group, qos_profile, absolute)
         self._add(service, service.reader, service.writer)
@@ -276,7 +276,7 @@ class Node(NodeGraph, NodeParameters):
         qos_profile: QoSProfile = qos_profile_services_default,
         callback_group: CallbackGroup | None = None,
     ) -> Client:
-        """Make a client of a service."""
+        """Create a service client."""
         absolute, group = self._remapped(srv_name, service=True), callback_group or self._default_callback_group
         client = Client(self._participant, srv_type, srv_name, group, qos_profile, absolute, self._context)
         self._add(client, client.reader, client.writer)
@@ -290,7 +290,7 @@ class Node(NodeGraph, NodeParameters):
         clock: Clock | None = None,
         autostart: bool = True,
     ) -> Timer:
-        """Make a timer on the node's clock, or on another."""
+        """Create a timer on the node's clock, or on another."""
         check_callback(callback)
         group, period = callback_group or self._default_callback_group, period_ns(timer_period_sec)
         timer = Timer(callback, group, period, clock or self._clock, autostart=autostart)
@@ -300,7 +300,7 @@ class Node(NodeGraph, NodeParameters):
     def create_guard_condition(
         self, callback: Callable[[], Any], callback_group: CallbackGroup | None = None
     ) -> GuardCondition:
-        """Make a guard condition."""
+        """Create a guard condition."""
         check_callback(callback)
         guard = GuardCondition(callback, callback_group or self._default_callback_group)
         self._add(guard)
@@ -315,10 +315,10 @@ class Node(NodeGraph, NodeParameters):
     def _add(self, entity: Any, *endpoints: Reader | Writer) -> None:
         with self._entities_lock:
             if self._destroyed:
-                entity.destroy()  # nobody else would
+                entity.destroy()  # no one else owns it
                 raise InvalidHandle(f"node {self.get_fully_qualified_name()} was destroyed")
             if isinstance(entity, IncompatibleQos):
-                pass  # not an entity of its own; goes with its publisher or subscription
+                pass  # owned by its publisher or subscription
             elif endpoints:
                 self._context.graph.add_endpoints(self._entry, *endpoints)
                 self._endpoints.append(entity)
@@ -342,31 +342,31 @@ class Node(NodeGraph, NodeParameters):
         return True
 
     def destroy_publisher(self, publisher: Publisher) -> bool:
-        """Free a publisher; return whether it was this node's."""
+        """Destroy a publisher; return whether it was this node's."""
         return self._remove(publisher)
 
     def destroy_subscription(self, subscription: Subscription) -> bool:
-        """Free a subscription; return whether it was this node's."""
+        """Destroy a subscription; return whether it was this node's."""
         return self._remove(subscription)
 
     def destroy_service(self, service: Service) -> bool:
-        """Free a service; return whether it was this node's."""
+        """Destroy a service; return whether it was this node's."""
         return self._remove(service)
 
     def destroy_client(self, client: Client) -> bool:
-        """Free a client; return whether it was this node's."""
+        """Destroy a client; return whether it was this node's."""
         return self._remove(client)
 
     def destroy_timer(self, timer: Timer) -> bool:
-        """End a timer; return whether it was this node's."""
+        """Destroy a timer; return whether it was this node's."""
         return self._remove(timer)
 
     def destroy_guard_condition(self, guard: GuardCondition) -> bool:
-        """End a guard condition; return whether it was this node's."""
+        """Destroy a guard condition; return whether it was this node's."""
         return self._remove(guard)
 
     def destroy_node(self) -> None:
-        """Free all that the node made, and leave its executor and the graph. Idempotent."""
+        """Destroy everything that the node created, and leave its executor and the graph. Idempotent."""
         with self._entities_lock:
             if self._destroyed:
                 return
@@ -390,7 +390,7 @@ class Node(NodeGraph, NodeParameters):
 
     @property
     def publishers(self) -> Iterator[Publisher]:
-        """The node's publishers, without that of its log."""
+        """The node's publishers, except that of /rosout."""
         own = None if self._rosout is None else self._rosout.publisher
         return iter([publisher for publisher in self._of(Publisher) if publisher is not own])
 
@@ -423,7 +423,7 @@ class Node(NodeGraph, NodeParameters):
 
     @property
     def executor(self) -> Any:
-        """The executor that runs this node, None when there is none."""
+        """The executor that runs this node, or None."""
         return self._executor()
 
     @executor.setter
@@ -444,4 +444,4 @@ class Node(NodeGraph, NodeParameters):
 
 
 def _no_executor() -> None:
-    """Stand in for a weak reference while the node has no executor."""
+    """Replaces the weak reference while the node has no executor."""

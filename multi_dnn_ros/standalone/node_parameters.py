@@ -1,4 +1,4 @@
-"""The parameters of a node: declaring, getting, setting, describing, and who is asked and told."""
+"""The parameters of a node: declare, get, set, describe, and callbacks on changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _result(reason: str = "") -> Any:
 
 
 class NodeParameters(Surface):
-    """The part of a node that holds its parameters."""
+    """The part of a node that owns its parameters."""
 
     def __init__(self, clock: Clock, events: Publisher, node_name: str, *, allow_undeclared: bool) -> None:
         self._parameter_lock = threading.RLock()
@@ -46,13 +46,13 @@ class NodeParameters(Surface):
     def declare_parameter(
         self, name: str, value: Any = None, descriptor: Any = None, ignore_override: bool = False
     ) -> Parameter:
-        """Declare a parameter and return it with its value: the command line's, or the one given here.
+        """Declare a parameter and return it with its value: the command line's, or the given default.
 
         Args:
             name: the full name.
-            value: the default, which also states the type; or a `Parameter.Type` alone.
+            value: the default, which also determines the type; or only a `Parameter.Type`.
             descriptor: a rcl_interfaces/ParameterDescriptor.
-            ignore_override: whether the command line's value is left out of account.
+            ignore_override: whether to ignore the command line's value.
 
         Raises:
             ParameterAlreadyDeclaredException, InvalidParameterException, InvalidParameterTypeException,
@@ -125,7 +125,7 @@ class NodeParameters(Surface):
         return Parameter(name, value=value), descriptor
 
     def undeclare_parameter(self, name: str) -> None:
-        """Forget a parameter.
+        """Undeclare a parameter.
 
         Raises:
             ParameterNotDeclaredException, ParameterImmutableException: name it.
@@ -165,20 +165,20 @@ class NodeParameters(Surface):
         return [self.get_parameter(name) for name in names]
 
     def get_parameter_or(self, name: str, alternative_value: Parameter | None = None) -> Parameter:
-        """Return a parameter, or the alternative when it is not declared or has no value."""
+        """Return a parameter, or the alternative if it is not declared or has no value."""
         alternative = Parameter(name) if alternative_value is None else alternative_value
         found = self._parameters.get(name, alternative)
         return alternative if found.type_ is ParameterTypes.NOT_SET else found
 
     def get_parameters_by_prefix(self, prefix: str) -> dict[str, Parameter]:
-        """Return the parameters below a prefix, by the rest of their names."""
+        """Return the parameters below a prefix, by the remainder of their names."""
         prefix = f"{prefix}{SEPARATOR}" if prefix else ""
         with self._parameter_lock:
             found = self._parameters.items()
             return {name[len(prefix) :]: parameter for name, parameter in found if name.startswith(prefix)}
 
     def get_parameter_type(self, name: str) -> Any:
-        """Return the number of a parameter's type; NOT_SET itself for one that is not declared, where that is allowed.
+        """Return the number of a parameter's type; NOT_SET for an undeclared one, if undeclared parameters are allowed.
 
         Raises:
             ParameterNotDeclaredException: names it.
@@ -208,10 +208,11 @@ class NodeParameters(Surface):
         return [self.describe_parameter(name) for name in names]
 
     def list_parameters(self, prefixes: Sequence[str], depth: int) -> Any:
-        """Return a rcl_interfaces/ListParametersResult: the names below the prefixes, at most `depth` deep (0: all).
+        """Return a rcl_interfaces/ListParametersResult: the names below the prefixes, at most `depth` levels deep (0:
+        all).
 
         Raises:
-            TypeError, ValueError: for prefixes that are not a list of strings, a depth that is not a natural number.
+            TypeError, ValueError: for prefixes that are not a list of strings, or an invalid depth.
         """
         if not isinstance(prefixes, list):
             raise TypeError("The prefixes argument must be a list")
@@ -242,7 +243,7 @@ class NodeParameters(Surface):
         """Set all of the parameters, or none; return a rcl_interfaces/SetParametersResult.
 
         Raises:
-            ParameterNotDeclaredException: names those that are not declared.
+            ParameterNotDeclaredException: names the undeclared ones.
         """
         wanted = list(parameter_list)
         with self._parameter_lock:
@@ -266,7 +267,7 @@ class NodeParameters(Surface):
             raise errors.ParameterNotDeclaredException(unknown)
 
     def _set(self, wanted: list[Parameter], descriptors: dict[str, Any] | None) -> Any:
-        """Check, ask and set; `descriptors` belong to a declaration, for which read-only does not count."""
+        """Check, call the callbacks, and set; `descriptors` are given for a declaration, which ignores read-only."""
         declaring = descriptors is not None
         known = self._descriptors if descriptors is None else descriptors
         for parameter in wanted:
@@ -311,11 +312,11 @@ class NodeParameters(Surface):
     # ----------------------------------------------------------------------------------------------------- callbacks
 
     def add_pre_set_parameters_callback(self, callback: Change) -> None:
-        """Let `callback(parameters)` return the parameters to set instead."""
+        """Add a `callback(parameters)` that returns the parameters to set instead."""
         self._pre_set_parameters_callbacks.insert(0, callback)
 
     def add_on_set_parameters_callback(self, callback: Change) -> None:
-        """Let `callback(parameters)` allow or refuse a change; it returns a SetParametersResult."""
+        """Add a `callback(parameters)` that accepts or rejects a change; it returns a SetParametersResult."""
         self._on_set_parameters_callbacks.insert(0, callback)
 
     def add_post_set_parameters_callback(self, callback: Change) -> None:
@@ -323,15 +324,15 @@ class NodeParameters(Surface):
         self._post_set_parameters_callbacks.insert(0, callback)
 
     def remove_pre_set_parameters_callback(self, callback: Change) -> None:
-        """Take a callback back."""
+        """Remove a callback."""
         self._pre_set_parameters_callbacks.remove(callback)
 
     def remove_on_set_parameters_callback(self, callback: Change) -> None:
-        """Take a callback back."""
+        """Remove a callback."""
         self._on_set_parameters_callbacks.remove(callback)
 
     def remove_post_set_parameters_callback(self, callback: Change) -> None:
-        """Take a callback back."""
+        """Remove a callback."""
         self._post_set_parameters_callbacks.remove(callback)
 
 

@@ -1,4 +1,4 @@
-"""What the parts of a node use of it. The node imports them, so they cannot import the node."""
+"""Methods of the node that its base classes use. The node imports them, so they cannot import the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The six services by which tools and other nodes read and set a node's parameters."""
+"""The six parameter services of a node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ParameterServices:
             srv_type = service_class(f"rcl_interfaces/srv/{name}")
             node.create_service(srv_type, f"~/{snake}", callback, qos_profile=qos_profile_parameters)
 
-    # As in rclpy, one name that nobody declared makes the whole answer empty.
+    # As in rclpy, one undeclared name makes the whole response empty.
 
     def _describe(self, request: Any, response: Any) -> Any:
         with contextlib.suppress(errors.ParameterNotDeclaredException):

@@ -1,4 +1,4 @@
-"""Parameters as values: rclpy's `Parameter`, its types, and what a descriptor allows."""
+"""rclpy's `Parameter`, its types, and the checks of parameter descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELDS: Final = (
 
 
 class ParameterTypes(Enum):
-    """The types that a parameter can have, with the numbers of rcl_interfaces/ParameterType."""
+    """The possible types of a parameter, with the numbers of rcl_interfaces/ParameterType."""
 
     NOT_SET = 0
     BOOL = 1
@@ -39,7 +39,7 @@ class ParameterTypes(Enum):
         """Return the type of a Python value; an empty list is a byte array, as in rclpy.
 
         Raises:
-            TypeError: when the value is not a parameter value; names it.
+            TypeError: for a value that cannot be a parameter; names it.
         """
         if value is None:
             return cls.NOT_SET
@@ -54,7 +54,7 @@ class ParameterTypes(Enum):
         raise TypeError(f"The given value is not one of the allowed types '{value}'.")
 
     def check(self, value: Any) -> bool:
-        """Return whether a value is of this type."""
+        """Return whether a value has this type."""
         if value is None:
             return self is ParameterTypes.NOT_SET
         if self.value in _ELEMENTS:
@@ -96,7 +96,7 @@ class Parameter(Surface):
 
     @property
     def value(self) -> Any:
-        """The value, None when not set."""
+        """The value, None if not set."""
         return self._value
 
     def __repr__(self) -> str:
@@ -116,10 +116,10 @@ class Parameter(Surface):
 
     @classmethod
     def from_parameter_msg(cls, param_msg: Any) -> Parameter:
-        """Return the parameter of a rcl_interfaces/Parameter.
+        """Return the parameter in a rcl_interfaces/Parameter.
 
         Raises:
-            ValueError: when the message states a type that does not exist.
+            ValueError: if the message has an unknown type.
         """
         kind = ParameterTypes(param_msg.value.type)
         value = None if kind is ParameterTypes.NOT_SET else getattr(param_msg.value, _FIELDS[kind.value])
@@ -130,7 +130,7 @@ def parameter_value_to_python(parameter_value: Any) -> Any:
     """Return the Python value of a rcl_interfaces/ParameterValue.
 
     Raises:
-        RuntimeError: when the message states a type that does not exist.
+        RuntimeError: if the message has an unknown type.
     """
     number = parameter_value.type
     if not 0 <= number < len(_FIELDS):
@@ -142,7 +142,7 @@ def parameter_value_to_python(parameter_value: Any) -> Any:
 
 
 def refusal(parameter: Parameter, descriptor: Any, *, declared: bool, check_read_only: bool) -> str:
-    """Return why a descriptor does not allow a value, "" when it does; sets a dynamic descriptor's type."""
+    """Return why a descriptor rejects a value, "" if it accepts it; sets the type of a dynamic descriptor."""
     kind = parameter.type_
     if check_read_only and descriptor.read_only:
         return f"Trying to set a read-only parameter: {parameter.name}."
@@ -167,7 +167,7 @@ def _outside(parameter: Parameter, limits: Any) -> str:
         on_end, distance = value in (low, high), (value - low) % step if step else 0
         outside, off_step = "out of range. ", "not a valid step"
     else:
-        # The ends and the steps may be missed by a rounding error.
+        # Tolerate rounding errors at the limits and steps.
         on_end = any(math.isclose(value, end, rel_tol=RELATIVE_TOLERANCE) for end in (low, high))
         outside, off_step = "out of range ", "not close enough to a valid step"
         distance = 0

@@ -1,7 +1,7 @@
-"""Quality of service: rclpy's profiles and policies, and what they are in DDS.
+"""Quality of service: rclpy's profiles and policies, and their translation to DDS.
 
-The translation is rmw_cyclonedds': plain CDR only, automatic dispose off, and for a transient-local writer a durability
-service that keeps as many samples as its history.
+The translation is rmw_cyclonedds's: plain CDR only, automatic dispose off, and for a transient-local writer a
+durability service with the depth of its history.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from cyclonedds.core import Policy, Qos
 from multi_dnn_ros.standalone.missing import Surface, UnsupportedError, missing
 from multi_dnn_ros.standalone.time_values import Duration
 
-# How long a writer may block when a reader does not keep up. Every writer here keeps the last N samples only, so it
-# does not block on its history; this bounds the wait on the transmit window. rmw waits for ever, holding the GIL here.
+# Maximum time that a writer blocks on a slow reader. Every writer here keeps the last N samples only, so it never
+# blocks on its history; this bounds the wait for the transmit window. rmw waits indefinitely, which would hold the GIL
+# here.
 _MAX_BLOCKING_NS: Final = 100_000_000
 _DEFAULT_DEPTH: Final = 10
 
 
 class InvalidQoSProfileException(Exception):
-    """A profile that says too little."""
+    """A profile is incomplete."""
 
     def __init__(self, *reasons: str) -> None:
         super().__init__("Invalid QoSProfile", *reasons)
@@ -31,22 +32,22 @@ class InvalidQoSProfileException(Exception):
 class _QoSPolicyEnum(IntEnum):
     @classmethod
     def short_keys(cls) -> list[str]:
-        """Return the policy's values as the command line writes them."""
+        """Return the policy's values in command line notation."""
         return [member.name.lower() for member in cls]
 
     @classmethod
     def get_from_short_key(cls, name: str) -> int:
-        """Return the value that a short key stands for."""
+        """Return the value of a short key."""
         return cls[name.upper()].value
 
     @property
     def short_key(self) -> str:
-        """Return the value as the command line writes it."""
+        """Return the value in command line notation."""
         return self.name.lower()
 
 
 class HistoryPolicy(_QoSPolicyEnum):
-    """How many samples an endpoint keeps."""
+    """Which samples an endpoint keeps."""
 
     SYSTEM_DEFAULT = 0
     KEEP_LAST = 1
@@ -55,7 +56,7 @@ class HistoryPolicy(_QoSPolicyEnum):
 
 
 class ReliabilityPolicy(_QoSPolicyEnum):
-    """Whether lost samples are sent again."""
+    """Whether lost samples are retransmitted."""
 
     SYSTEM_DEFAULT = 0
     RELIABLE = 1
@@ -65,7 +66,7 @@ class ReliabilityPolicy(_QoSPolicyEnum):
 
 
 class DurabilityPolicy(_QoSPolicyEnum):
-    """Whether a late reader gets earlier samples."""
+    """Whether late readers get earlier samples."""
 
     SYSTEM_DEFAULT = 0
     TRANSIENT_LOCAL = 1
@@ -75,7 +76,7 @@ class DurabilityPolicy(_QoSPolicyEnum):
 
 
 class LivelinessPolicy(_QoSPolicyEnum):
-    """How a writer shows that it lives."""
+    """How a writer asserts its liveliness."""
 
     SYSTEM_DEFAULT = 0
     AUTOMATIC = 1
@@ -92,9 +93,10 @@ QoSLivelinessPolicy = LivelinessPolicy
 
 
 class QoSProfile(Surface):
-    """A set of policies, each checked when it is set.
+    """A set of policies, each checked when set.
 
-    A publisher or subscription with KEEP_ALL is refused: a stopped reader would freeze every thread of the process.
+    KEEP_ALL is rejected when creating a publisher or subscription: a stopped reader would block all threads of the
+    process.
     """
 
     __slots__ = (
@@ -110,11 +112,11 @@ class QoSProfile(Surface):
     )
 
     def __init__(self, **policies: Any) -> None:
-        """Set policies by name; those that are left out are those of a reliable, volatile endpoint of depth 10.
+        """Set policies by name; defaults are those of a reliable, volatile endpoint of depth 10.
 
         Raises:
-            InvalidQoSProfileException: when neither history nor depth is given, or KEEP_LAST without a depth.
-            AssertionError: for a name that is not a policy, and for a value of a wrong type.
+            InvalidQoSProfileException: if neither history nor depth is given, or KEEP_LAST without a depth.
+            AssertionError: for an unknown policy, or a value of a wrong type.
         """
         unknown = ", ".join(sorted(policies.keys() - set(self.__slots__)))
         if unknown:
@@ -179,7 +181,7 @@ _POLICIES: Final[dict[str, type[Any]]] = {
 
 
 def profile_of(qos: QoSProfile | int) -> QoSProfile:
-    """Return the profile that an argument of `create_publisher` stands for: itself, or the default with that depth."""
+    """Return the profile for an argument of `create_publisher`: a profile itself, or the default with that depth."""
     if isinstance(qos, QoSProfile):
         return qos
     if not isinstance(qos, int):
@@ -207,7 +209,7 @@ qos_profile_clock: Final = QoSProfile(depth=1, reliability=ReliabilityPolicy.BES
 
 
 class _PresetsMeta(EnumMeta):
-    """Metaclass: a preset that is not here says so."""
+    """Metaclass: accessing a missing preset raises an explicit error."""
 
     def __getattr__(cls, name: str) -> Any:
         members = cls.__dict__.get("_member_map_", {})
@@ -230,21 +232,21 @@ class QoSPresetProfiles(Enum, metaclass=_PresetsMeta):
 
     @classmethod
     def short_keys(cls) -> list[str]:
-        """Return the presets as the command line writes them."""
+        """Return the presets in command line notation."""
         return [member.name.lower() for member in cls]
 
     @classmethod
     def get_from_short_key(cls, name: str) -> QoSProfile:
-        """Return the profile that a short key stands for."""
+        """Return the profile of a short key."""
         return cls[name.upper()].value
 
 
 def to_dds(profile: QoSProfile, user_data: bytes) -> Qos:
-    """Return the DDS policies of a profile, as rmw_cyclonedds chooses them.
+    """Return the DDS policies of a profile, as chosen by rmw_cyclonedds.
 
     Raises:
-        UnsupportedError: for a policy that asks for the best available, or is unknown, and for KEEP_ALL.
-        ValueError: for a depth that is out of range.
+        UnsupportedError: for a best-available or unknown policy, and for KEEP_ALL.
+        ValueError: for a depth out of range.
     """
     if profile.history == HistoryPolicy.KEEP_ALL:
         raise UnsupportedError(

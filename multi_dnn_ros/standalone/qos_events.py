@@ -1,7 +1,7 @@
-"""Warnings about endpoints of incompatible QoS, as rclpy's default event callbacks give them.
+"""Warnings about endpoints with incompatible QoS, like rclpy's default event callbacks.
 
-A publisher and a subscription whose QoS do not fit never connect, and nothing else tells why. DDS notes it as a status
-of both; an executor finds the status and logs it.
+A publisher and a subscription with incompatible QoS never connect, without any other sign. DDS sets a status on both;
+an executor detects the status and logs it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multi_dnn_ros.standalone.callback_groups import CallbackGroup
 from multi_dnn_ros.standalone.dds import Reader, Writer
 from multi_dnn_ros.standalone.entities import Waitable, Work
 
-# Numbers of the policies: DDS 1.4, 2.2.3; those that rmw_cyclonedds passes on.
+# Policy numbers: DDS 1.4, 2.2.3; those that rmw_cyclonedds reports.
 _POLICIES: Final = {2: "DURABILITY", 4: "DEADLINE", 8: "LIVELINESS", 11: "RELIABILITY", 13: "HISTORY", 21: "LIFESPAN"}
 _SUBSCRIPTION: Final = (
     "New publisher discovered on topic '{}', offering incompatible QoS. No messages will be received from it. "
@@ -30,7 +30,7 @@ _PUBLISHER: Final = (
 
 
 class IncompatibleQos(Waitable):
-    """Logs a warning when an endpoint was discovered with which a reader or a writer cannot connect."""
+    """Logs a warning when an endpoint is discovered to which a reader or writer cannot connect."""
 
     def __init__(
         self, endpoint: Reader | Writer, callback_group: CallbackGroup, topic: str, warn: Callable[[str], Any]
@@ -50,7 +50,7 @@ class IncompatibleQos(Waitable):
         self._mask = DDSStatus.RequestedIncompatibleQos if reads else DDSStatus.OfferedIncompatibleQos
         self._text = (_SUBSCRIPTION if reads else _PUBLISHER).format(topic, "{}")
         self._warn = warn
-        endpoint.entity.set_status_mask(self._mask)  # of all its statuses this one alone wakes an executor
+        endpoint.entity.set_status_mask(self._mask)  # only this status wakes an executor
 
     @property
     def condition(self) -> Any:
@@ -59,7 +59,7 @@ class IncompatibleQos(Waitable):
 
     def is_ready(self) -> bool:
         """Return whether such an endpoint was discovered."""
-        # Asked before every callback that the executor runs: without the lock, and without an object for the answer.
+        # Called before every callback of the executor, so without the lock and without allocating an object.
         if self._endpoint.closed or self._get_changes(self._handle, self._changes_at):
             return False
         return bool(self._changes.value & self._mask)
@@ -75,4 +75,4 @@ class IncompatibleQos(Waitable):
         return lambda: self._warn(text)
 
     def destroy(self) -> None:
-        """Do nothing: the endpoint is freed by whoever has it."""
+        """Do nothing: the endpoint belongs to the publisher or subscription."""

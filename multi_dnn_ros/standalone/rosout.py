@@ -13,7 +13,7 @@ from multi_dnn_ros.standalone.topics import Publisher
 
 
 class Rosout:
-    """Publishes what a logger and its children let through."""
+    """Publishes the messages that a logger and its children pass."""
 
     def __init__(self, logger_name: str, publisher: Publisher) -> None:
         self._name = logger_name

@@ -1,4 +1,4 @@
-"""The functions of the module `rclpy`: init and shutdown, spinning, making a node."""
+"""The functions of the module `rclpy`: init and shutdown, spinning, creating a node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _global_executor: SingleThreadedExecutor | None = None
 
 
 class InitContextManager:
-    """What `init()` returns: `with rclpy.init():` ends the session with the block."""
+    """Returned by `init()`: `with rclpy.init():` ends the session with the block."""
 
     def __init__(self, context: Context, *, installed_handlers: bool) -> None:
         self.context = context
@@ -40,10 +40,10 @@ def init(
     domain_id: int | None = None,
     signal_handler_options: SignalHandlerOptions | None = None,
 ) -> InitContextManager:
-    """Open a session, on the default context unless another is given.
+    """Start a session, on the default context unless another is given.
 
-    SIGINT and SIGTERM end the default context, unless `signal_handler_options` says otherwise; Python allows handlers
-    in the main thread only, so a call in another thread installs none.
+    SIGINT and SIGTERM end the default context, unless `signal_handler_options` says otherwise. Python allows signal
+    handlers in the main thread only, so a call in another thread installs none.
     """
     is_default = context is None or context is get_default_context()
     context = context or get_default_context()
@@ -55,15 +55,15 @@ def init(
 
 
 def ok(*, context: Context | None = None) -> bool:
-    """Return whether the session is open."""
+    """Return whether the session is running."""
     return (context or get_default_context()).ok()
 
 
 def shutdown(*, context: Context | None = None, uninstall_handlers: bool | None = None) -> None:
-    """End a session: its nodes are destroyed and all of DDS is freed.
+    """End a session: destroy its nodes and free all DDS entities.
 
     Raises:
-        RuntimeError: when it is not open, or has been shut down.
+        RuntimeError: if it is not running, or already shut down.
     """
     _shutdown(context, uninstall_handlers, Context.shutdown)
 
@@ -87,7 +87,7 @@ def _shutdown(context: Context | None, uninstall_handlers: bool | None, end: Any
 
 
 def get_global_executor() -> Executor:
-    """Return the executor that the functions below use when none is given."""
+    """Return the executor that the functions below use by default."""
     global _global_executor
     with _lock:
         if _global_executor is None:
@@ -96,7 +96,7 @@ def get_global_executor() -> Executor:
 
 
 def create_node(node_name: str, **kwargs: Any) -> Node:
-    """Make a node; arguments as `rclpy.node.Node`."""
+    """Create a node; arguments as for `rclpy.node.Node`."""
     return Node(node_name, **kwargs)
 
 
@@ -104,7 +104,7 @@ def spin(node: Node, executor: Executor | None = None) -> None:
     """Run a node's callbacks until its context is shut down.
 
     Raises:
-        ExternalShutdownException: when the context was shut down meanwhile, as by a signal.
+        ExternalShutdownException: if the context was shut down, for example by a signal.
     """
     executor = executor or get_global_executor()
     try:
@@ -115,7 +115,7 @@ def spin(node: Node, executor: Executor | None = None) -> None:
 
 
 def spin_once(node: Node, *, executor: Executor | None = None, timeout_sec: float | None = None) -> None:
-    """Run one callback of a node, or none when the timeout ends first."""
+    """Run one callback of a node, or none on timeout."""
     executor = executor or get_global_executor()
     try:
         executor.add_node(node)
@@ -127,7 +127,7 @@ def spin_once(node: Node, *, executor: Executor | None = None, timeout_sec: floa
 def spin_until_future_complete(
     node: Node, future: Future, executor: Executor | None = None, timeout_sec: float | None = None
 ) -> None:
-    """Run a node's callbacks until the future is done, the timeout ends, or the context is shut down."""
+    """Run a node's callbacks until the future is done, the timeout expires, or the context is shut down."""
     executor = executor or get_global_executor()
     added = False
     try:
@@ -139,10 +139,10 @@ def spin_until_future_complete(
 
 
 def get_rmw_implementation_identifier() -> str:
-    """Return the middleware whose conventions the runtime follows."""
+    """Return the middleware whose conventions this runtime follows."""
     return "rmw_cyclonedds_cpp"
 
 
 def remove_ros_args(args: Sequence[str] | None = None) -> list[str]:
-    """Return a command line, `sys.argv` when left out, without its ROS arguments."""
+    """Return a command line (default: `sys.argv`) without its ROS arguments."""
     return _remove_ros_args(sys.argv if args is None else args)

@@ -1,7 +1,7 @@
-"""Services and clients on the wire mapping of rmw_cyclonedds.
+"""Services and clients with the wire mapping of rmw_cyclonedds.
 
-A request travels on `rq/<name>Request` and its response on `rr/<name>Reply`; each begins with the number of the
-client's writer and the number of the call, so that a client finds its own responses among those of others.
+A request is sent on `rq/<name>Request` and its response on `rr/<name>Reply`; each starts with the id of the client's
+writer and the sequence number of the call, by which a client recognizes its own responses.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _log = logs.get_logger("multi_dnn_ros.standalone")
 
 
 def check_service_type(srv_type: Any) -> type[ServiceType]:
-    """Return the class when it is one of the runtime's service classes.
+    """Return the class if it is one of the runtime's service classes.
 
     Raises:
-        AttributeError: names what was given instead; rclpy misses an attribute of generated classes.
-        RuntimeError: for a message's class.
+        AttributeError: names the given object; rclpy fails on a missing attribute of generated classes, too.
+        RuntimeError: for a message class.
     """
     if isinstance(srv_type, type) and issubclass(srv_type, Message):
         raise RuntimeError(f"The service type provided is not valid ({srv_type}), this might be a message or action")
@@ -46,7 +46,7 @@ def check_service_type(srv_type: Any) -> type[ServiceType]:
 
 
 def _identity(role: str) -> bytes:
-    # Any unique 16 bytes do; rmw_cyclonedds writes them as hexadecimal numbers joined with dots.
+    # Any unique 16 bytes; rmw_cyclonedds formats them as hexadecimal numbers joined with dots.
     return f"{role}=".encode() + ".".join(f"{byte:x}" for byte in uuid.uuid4().bytes).encode() + b";"
 
 
@@ -68,7 +68,7 @@ def _header(data: bytes) -> tuple[int, int]:
 
 
 class _ServiceEndpoints(Waitable):
-    """A writer and a reader that belong together."""
+    """The writer and reader of a service or client."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class _ServiceEndpoints(Waitable):
 
     @property
     def condition(self) -> Any:
-        """The condition that there are requests or responses."""
+        """The condition that requests or responses are available."""
         return self.reader.condition
 
     def is_ready(self) -> bool:
@@ -127,7 +127,7 @@ class _ServiceEndpoints(Waitable):
 
 
 class Service(_ServiceEndpoints):
-    """Answers requests: calls `callback(request, response)` and sends the response that it returns."""
+    """Serves requests: calls `callback(request, response)` and sends the returned response."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Service(_ServiceEndpoints):
         qos: QoSProfile,
         absolute: str,
     ) -> None:
-        """Serve; `srv_name` is the name as the program gave it, `absolute` what it stands for."""
+        """Create a service; `srv_name` is the name as given by the program, `absolute` the resolved one."""
         check_callback(callback)
         super().__init__(
             participant, check_service_type(srv_type), srv_name, callback_group, qos, absolute, serves=True
@@ -147,7 +147,7 @@ class Service(_ServiceEndpoints):
         self.callback = callback
 
     def take(self) -> Work | None:
-        """Take the oldest request; one that cannot be read is dropped, with an error in the log."""
+        """Take the oldest request; an invalid one is dropped, with an error in the log."""
         taken = self.reader.take()
         if taken is None:
             return None
@@ -177,7 +177,7 @@ class Service(_ServiceEndpoints):
         self._send(response, guid, sequence)
 
     def _await_caller(self, caller: int) -> None:
-        """Wait until the caller's response reader is connected, for a response sent before that is lost."""
+        """Wait until the caller's response reader is connected; a response sent earlier would be lost."""
         with self.reader.lock:
             if self.reader.closed:
                 return
@@ -205,7 +205,7 @@ class Client(_ServiceEndpoints):
         absolute: str,
         context: Any,
     ) -> None:
-        """Make a client; `srv_name` is the name as the program gave it, `absolute` what it stands for."""
+        """Create a client; `srv_name` is the name as given by the program, `absolute` the resolved one."""
         super().__init__(
             participant, check_service_type(srv_type), srv_name, callback_group, qos, absolute, serves=False
         )
@@ -216,7 +216,7 @@ class Client(_ServiceEndpoints):
         self._pending: dict[int, Future] = {}
 
     def service_is_ready(self) -> bool:
-        """Return whether a server is there whose request reader and response writer are both connected."""
+        """Return whether there is a server whose request reader and response writer are both connected."""
         with self.writer.lock:
             if self.writer.closed:
                 raise InvalidHandle(f"the client of {self.service_name} was destroyed")
@@ -226,7 +226,7 @@ class Client(_ServiceEndpoints):
         return bool(servers & set(writers)) if servers else bool(readers and writers)
 
     def wait_for_service(self, timeout_sec: float | None = None) -> bool:
-        """Wait for a server; return whether there is one. Without end when `timeout_sec` is None or negative."""
+        """Wait for a server; return whether there is one. Indefinitely if `timeout_sec` is None or negative."""
         deadline = None if timeout_sec is None or timeout_sec < 0 else time.monotonic() + timeout_sec
         while self._context.ok():
             if self.service_is_ready():
@@ -238,7 +238,7 @@ class Client(_ServiceEndpoints):
         return False
 
     def call_async(self, request: Message) -> Future:
-        """Send a request; the future gets the response when an executor takes it."""
+        """Send a request; the future is set when an executor takes the response."""
         if not isinstance(request, self.srv_type.Request):
             raise TypeError(
                 f"service {self.service_name} takes {self.srv_type.Request.__msgtype__}, not {type(request)}"
@@ -256,10 +256,10 @@ class Client(_ServiceEndpoints):
         return future
 
     def call(self, request: Message, timeout_sec: float | None = None) -> Any:
-        """Send a request and wait for the response, which an executor in another thread has to take.
+        """Send a request and wait for the response, which an executor in another thread must take.
 
         Returns:
-            The response, None when `timeout_sec` passed first.
+            The response, None on timeout.
         """
         arrived = threading.Event()
         future = self.call_async(request)
@@ -269,14 +269,14 @@ class Client(_ServiceEndpoints):
         return future.result()
 
     def remove_pending_request(self, future: Future) -> None:
-        """Forget a call; a late response to it is dropped."""
+        """Cancel a call; a late response to it is dropped."""
         with self._lock:
             for sequence, pending in list(self._pending.items()):
                 if pending is future:
                     del self._pending[sequence]
 
     def take(self) -> Work | None:
-        """Take the oldest response that is ours."""
+        """Take the oldest of our responses."""
         taken = self.reader.take()
         if taken is None:
             return None
@@ -294,7 +294,7 @@ class Client(_ServiceEndpoints):
         return lambda: future.set_result(response)
 
     def destroy(self) -> None:
-        """Free the DDS endpoints and cancel what is pending."""
+        """Free the DDS endpoints and cancel pending calls."""
         super().destroy()
         with self._lock:
             pending = list(self._pending.values())

@@ -1,8 +1,8 @@
-"""SIGINT and SIGTERM end the contexts, also while the main thread waits inside DDS.
+"""SIGINT and SIGTERM end the contexts, even while the main thread waits inside DDS.
 
-Python runs a signal handler only between two bytecodes of the main thread, and that thread may wait in C. The
-interpreter writes a byte to a descriptor the moment a signal comes; a thread that sleeps on that descriptor wakes the
-executors, the main thread returns from C, and the handler runs.
+Python runs a signal handler only between two bytecodes of the main thread, and that thread may be waiting in C. The
+interpreter writes a byte to a wake-up descriptor as soon as a signal arrives; a thread blocked on that descriptor wakes
+the executors, the main thread returns from C, and the handler runs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _OPTIONS = {signal.SIGINT: SignalHandlerOptions.SIGINT, signal.SIGTERM: SignalHa
 
 
 class Interruptible(Protocol):
-    """What a signal ends: a context."""
+    """A context that a signal ends."""
 
     def wake(self) -> None:
-        """Make every wait of the context return."""
+        """Make all waits of the context return."""
 
     def interrupt(self) -> None:
         """Make the context's `ok()` false."""
@@ -42,17 +42,17 @@ class Interruptible(Protocol):
 _lock = threading.RLock()
 _contexts: weakref.WeakSet[Any] = weakref.WeakSet()
 _previous: dict[int, Any] = {}
-_waker: tuple[threading.Thread, int, int, int] | None = None  # thread, read end, write end, descriptor before ours
+_waker: tuple[threading.Thread, int, int, int] | None = None  # thread, read end, write end, previous descriptor
 
 
 def watch(context: Interruptible) -> None:
-    """Let the signals end a context too."""
+    """Also end this context on a signal."""
     with _lock:
         _contexts.add(context)
 
 
 def install_signal_handlers(options: SignalHandlerOptions = SignalHandlerOptions.ALL) -> None:
-    """Handle the chosen signals; without effect outside the main thread, where Python allows no handlers."""
+    """Handle the selected signals; no effect outside the main thread, where Python allows no handlers."""
     global _waker
     if options == SignalHandlerOptions.NO or threading.current_thread() is not threading.main_thread():
         return
@@ -70,7 +70,7 @@ def install_signal_handlers(options: SignalHandlerOptions = SignalHandlerOptions
 
 
 def uninstall_signal_handlers() -> None:
-    """Put the handlers back that were there before, and end the thread."""
+    """Restore the previous handlers, and end the thread."""
     global _waker
     with _lock:
         if threading.current_thread() is not threading.main_thread():
@@ -91,7 +91,7 @@ def uninstall_signal_handlers() -> None:
 
 
 def get_current_signal_handlers_options() -> SignalHandlerOptions:
-    """Return which signals are handled now."""
+    """Return which signals are handled."""
     return SignalHandlerOptions(sum(option for number, option in _OPTIONS.items() if number in _previous))
 
 
@@ -110,4 +110,4 @@ def _handle(number: int, frame: FrameType | None) -> None:
         context.interrupt()
     before = _previous.get(number)
     if callable(before):
-        before(number, frame)  # for SIGINT Python's own, which raises KeyboardInterrupt
+        before(number, frame)  # for SIGINT Python's handler, which raises KeyboardInterrupt

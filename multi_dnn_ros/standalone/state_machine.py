@@ -14,14 +14,14 @@ from multi_dnn_ros.standalone.missing import Surface
 
 
 class TransitionCallbackReturn(Enum):
-    """What a transition callback says about the transition."""
+    """Result of a transition callback."""
 
     SUCCESS = 97
     FAILURE = 98
     ERROR = 99
 
     def to_label(self) -> str:
-        """Return the label of the transition that follows."""
+        """Return the label of the following transition."""
         return f"transition_{self.name.lower()}"
 
 
@@ -64,7 +64,7 @@ STATES: Final = (
 def _outcomes(
     first_id: int, during: LifecycleState, success: LifecycleState, failure: LifecycleState, error: LifecycleState
 ) -> tuple[Transition, ...]:
-    """Return the three transitions that end a state in which a callback runs; their numbers follow each other."""
+    """Return the three transitions that end a state with a running callback; their numbers are consecutive."""
     goals = (success, failure, error)
     return tuple(
         Transition(first_id + index, outcome.to_label(), during, goal)
@@ -90,17 +90,17 @@ TRANSITIONS: Final = (
 
 
 class StateMachine:
-    """The present state and the moves that it allows."""
+    """The current state and its allowed transitions."""
 
     def __init__(self) -> None:
         self.state = UNCONFIGURED
 
     def available(self) -> list[Transition]:
-        """Return the transitions that start in the present state."""
+        """Return the transitions from the current state."""
         return [transition for transition in TRANSITIONS if transition.start == self.state]
 
     def find(self, key: int | str) -> Transition | None:
-        """Return the available transition of a number or a label, None when there is none."""
+        """Return the available transition with a number or label, or None."""
         for transition in self.available():
             if key in (transition.transition_id, transition.label):
                 return transition
@@ -110,7 +110,7 @@ class StateMachine:
         """Make a transition, by number or label, and return it.
 
         Raises:
-            RCLError: when the present state does not allow it; names both and what is allowed.
+            RCLError: if the current state does not allow it; names both and the allowed ones.
         """
         transition = self.find(key)
         if transition is None:

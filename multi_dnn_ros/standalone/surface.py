@@ -1,4 +1,4 @@
-"""The names of rclpy that the standalone runtime offers: module -> name -> module of this package that has it."""
+"""The names of rclpy in the standalone runtime: module -> name -> implementing module of this package."""
 
 from __future__ import annotations
 

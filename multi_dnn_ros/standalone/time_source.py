@@ -16,7 +16,7 @@ CLOCK_TOPIC: Final = "/clock"
 
 
 class TimeSource:
-    """Drives a node's clock."""
+    """Sets a node's clock from /clock."""
 
     def __init__(self, node: NodeSurface, clock: ROSClock) -> None:
         self._node = node
@@ -40,7 +40,7 @@ class TimeSource:
             if parameter.name != USE_SIM_TIME_NAME:
                 continue
             if parameter.type_ is ParameterTypes.BOOL:
-                # Callbacks of the node's program came first, so that none refuses what is done here.
+                # The program's callbacks have run before, so that none rejects the change after this.
                 self._switch(parameter.value)
             else:
                 reason = f"{USE_SIM_TIME_NAME} parameter set to something besides a bool"

@@ -1,4 +1,4 @@
-"""Points in time and durations as rclpy has them."""
+"""rclpy's time and duration types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class ClockType(IntEnum):
-    """What a clock counts from and whether it can be simulated."""
+    """The epoch of a clock, and whether it can be simulated."""
 
     UNINITIALIZED = 0
     ROS_TIME = 1
@@ -22,7 +22,7 @@ class ClockType(IntEnum):
 
 
 class Duration(Surface):
-    """A length of time, in nanoseconds, of either sign."""
+    """A duration in nanoseconds, of either sign."""
 
     def __init__(self, *, seconds: float = 0, nanoseconds: int = 0) -> None:
         total = int(seconds * S_TO_NS) + int(nanoseconds)
@@ -42,10 +42,10 @@ class Duration(Surface):
 
     @classmethod
     def from_msg(cls, msg: Any) -> Duration:
-        """Return the duration of a builtin_interfaces/Duration.
+        """Return the duration in a builtin_interfaces/Duration.
 
         Raises:
-            TypeError: for anything else.
+            TypeError: for any other object.
         """
         if not isinstance(msg, message_class("builtin_interfaces/msg/Duration")):
             raise TypeError(f"Must pass a builtin_interfaces.msg.Duration object, not {msg!r:.80}")
@@ -80,7 +80,7 @@ Infinite: Final = Duration(nanoseconds=_INT64_MAX)
 
 
 class Time(Surface):
-    """A point in time on one type of clock; two points compare and subtract only on the same type."""
+    """A point in time on one type of clock; comparison and subtraction require the same type."""
 
     def __init__(
         self, *, seconds: float = 0, nanoseconds: int = 0, clock_type: ClockType = ClockType.SYSTEM_TIME
@@ -104,11 +104,11 @@ class Time(Surface):
 
     @property
     def clock_type(self) -> ClockType:
-        """The type of clock that this time is on."""
+        """The type of clock of this time."""
         return self._clock_type
 
     def seconds_nanoseconds(self) -> tuple[int, int]:
-        """Return whole seconds and the nanoseconds left over."""
+        """Return seconds and the remaining nanoseconds."""
         return divmod(self._nanoseconds, S_TO_NS)
 
     def to_msg(self) -> Any:
@@ -118,10 +118,10 @@ class Time(Surface):
 
     @classmethod
     def from_msg(cls, msg: Any, clock_type: ClockType = ClockType.ROS_TIME) -> Time:
-        """Return the time of a builtin_interfaces/Time.
+        """Return the time in a builtin_interfaces/Time.
 
         Raises:
-            TypeError: for anything else.
+            TypeError: for any other object.
         """
         if not isinstance(msg, message_class("builtin_interfaces/msg/Time")):
             raise TypeError(f"Must pass a builtin_interfaces.msg.Time object, not {msg!r:.80}")

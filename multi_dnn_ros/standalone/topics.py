@@ -20,11 +20,11 @@ _TypeT = TypeVar("_TypeT", bound=type[Message])
 
 
 def check_message_type(msg_type: _TypeT) -> _TypeT:
-    """Return the class when it is one of the runtime's message classes.
+    """Return the class if it is one of the runtime's message classes.
 
     Raises:
-        AttributeError: names what was given instead; rclpy misses an attribute of generated classes.
-        RuntimeError: for a service's class.
+        AttributeError: names the given object; rclpy fails on a missing attribute of generated classes, too.
+        RuntimeError: for a service class.
     """
     if isinstance(msg_type, type) and issubclass(msg_type, Service):
         raise RuntimeError(f"The message type provided is not valid ({msg_type}), this might be a service or action")
@@ -34,10 +34,10 @@ def check_message_type(msg_type: _TypeT) -> _TypeT:
 
 
 def check_callback(callback: Any) -> None:
-    """Check that a callback is callable, or None, which another may replace later.
+    """Check that a callback is callable, or None, to be set later.
 
     Raises:
-        TypeError: for what is neither.
+        TypeError: otherwise.
     """
     if callback is not None and not callable(callback):
         raise TypeError(f"the callback must be callable, not {callback!r}")
@@ -53,7 +53,7 @@ class Publisher(Surface):
     def __init__(
         self, participant: Participant, msg_type: type[Message], topic: str, qos: QoSProfile, absolute: str
     ) -> None:
-        """Make a publisher; `topic` is the name as the program gave it, `absolute` what it stands for."""
+        """Create a publisher; `topic` is the name as given by the program, `absolute` the resolved one."""
         self.msg_type = msg_type
         self.topic = topic
         self.topic_name = absolute
@@ -65,9 +65,9 @@ class Publisher(Surface):
         """Send a message, or the CDR bytes of one.
 
         Raises:
-            TypeError: when the message is of another type than the publisher's.
-            CdrError: when a field holds what its type cannot; names it.
-            InvalidHandle: when the publisher was destroyed.
+            TypeError: if the message has another type than the publisher.
+            CdrError: if a field has a value that its type cannot represent; names it.
+            InvalidHandle: if the publisher was destroyed.
         """
         if isinstance(msg, self.msg_type):
             data = cdr.serialize(msg, into=Payload)
@@ -86,14 +86,14 @@ class Publisher(Surface):
             self.writer.write(data)
 
     def get_subscription_count(self) -> int:
-        """Return how many subscriptions are connected, in this process or another."""
+        """Return the number of connected subscriptions, in this process and others."""
         with self.writer.lock:
             if self.writer.closed:
                 raise InvalidHandle(f"the publisher on {self.topic_name} was destroyed")
             return len(self.writer.matched())
 
     def wait_for_all_acked(self, timeout: Duration | None = None) -> bool:
-        """Wait until every reliable subscription has all that was sent; False when the timeout came first."""
+        """Wait until every reliable subscription has received everything; False on timeout."""
         nanoseconds = 2**63 - 1 if timeout is None or timeout.nanoseconds < 0 else timeout.nanoseconds
         return bool(self.writer.entity.wait_for_acks(nanoseconds))
 
@@ -103,7 +103,7 @@ class Publisher(Surface):
 
 
 class Subscription(Waitable):
-    """Calls back with every message of one type on one topic."""
+    """Calls back for every message of one type on one topic."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Subscription(Waitable):
         raw: bool,
         absolute: str,
     ) -> None:
-        """Make a subscription; `topic` is the name as the program gave it, `absolute` what it stands for."""
+        """Create a subscription; `topic` is the name as given by the program, `absolute` the resolved one."""
         super().__init__(callback_group)
         self.msg_type = msg_type
         self.topic = topic
@@ -130,7 +130,7 @@ class Subscription(Waitable):
 
     @property
     def callback(self) -> Callable[..., Any]:
-        """What is called with each message."""
+        """The function called with each message."""
         return self._callback
 
     @callback.setter
@@ -140,7 +140,7 @@ class Subscription(Waitable):
 
     @property
     def condition(self) -> Any:
-        """The condition that there are messages."""
+        """The condition that messages are available."""
         return self.reader.condition
 
     def is_ready(self) -> bool:
@@ -148,7 +148,7 @@ class Subscription(Waitable):
         return self.reader.has_data()
 
     def take(self) -> Work | None:
-        """Take the oldest message; one whose bytes are not a message is dropped, with an error in the log."""
+        """Take the oldest message; invalid bytes are dropped, with an error in the log."""
         taken = self.reader.take()
         if taken is None:
             return None
@@ -166,7 +166,7 @@ class Subscription(Waitable):
         return lambda: self.callback(message, stamps)
 
     def get_publisher_count(self) -> int:
-        """Return how many publishers are connected, in this process or another."""
+        """Return the number of connected publishers, in this process and others."""
         with self.reader.lock:
             if self.reader.closed:
                 raise InvalidHandle(f"the subscription to {self.topic_name} was destroyed")
@@ -181,7 +181,7 @@ def _takes_two_arguments(callback: Callable[..., Any]) -> bool:
     for arguments in ((object(),), (object(), object())):
         try:
             inspect.signature(callback).bind(*arguments)
-        except ValueError:  # a function in C that does not tell
+        except ValueError:  # a C function without a signature
             return False
         except TypeError:
             continue

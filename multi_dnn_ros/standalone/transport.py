@@ -1,10 +1,10 @@
-"""How large messages travel between processes: Cyclone's configuration for the socket buffers that the kernel grants.
+"""Transport of large messages between processes: Cyclone's configuration for the available socket buffers.
 
 Linux up to 6.8 limits a socket's receive buffer to 212,992 bytes (``net.core.rmem_max``), less than one raw image. A
-writer that sends an image at once then overruns the reader's buffer, and a retransmission after Cyclone's usual 100 ms
-comes too late for the next image. Therefore a writer sends no more at once than two thirds of the smallest buffer of
-its readers (``MaxInitTransmit``), and a reader asks for the rest immediately (``NackDelay``). This needs reliable
-subscriptions: nobody retransmits for a best-effort one.
+writer that sends a whole image at once overruns the reader's buffer, and Cyclone's default retransmission after 100 ms
+is too late for the next image. Therefore a writer sends at most two thirds of its readers' smallest buffer at once
+(``MaxInitTransmit``), and a reader requests the rest immediately (``NackDelay``). This requires reliable subscriptions:
+nothing is retransmitted to best-effort ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Bytes to ask the kernel for instead of the default; the tests set what an ordinary kernel grants.
+#: Environment variable for the requested number of bytes; tests set the limit of an ordinary kernel.
 BUFFER_VARIABLE: Final = "MULTI_DNN_ROS_RECEIVE_BUFFER"
 _DEFAULT_BUFFER_BYTES: Final = 10_000_000
 _MIN_BUFFER_BYTES: Final = 65_536  # a buffer must hold a datagram
@@ -25,18 +25,18 @@ _STOCK_LIMIT_BYTES: Final = 212_992
 
 @dataclass(frozen=True)
 class ReceiveBuffer:
-    """The receive buffer of each socket: bytes asked for, and the most that the kernel allows."""
+    """The receive buffer of each socket: requested bytes, and the kernel's limit."""
 
     wanted_bytes: int
     limit_bytes: int
 
     @property
     def granted_bytes(self) -> int:
-        """Payload and the kernel's overhead together, which is why Linux doubles what it is asked for (socket(7))."""
+        """Payload plus kernel overhead: Linux doubles the requested size (socket(7))."""
         return 2 * min(self.wanted_bytes, self.limit_bytes)
 
     def description(self) -> str:
-        """How large messages are sent, and why, for the log."""
+        """How large messages are sent, and why; for the log."""
         if self.wanted_bytes <= self.limit_bytes:
             reason = f"receive buffer {self.granted_bytes} bytes"
         else:
@@ -48,10 +48,10 @@ class ReceiveBuffer:
 
 
 def receive_buffer() -> ReceiveBuffer:
-    """Return the receive buffer to ask for and the kernel's limit.
+    """Return the receive buffer to request and the kernel's limit.
 
     Raises:
-        ValueError: for an environment variable that is no such size; names it and what is allowed.
+        ValueError: for an invalid environment variable; names it and the allowed values.
     """
     text = os.environ.get(BUFFER_VARIABLE, "").strip() or str(_DEFAULT_BUFFER_BYTES)
     if not text.isascii() or not text.isdigit() or not _MIN_BUFFER_BYTES <= int(text) < 2**31:

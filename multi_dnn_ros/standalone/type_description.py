@@ -1,4 +1,4 @@
-"""The parameter by which a node of rclpy starts `~/get_type_description`, a service that is not here."""
+"""The parameter with which an rclpy node starts `~/get_type_description`, a service that is not implemented here."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ START_TYPE_DESCRIPTION_SERVICE_PARAM: Final = "start_type_description_service"
 
 
 def declare_type_description(node: NodeSurface) -> None:
-    """Declare the parameter as rclpy does, but False: it is read-only, and nobody is told of a service that is missing.
+    """Declare the parameter as in rclpy, but False; it is read-only.
 
     Raises:
-        UnsupportedError: when a parameter file or the command line asks for the service.
+        UnsupportedError: if a parameter file or the command line enables the service.
     """
     name = START_TYPE_DESCRIPTION_SERVICE_PARAM
     if not node.has_parameter(name):

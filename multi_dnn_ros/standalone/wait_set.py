@@ -1,4 +1,4 @@
-"""What an executor waits on."""
+"""The wait set of an executor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from multi_dnn_ros.standalone.context import Context
 
 
 class Wait:
-    """A DDS wait set with the guard condition that ends a wait."""
+    """A DDS wait set with a guard condition that ends a wait."""
 
     def __init__(self, context: Context) -> None:
-        self._lock = threading.Lock()  # held while waiting, so that nobody frees the wait set meanwhile
+        self._lock = threading.Lock()  # acquired while waiting, so that the wait set is not freed meanwhile
         self._guard_lock = threading.Lock()
         self._attached: set[Any] = set()
         self._closed = False
@@ -26,7 +26,7 @@ class Wait:
         self._set.attach(self._guard)
 
     def wait(self, conditions: set[Any], timeout_ns: int) -> None:
-        """Wait until a condition triggers, somebody calls :meth:`wake`, or the timeout ends."""
+        """Wait until a condition triggers, :meth:`wake` is called, or the timeout expires."""
         with self._lock:
             if self._closed:
                 return
@@ -45,13 +45,13 @@ class Wait:
             self._guard.take()
 
     def wake(self) -> None:
-        """End the wait that is under way, or the next one."""
+        """End the current wait, or the next one."""
         with self._guard_lock:
             if not self._closed:
                 self._guard.set(True)
 
     def close(self) -> None:
-        """Free the wait set once nobody waits."""
+        """Free the wait set once no thread is waiting."""
         self.wake()
         with self._lock, self._guard_lock:
             if not self._closed:

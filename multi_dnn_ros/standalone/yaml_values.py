@@ -1,8 +1,8 @@
-"""Parameter values and parameter files in YAML, read as rcl's parser reads them.
+"""Parameter values and parameter files in YAML, parsed like rcl's parser.
 
-PyYAML alone follows YAML 1.1, where `1e5` is a string, `1:30` a number and a date a date; rcl takes a plain scalar for
-a bool, an int or a float where C's strtoll and strtod take the whole of it, and for a string otherwise (`null`, too).
-In one point this is stricter than rcl: of a parameter that stands twice in a section, rcl silently takes the last.
+PyYAML follows YAML 1.1, where `1e5` is a string, `1:30` a number and dates are dates. rcl treats a plain scalar as a
+bool, int or float if C's strtoll or strtod accepts all of it, otherwise as a string (also `null`). One rule is stricter
+than rcl: if a parameter occurs twice in a section, rcl silently uses the last.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _DOTTED_NAN: Final = frozenset((".nan", ".NaN", ".NAN"))
 
 
 class ParameterFileError(ValueError):
-    """A parameter file or value that cannot be used; the message names it."""
+    """An invalid parameter file or value; the message names it."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only; aliases are refused, so that a small file stays small, and nesting is bounded."""
+    """Composes nodes only; rejects aliases, so that a small file stays small, and bounds nesting."""
 
     depth = 0
 
@@ -62,10 +62,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_value(text: str) -> Value:
-    """Return the value that the text of `-p name:=text` stands for; an empty list has none and is None.
+    """Return the value of the text in `-p name:=text`; None for an empty list, which has no type.
 
     Raises:
-        ParameterFileError: when the text is not YAML, or not a scalar or a list of scalars of one type.
+        ParameterFileError: if the text is not YAML, or not a scalar or a list of scalars of one type.
     """
     node = _compose(text, "parameter value")
     if node is None:
@@ -76,11 +76,11 @@ def parse_value(text: str) -> Value:
 def load_parameter_file(path: str) -> list[tuple[str, dict[str, Value]]]:
     """Return the sections of a parameter file, in order: (node name pattern, {parameter: value}).
 
-    Nested mappings above `ros__parameters` become node names joined with slashes, those under it parameter names joined
-    with dots. A node's name may stand in several places.
+    Nested mappings above `ros__parameters` form node names joined with slashes, those below it parameter names joined
+    with dots. A node name may occur several times.
 
     Raises:
-        ParameterFileError: names the file, and the node and parameter where it can.
+        ParameterFileError: names the file and, if possible, the node and parameter.
     """
     where = f"parameter file {path!r}"
     try:
@@ -134,7 +134,7 @@ def _sections(where: str, prefix: str, mapping: Any) -> Iterator[tuple[str, dict
 
 
 def _check_pattern(where: str, pattern: str) -> None:
-    """Check a node's name with its namespaces, each of which may be `*` or `**`."""
+    """Check a node name with its namespaces, each of which may be `*` or `**`."""
     namespace, _, name = f"{'' if pattern.startswith('/') else '/'}{pattern}".rpartition("/")
     tokens = [token for token in namespace.split("/")[1:] if token not in ("*", "**")]
     try:
@@ -201,7 +201,9 @@ def _integer(text: str) -> int:
 
 
 def _float(text: str) -> float | None:
-    """Return what C's strtod makes of the whole text, None where it does not take it or the number is out of range."""
+    """Return the value that C's strtod gives for the whole text; None if it does not accept it or
+    it is out of range.
+    """
     special = _SPECIAL.fullmatch(text)
     if text in _DOTTED_NAN or (special and special["nan"]):
         return math.nan
@@ -216,7 +218,7 @@ def _float(text: str) -> float | None:
             return None
     except OverflowError:
         return None
-    # strtod reports numbers that are too large, and those too small for full precision.
+    # strtod reports overflow, and underflow with loss of precision.
     too_small = abs(number) < sys.float_info.min and any(digit in "123456789abcdef" for digit in _mantissa(text))
     return None if math.isinf(number) or too_small else number
 

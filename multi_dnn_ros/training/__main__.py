@@ -1,4 +1,4 @@
-"""``python -m multi_dnn_ros.training``: render scenes, train and score the package's networks, draw accuracy curves."""
+"""``python -m multi_dnn_ros.training``: render scenes, train and score the package's networks, plot accuracy curves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("--epochs", type=int, default=epochs)
         verb.add_argument("--batch-size", type=int, default=batch)
         verb.add_argument("--lr", type=float, default=lr)
-        verb.add_argument("--resume", type=Path, help="checkpoint to write after every epoch, and to go on from")
+        verb.add_argument("--resume", type=Path, help="checkpoint to write after every epoch, and to resume from")
         verb.add_argument("--quiet", action="store_true", help="no progress bars")
         if role == "lane":
             verb.add_argument(
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
                 help="real images to learn from beside the scenes, as coco:DIR of multi-dnn retrain; those without a "
                 f"{role} are hard negatives",
             )
-        verb.add_argument("--start", type=Path, metavar="FILE", help="weights to begin with, as --out writes them")
+        verb.add_argument("--start", type=Path, metavar="FILE", help="initial weights, as written by --out")
     from multi_dnn_ros.training import curve, evaluate
 
     evaluate.add_parser(verbs)
@@ -60,17 +60,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _scene_arguments(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--scenes", type=Path, required=True, help="folder of the rendered scenes; made when missing")
+    verb.add_argument("--scenes", type=Path, required=True, help="folder of the rendered scenes; created if missing")
     verb.add_argument("--count", type=int, default=24_000, help="scenes to train on")
-    verb.add_argument("--choice", type=int, default=600, help="scenes to choose the best epoch by")
-    verb.add_argument("--workers", type=int, default=0, help="rendering processes; 0: one a core")
+    verb.add_argument("--choice", type=int, default=600, help="number of scenes for selecting the best epoch")
+    verb.add_argument("--workers", type=int, default=0, help="rendering processes; 0: one per core")
 
 
 def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     try:
         require(args.verb, *getattr(args, "libraries", ()))
-        if "run" in args:  # a verb of its own module
+        if "run" in args:  # a verb with its own module
             status: int = args.run(args)
             return status
         device = distributed.existing_device("cpu" if args.verb == "render" else args.device)

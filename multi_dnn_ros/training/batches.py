@@ -1,4 +1,4 @@
-"""Batches from arrays on the training device or from files, shuffled, varied and brought to the network's input."""
+"""Batches from arrays on the training device or from files: shuffled, augmented, and resized to the network's input."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from multi_dnn_ros.training import distributed
 
 Batch = dict[str, Tensor]
 Augment = Callable[[Batch, torch.Generator], Batch]
-#: Batches that FileBatches reads ahead, and the threads that read.
+#: Number of batches that FileBatches reads ahead, and of its reader threads.
 _AHEAD, _READERS = 3, 8
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """How an image 0..1 becomes a network's input: size (width, height), None: as it is; then (value - mean) / std.
+    """Converts an image 0..1 to a network's input: resized to size (width, height) unless None; then (value - mean) /
+    std.
 
-    bgr: the network expects blue first; mean and std are in its order. small: the size in the first `small_epochs`
-    epochs of training instead: most is learnt as well from smaller images, in less time (Tan and Le 2021).
+    bgr: the network expects BGR; mean and std are in that order. small: the size in the first `small_epochs` epochs of
+    training, because much can be learned from smaller images in less time (Tan and Le 2021).
     """
 
     size: tuple[int, int] | None = None
@@ -35,7 +36,7 @@ class Inputs:
     small_epochs: int = 0
 
     def at(self, epoch: int) -> Inputs:
-        """What holds in that epoch."""
+        """The conversion in that epoch."""
         return replace(self, size=self.small) if epoch < self.small_epochs else self
 
     def __call__(self, image: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ class Inputs:
 
 
 class _Batches:
-    """Order, share of this process, variation: everything but where the rows come from."""
+    """Order, the process's share, and augmentation, independent of the source of the rows."""
 
     def __init__(self, rows: Tensor, batch_size: int, seed: int, vary: Augment | None, inputs: Inputs | None) -> None:
         self.rows = rows
@@ -63,14 +64,14 @@ class _Batches:
         self.batch_size = min(batch_size, len(rows))
         if self.batch_size < distributed.world():
             raise ValueError(
-                f"batches of {self.batch_size} for {distributed.world()} processes: one image each at least"
+                f"batches of {self.batch_size} for {distributed.world()} processes: at least one image each"
             )
 
     def __len__(self) -> int:
         return len(self.rows) // self.batch_size
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """All batches of an epoch, of each this process's share; a last incomplete one is left out."""
+        """All batches of an epoch, of each this process's share; an incomplete last batch is dropped."""
         shuffle = torch.Generator().manual_seed(self.seed * 100_003 + number)
         order = self.rows[torch.randperm(len(self.rows), generator=shuffle)]
         rank, world = distributed.rank(), distributed.world()
@@ -95,10 +96,10 @@ class _Batches:
 
 
 class ArrayBatches(_Batches):
-    """Batches of whole arrays that lie in memory; any epoch can be made again from its number.
+    """Batches of arrays in memory; any epoch can be reproduced from its number.
 
-    arrays: all (N, ...); "image" is (N, 3, h, w) uint8. vary: changes a batch there, its image then 0..1. repeats:
-    (N,) how often an epoch shows each row; None: once. inputs: what is done to the image at last.
+    arrays: all (N, ...); "image" is (N, 3, h, w) uint8. vary: augments a batch on the device, with images 0..1.
+    repeats: (N,) number of times that an epoch shows each row; None: once. inputs: final conversion of the image.
     """
 
     def __init__(
@@ -125,9 +126,9 @@ class ArrayBatches(_Batches):
 
 
 class FileBatches(_Batches):
-    """Batches of rows that are read when they are needed, a few batches ahead, by threads.
+    """Batches of rows that threads read on demand, a few batches ahead.
 
-    read: row number -> tensors of that row, "image" (3, h, w) uint8 among them, the same shapes for every row.
+    read: row number -> tensors of that row, including "image" (3, h, w) uint8, with equal shapes for every row.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ def uniform(dice: torch.Generator, low: float, high: float, *shape: int) -> Tens
 
 
 def augment_colours(image: Tensor, dice: torch.Generator, strength: float = 1.0) -> Tensor:
-    """Brightness, contrast, white balance, gamma and noise, image by image; (B, 3, h, w) 0..1 in and out."""
+    """Vary brightness, contrast, white balance, gamma and noise per image; (B, 3, h, w) 0..1 in and out."""
     b = len(image)
     gamma = torch.exp(uniform(dice, -0.2, 0.2, b, 1, 1, 1) * strength)
     gain = torch.exp(
@@ -197,7 +198,7 @@ def augment_detection(batch: Batch, dice: torch.Generator) -> Batch:
 
 
 def augment_lanes(batch: Batch, dice: torch.Generator) -> Batch:
-    """Mirror, scale by 0.85 to 1.3, shift by up to a tenth, then vary the colours; the mask goes along."""
+    """Mirror, scale by 0.85 to 1.3, shift by up to a tenth, then vary the colours; the mask is transformed likewise."""
     image, mask = batch["image"], batch["mask"].float() / 255.0
     b = len(image)
     across = torch.where(uniform(dice, 0.0, 1.0, b) < 0.5, -1.0, 1.0) / uniform(dice, 0.85, 1.3, b)
@@ -213,11 +214,12 @@ def augment_lanes(batch: Batch, dice: torch.Generator) -> Batch:
 
 
 def augment_classes(batch: Batch, dice: torch.Generator, mix: float = 0.0) -> Batch:
-    """Mirror half of the images, shift by up to an eighth (reflected), blank a square of a quarter of the side
-    (DeVries and Taylor 2017).
+    """Mirror half of the images, shift by up to an eighth (reflected), blank a square of a quarter of the side (DeVries
+    and Taylor 2017).
 
-    mix: part of the images that then get a rectangle of another one of the batch (CutMix, Yun et al. 2019). With it the
-    batch also says the "other" label, (B,) int64, and the "share" of the image that is its own, (B,) 0..1.
+    mix: share of the images that then get a rectangle of another image of the batch (CutMix, Yun et al. 2019). The
+    batch then also has "other", the (B,) int64 label of that image, and "share", the (B,) 0..1 share of the original
+    image.
     """
     image = batch["image"]
     b, _, height, width = image.shape
@@ -239,7 +241,7 @@ def _mixed(batch: Batch, dice: torch.Generator, part: float) -> Batch:
     image = batch["image"]
     b, _, height, width = image.shape
     chosen = uniform(dice, 0.0, 1.0, b, 1) < part
-    side = uniform(dice, 0.0, 1.0, b, 1).sqrt() * chosen  # its square, the part that is cut out, is uniform
+    side = uniform(dice, 0.0, 1.0, b, 1).sqrt() * chosen  # so that the area of the rectangle is uniform
     inside = []
     for length in (height, width):
         places = torch.arange(length, device=image.device) + 0.5

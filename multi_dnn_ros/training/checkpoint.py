@@ -1,4 +1,4 @@
-"""What a training run needs to go on after it was killed, as one file that is whole or not there."""
+"""Checkpoints of a training run, written atomically."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ FORMAT = "multi_dnn_ros training 1"
 
 
 class TrainingError(ValueError):
-    """Training cannot go on; the message says why. The last good checkpoint is untouched."""
+    """Training cannot continue; the message says why. The last good checkpoint is unchanged."""
 
 
 def save(path: Path, state: dict[str, Any], identity: str) -> None:
-    """Write beside, bring it to the disk, rename: a kill at any moment leaves the last whole checkpoint.
+    """Write atomically, with fsync: a kill at any moment leaves the last complete checkpoint.
 
-    identity: what run this is (schedule, data, network), compared when it is loaded. TrainingError when it cannot be
-    written, a full disk for instance.
+    identity: identifies the run (schedule, data, network) and is checked when loading. Raises TrainingError if it
+    cannot be written, for example on a full disk.
     """
-    beside = path.with_name(path.name + ".part")
+    temporary = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             torch.save({**state, "format": FORMAT, "identity": identity}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise TrainingError(
             f"{path}: checkpoint cannot be written ({summarize_error(error)}); the last one is kept"
         ) from None
 
 
 def load(path: Path, network: nn.Module, identity: str) -> dict[str, Any]:
-    """The state of an earlier moment of the same run. TrainingError for anything else; nothing in it is run."""
+    """The state of an earlier moment of the same run. Raises TrainingError for any other file;
+    executes nothing in it.
+    """
     device = next(network.parameters()).device
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
         written, stored = state["identity"], state["network"]
         if state["format"] != FORMAT:
             raise ValueError(f"format is {state['format']!r}")
-    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+    except Exception as error:  # torch.load raises arbitrary errors for damaged bytes
         raise TrainingError(
             f"{path}: not a checkpoint of this loop ({type(error).__name__}: {summarize_error(error)})"
         ) from None

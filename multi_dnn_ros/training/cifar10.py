@@ -1,4 +1,6 @@
-"""CIFAR-10 (Krizhevsky 2009) from its binary or Python archive, or from JPEGs in a .tar.xz, without running pickles."""
+"""Reads CIFAR-10 (Krizhevsky 2009) from its binary or Python archive, or from JPEGs in a .tar.xz, without running
+pickles.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,19 @@ _EXPECTED = (
     "expected cifar-10-batches-bin or cifar-10-batches-py (folder, or its .tar.gz), <part>/<class>/*.jpg in a folder "
     "or in a .tar, .tar.gz or .tar.xz"
 )
-#: Largest file inside an archive: a batch has 31 MB.
+#: Maximum size of a file in an archive: a batch has 31 MB.
 _MAX_BYTES = 64 << 20
 _MAX_IMAGES = 100_000
 
 Arrays = tuple[torch.Tensor, torch.Tensor]
-#: What a pickled array names first, under whichever module this numpy keeps it.
+#: numpy's reconstruct function, which pickled arrays reference; its module differs between numpy versions.
 _RECONSTRUCT: Any = np.zeros(0).__reduce__()[0]
 
 
 def load(path: Path) -> dict[str, Arrays]:
-    """`train` and `test`: images (N, 3, 32, 32) uint8 RGB and labels (N,) int64. DatasetError says what is expected."""
+    """`train` and `test`: images (N, 3, 32, 32) uint8 RGB and labels (N,) int64. Raises DatasetError that says what is
+    expected.
+    """
     if not path.exists():
         raise DatasetError(f"{path}: no such file or folder; {_EXPECTED}")
     try:
@@ -116,7 +120,7 @@ def _python(where: str, content: bytes) -> list[tuple[npt.NDArray[np.uint8], int
         pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
     except UnpicklingError as error:
         raise DatasetError(f"{where}: refused: {error}; the binary version needs no pickle") from None
-    except Exception as error:  # damaged bytes lead the unpickler anywhere
+    except Exception as error:  # the unpickler raises arbitrary errors for damaged bytes
         raise DatasetError(f"{where}: not a batch of CIFAR-10 ({type(error).__name__}: {error})") from None
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != _RECORD - 1:
         raise DatasetError(f"{where}: data is {pixels.dtype} {pixels.shape}; expected uint8 (N, {_RECORD - 1})")
@@ -124,12 +128,12 @@ def _python(where: str, content: bytes) -> list[tuple[npt.NDArray[np.uint8], int
 
 
 class _OnlyArrays(Unpickler):
-    """Lists, strings, numbers and plain numpy arrays; any other name in the file is refused before it is looked up."""
+    """Unpickles lists, strings, numbers and plain numpy arrays; rejects any other name before looking it up."""
 
     _ALLOWED = frozenset(("_reconstruct", "ndarray", "dtype"))
 
     def find_class(self, module: str, name: str) -> Any:
-        """The one place where a pickle reaches code."""
+        """The only point at which a pickle can reach code."""
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray") and name in self._ALLOWED:
             return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
         raise UnpicklingError(f"it names {module}.{name}, which a data set has no need of")

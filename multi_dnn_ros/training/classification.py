@@ -1,4 +1,4 @@
-"""Classification: the loss, and top-1 and top-5 accuracy."""
+"""Classification: loss, and top-1 and top-5 accuracy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from multi_dnn_ros.training.batches import Batch
 class ClassificationLoss:
     """Cross-entropy with label smoothing (Szegedy et al. 2016).
 
-    outputs: (B, classes) logits. batch["label"]: (B,) int64; with "other" and "share", see augment_classes, the truth
-    is so much the one and the rest the other. smoothing: 0..1, share that is spread over all classes.
+    outputs: (B, classes) logits. batch["label"]: (B,) int64; with "other" and "share" (see augment_classes) the target
+    is a mixture of both labels. smoothing: 0..1, share spread over all classes.
     """
 
     def __init__(self, smoothing: float = 0.1) -> None:
@@ -31,7 +31,7 @@ class ClassificationLoss:
 
 
 class Accuracy:
-    """Share of images whose class is the first, or among the first five, of a network's answer."""
+    """Share of images whose class is ranked first, or among the first five."""
 
     def __init__(self) -> None:
         self.first = self.five = self.count = 0
@@ -49,7 +49,9 @@ class Accuracy:
 
 
 def soft_targets(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Kullback-Leibler divergence of softened classes, times the temperature squared (Hinton et al. 2015)."""
+    """Kullback-Leibler divergence of softened class distributions, times the temperature squared
+    (Hinton et al. 2015).
+    """
     known = F.log_softmax(teacher.float() / temperature, dim=1)
     return F.kl_div(
         F.log_softmax(student.float() / temperature, dim=1), known, reduction="batchmean", log_target=True
@@ -57,7 +59,7 @@ def soft_targets(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def logits_of(outputs: object) -> Tensor:
-    """The one (B, classes) tensor that a classifier returns; ValueError for anything else."""
+    """The single (B, classes) tensor that a classifier returns; raises ValueError for anything else."""
     if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2:
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         raise ValueError(f"the network returns {shape}; a classifier returns logits (images, classes)")

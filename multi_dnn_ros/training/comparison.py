@@ -1,4 +1,4 @@
-"""Scores and costs of networks side by side: as a table, as Markdown and as a picture."""
+"""Compares scores and costs of networks: as a table, as Markdown and as a plot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN: dict[Task, tuple[str, ...]] = {
 
 
 def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of the table: a row an entry, shares are of the first one."""
+    """Header and rows of the table: one row per entry, changes relative to the first."""
     networks, task = content["networks"], content["task"]
     first = networks[0]
     sets = list(first["scores"])
@@ -39,7 +39,7 @@ def rows_of(content: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str
 
 
 def threshold_tables(content: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Title and table of the operating points of each network on each set; none where they were not asked for."""
+    """Title and table of the operating points of each network on each set; none if not requested."""
     tables = []
     for network in content["networks"]:
         for name, points in network.get("operating_points", {}).items():
@@ -62,7 +62,7 @@ def _share(value: float | None) -> str:
 
 
 def label(network: Mapping[str, Any], *, short: bool = False, separator: str = ", ") -> str:
-    """What a row or bar is called: the model, and behind it what it was served by. short: without folder and suffix."""
+    """Name of a row or bar: the model and, after it, the backend that served it. short: without folder and suffix."""
     name = Path(network["model"]).stem if short else network["model"]
     served = network["served"]
     if served is None:
@@ -71,7 +71,7 @@ def label(network: Mapping[str, Any], *, short: bool = False, separator: str = "
 
 
 def write_report(folder: Path, content: Mapping[str, Any]) -> list[Path]:
-    """Write JSON, Markdown and the picture into `folder`, which is made; each beside and then renamed."""
+    """Write JSON, Markdown and the plot atomically into `folder`, which is created."""
     write_json(folder / JSON_NAME, content)
     header, rows = rows_of(content)
     counts = {name: scores["images"] for name, scores in content["networks"][0]["scores"].items()}

@@ -1,7 +1,7 @@
-"""Accuracy against MACs: one network, decomposed by several policies to several cuts, each retrained and scored.
+"""Accuracy over MACs: one network, decomposed by several policies to several sizes, each retrained and scored.
 
-What the paper's figures 3 and 4 show at one point, as a curve. The original is trained first where its file is not
-there. Each finished point is written at once, so that a run that was cut off goes on where it was.
+Extends the single point of the paper's figures 3 and 4 to a curve. The original is trained first if its file does not
+exist. Each finished point is written immediately, so that an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _RESIDUAL = (BasicBlock, Bottleneck, ResBottleneckBlock)
 
 @dataclass(frozen=True)
 class Settings:
-    """macs_size: (width, height) for which cuts are asked and MACs reported; training may use a smaller input.
+    """macs_size: (width, height) for which MACs are reduced and reported; training may use a smaller input.
 
-    linear: whether large fully connected layers are decomposed too.
+    linear: whether large fully connected layers are decomposed, too.
     """
 
     model: str
@@ -65,9 +65,9 @@ class Settings:
 def policy_for(
     name: str, layers: Sequence[Layer], total: int, cut: float, rounding: Rounding
 ) -> tuple[RankPolicy, str]:
-    """The policy of that name that cuts `cut` of `total` MACs, and its parameter in words.
+    """The named policy with the parameter that removes the share `cut` of `total` MACs, and that parameter as text.
 
-    Ratio and energy are found by bisection; ValueError when no parameter cuts as much.
+    For ratio and energy it is found by bisection. Raises ValueError if no parameter removes that much.
     """
     if name == "budget":
         return Budget(cut, total, rounding), f"macs_cut {cut:.3f}"
@@ -91,14 +91,14 @@ def policy_for(
 def original(
     settings: Settings, path: Path, data: Data, device: torch.device, say: Callable[[str], None]
 ) -> Result | None:
-    """Train the original into `path` unless it is there; None when it was."""
+    """Train the original into `path` unless it exists; returns None if it did."""
     if path.exists():
         return None
-    pupil = _trainable(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
-    reinitialize(pupil.source.module, settings.original.seed)
+    student = _trainable(load_network(settings.model, weights="random", num_classes=settings.num_classes), settings)
+    reinitialize(student.source.module, settings.original.seed)
     say(f"{settings.model}: training the original for {settings.original.epochs} epochs at {settings.size}")
     result = retrain(
-        pupil, [data], settings.original, batch_size=settings.batch_size, device=device, say=say,
+        student, [data], settings.original, batch_size=settings.batch_size, device=device, say=say,
         checkpoint=path.with_suffix(".ckpt"), checkpoint_every=max(1, settings.original.epochs // 8),
     )  # fmt: skip
     description = Description(
@@ -106,15 +106,15 @@ def original(
         provenance={**provenance(), "training": {"data": data.name, "schedule": asdict(settings.original),
                                                  **result.provenance()}},
     )  # fmt: skip
-    save_artifact(path, pupil.source.module.eval(), description)
+    save_artifact(path, student.source.module.eval(), description)
     return result
 
 
 def reinitialize(network: nn.Module, seed: int) -> None:
-    """Weights to begin training with (He et al. 2015), in place, whatever the builder itself begins with.
+    """Initialize the weights for training (He et al. 2015), in place, independently of the builder's initialization.
 
-    Torchvision's InceptionV3 has such large ones that training hardly turns them for ten epochs. Residual branches
-    begin at zero (Goyal et al. 2017): a deep network learns from the first step on, as a shallow one does.
+    The initial weights of torchvision's InceptionV3 are so large that it hardly trains for ten epochs. Residual
+    branches start at zero (Goyal et al. 2017): a deep network then learns from the first step on, like a shallow one.
     """
     torch.manual_seed(seed)
     for layer in network.modules():
@@ -130,7 +130,7 @@ def reinitialize(network: nn.Module, seed: int) -> None:
 
 
 def _branch_scale(block: nn.Module) -> nn.BatchNorm2d:
-    """What scales the branch of a residual block: its last batch normalization that is not on the way around."""
+    """The scale of a residual block's branch: its last batch normalization that is not on the shortcut."""
     return [
         part
         for name, part in block.named_modules()
@@ -142,7 +142,7 @@ def point(
     settings: Settings, source: Source, policy_name: str, cut: float, data: Data, device: torch.device,
     say: Callable[[str], None], keep: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Decompose a copy of the original to `cut`, retrain it under the original's eyes, score it."""
+    """Decompose a copy of the original by the share `cut`, retrain it with the original as teacher, and score it."""
     begin = time.monotonic()
     width, height = settings.macs_size
     inputs = (torch.zeros(1, 3, height, width),)
@@ -153,10 +153,10 @@ def point(
     outcomes = decompose(network, inputs, policy, layers=layers)
     after = cost(network, inputs)
     seconds = time.monotonic() - begin
-    pupil = _trainable(replace(source, module=network, description=None), settings)
+    student = _trainable(replace(source, module=network, description=None), settings)
     teacher = _trainable(copy.deepcopy(source), settings)
     result = retrain(
-        pupil, [data], settings.retraining, batch_size=settings.batch_size, device=device, teacher=teacher,
+        student, [data], settings.retraining, batch_size=settings.batch_size, device=device, teacher=teacher,
         teacher_weight=settings.teacher_weight, say=say,
     )  # fmt: skip
     row = {
@@ -186,9 +186,9 @@ def point(
 def run(
     settings: Settings, data_name: str, folder: Path, out: Path, device: torch.device, keep: bool
 ) -> dict[str, Any]:
-    """All points that `out` does not hold yet; `folder` keeps the original."""
+    """Compute all points that `out` does not contain yet; `folder` stores the original."""
     if out.suffix == ".png":
-        raise ValueError(f"{out}: is the name of the picture, which would replace the points; name a .json file")
+        raise ValueError(f"{out}: is the name of the plot, which would replace the points; use a .json file")
     data = open_data(data_name, _wanted(settings))
     known = _read(out) if out.exists() else {}
     mine = {"data": data_name, "settings": json.loads(json.dumps(asdict(settings)))}
@@ -214,7 +214,7 @@ def run(
             try:
                 row = point(settings, source, policy, cut, data, device, print, folder if keep else None)
             except DatasetError:
-                raise  # an image that cannot be read says nothing of this point, which is made the next time
+                raise  # an unreadable image is no property of this point, which is computed in the next run
             except ValueError as error:
                 row = {"policy": policy, "asked_cut": cut, "error": str(error)}
             content["points"].append(row)
@@ -231,7 +231,7 @@ def run(
 
 
 def _training(path: Path, source: Source, settings: Settings, data: Data) -> dict[str, Any]:
-    """How the original was trained. ValueError when it is another one than the settings ask for: its file carries the
+    """How the original was trained. Raises ValueError if that differs from the settings: its file contains the
     builder's name only.
     """
     description = source.description
@@ -254,7 +254,7 @@ def _describe(model: str, labels: tuple[str, ...], size: tuple[int, int], kind: 
 
 
 def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
-    """ValueError when `out` holds points that were made otherwise; other cuts and policies may be added to them."""
+    """Raise ValueError if `out` holds points made with other settings; other cuts and policies may be added to them."""
     if not known:
         return
     free = ("policies", "cuts")
@@ -265,7 +265,7 @@ def _check_same(out: Path, known: dict[str, Any], mine: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What `curve` wrote. ValueError for another file."""
+    """Read a file written by `curve`. Raises ValueError for another file."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -276,7 +276,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def largest_cut(content: dict[str, Any]) -> dict[str, Any] | None:
-    """The point with the largest cut that is at most WITHIN under the original; None where there is none."""
+    """The point with the largest reduction whose accuracy is within WITHIN of the original; None if there is none."""
     main = MAIN["classes"]
     least = content["original"]["scores"][main] - WITHIN
     good = [row for row in content["points"] if "scores" in row and row["scores"][main] >= least]
@@ -315,13 +315,20 @@ def add_parser(verbs: Any) -> None:
     add("--retrain-lr", type=float, default=4e-4)
     add("--batch-size", type=int, default=256)
     add("--teacher-weight", type=float, default=0.7)
-    add("--mix", type=float, default=0.5, help="part of the images that are mixed with others (CutMix)")
+    add("--mix", type=float, default=0.5, help="share of the images mixed with others (CutMix)")
     add("--policies", nargs="+", choices=("ratio", "energy", "budget"), default=["ratio", "energy", "budget"])
-    add("--cuts", nargs="+", type=_cut, metavar="SHARE", default=[0.5, 0.7, 0.8, 0.9], help="of the MACs that go")
+    add(
+        "--cuts",
+        nargs="+",
+        type=_cut,
+        metavar="SHARE",
+        default=[0.5, 0.7, 0.8, 0.9],
+        help="shares of the MACs to remove",
+    )
     add("--linear", action="store_true", help="also decompose large fully connected layers, by truncated SVD")
-    add("--folder", type=Path, required=True, help="where the original is kept")
-    add("--keep", action="store_true", help="keep the decomposed networks there too")
-    add("--out", type=Path, required=True, help="JSON file to write, and a .png beside it")
+    add("--folder", type=Path, required=True, help="folder for the original")
+    add("--keep", action="store_true", help="also store the decomposed networks there")
+    add("--out", type=Path, required=True, help="JSON file to write; a .png is written next to it")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     verb.set_defaults(run=main, libraries=("scipy", "tensorly", "matplotlib"))
 

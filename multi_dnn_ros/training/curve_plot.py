@@ -1,4 +1,4 @@
-"""Curves of accuracy against MACs as a picture."""
+"""Plots curves of accuracy over MACs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from multi_dnn_ros.common.extras import optional
 from multi_dnn_ros.common.reporting import write_figure
 from multi_dnn_ros.training.setup import MAIN
 
-#: A point counts as accurate when it is at most this far under its own original.
+#: Maximum loss of accuracy, relative to its own original, for a point to count as accurate.
 WITHIN = 0.010
 _COLOURS = {"ratio": "#8a97a8", "energy": "#3f7fbf", "budget": "#d1603d"}
 _COLUMNS = 3
 
 
 def plot(path: Path, contents: Sequence[Mapping[str, Any]]) -> None:
-    """Accuracy over the share of MACs that is gone, a panel a file of `curve`, a line a policy from the original on."""
+    """Accuracy over the removed share of MACs: one panel per file of `curve`, one line per policy, starting at the
+    original.
+    """
     with optional("a picture"):
         from matplotlib.figure import Figure
 

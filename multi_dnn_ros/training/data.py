@@ -1,4 +1,4 @@
-"""Data sets by name: what ``--data KIND:PATH`` means, and the three parts of each."""
+"""Data sets by name, as in ``--data KIND:PATH``, and their three parts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 Task = Literal["classes", "boxes", "lanes"]
-#: train: what is learned from. choice: what the best epoch is chosen by. test: seen by neither, scored once.
+#: train: for training. choice: for selecting the best epoch. test: used by neither, scored once.
 Part = Literal["train", "choice", "test"]
 #: Seeds of the generated scenes of each part.
 SEEDS: dict[Part, int] = {"train": 1, "choice": 2, "test": 3}
-#: Share of a training part that is held out to choose the best epoch by, where the set has no part for it.
+#: Share of a training part held out for selecting the best epoch, if the set has no such part.
 HELD_OUT = 0.05
 KINDS = {
     "cifar10": "CIFAR-10: its archive, or a folder or archive of <part>/<class>/*.jpg (classes)",
@@ -59,7 +59,7 @@ class Rows(Protocol):
 
 
 class ArrayRows:
-    """Rows that lie in memory: arrays (N, ...) by name."""
+    """Rows in memory: arrays (N, ...) by name."""
 
     def __init__(self, arrays: Mapping[str, Tensor]) -> None:
         self.arrays = dict(arrays)
@@ -72,7 +72,7 @@ class ArrayRows:
 
 
 class SomeRows:
-    """A selection of other rows."""
+    """A subset of other rows."""
 
     def __init__(self, rows: Rows, indices: Sequence[int]) -> None:
         self.rows, self.indices = rows, indices
@@ -85,30 +85,30 @@ class SomeRows:
 
 
 def in_memory(rows: Rows) -> ArrayRows:
-    """All rows, read once."""
+    """All rows, read once into memory."""
     read = [rows.read(index) for index in range(len(rows))]
     return ArrayRows({name: torch.stack([row[name] for row in read]) for name in read[0]})
 
 
 class Data(Protocol):
-    """A data set. name: as it was given. labels: classes by number; the numbers in its rows are these."""
+    """A data set. name: as given by the user. labels: class names by number, as used in its rows."""
 
     name: str
     task: Task
     labels: tuple[str, ...]
 
     def part(self, part: Part) -> Rows:
-        """DatasetError names what is missing or malformed."""
+        """One part. Raises DatasetError that names what is missing or malformed."""
         ...
 
 
 @dataclass(frozen=True)
 class DataRequest:
-    """What a network asks of data.
+    """Requirements of a network on data.
 
-    task: None: whatever the data is for. framing: how an image becomes its input, without mean and std. labels: its
-    classes by number; empty: those of the data. scenes: how many to generate for training; a twelfth of that, 8 at
-    least, for each other part.
+    task: None: that of the data. framing: how an image becomes its input, without mean and std. labels: the network's
+    class names by number; empty: those of the data. scenes: number of generated scenes for training; each other part
+    has a twelfth, at least 8.
     """
 
     task: Task | None
@@ -118,7 +118,7 @@ class DataRequest:
 
 
 def open_data(name: str, wanted: DataRequest) -> Data:
-    """The set that ``KIND:PATH`` names. DatasetError for an unknown kind and for what a kind finds wrong."""
+    """The set named ``KIND:PATH``. Raises DatasetError for an unknown kind and for errors in the data."""
     kind, _, path = name.partition(":")
     if kind not in KINDS:
         raise DatasetError(f"data '{name}': kind '{kind}'; allowed: {', '.join(KINDS)}, each followed by :PATH")
@@ -135,7 +135,7 @@ def open_data(name: str, wanted: DataRequest) -> Data:
 
 
 def held_out(rows: Rows, part: Part) -> Rows:
-    """`train` without, or `choice` with, the rows that are held out: spread evenly, the same in every run."""
+    """`train`: without the held-out rows; `choice`: only these. They are evenly spaced, the same in every run."""
     step = max(2, round(1 / HELD_OUT))
     chosen = [k for k in range(len(rows)) if (k % step == step - 1) == (part == "choice")]
     if isinstance(rows, ArrayRows):
@@ -161,13 +161,13 @@ class _Cifar10:
 
 
 def _shuffled(rows: ArrayRows) -> ArrayRows:
-    """Archives may come class by class: what is held out must not follow that order."""
+    """Archives may be sorted by class; the held-out rows must not follow that order."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
     return ArrayRows({name: array[order] for name, array in rows.arrays.items()})
 
 
 class _Folders:
-    """DIR/train, DIR/val and, where it is there, DIR/test; without it val serves as both."""
+    """DIR/train, DIR/val and, if it exists, DIR/test; otherwise val serves as both."""
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         self.name, self.folder, self.framing = name, folder, wanted.framing
@@ -209,7 +209,7 @@ class _Coco:
         self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
 
     def part(self, part: Part) -> Rows:
-        """val serves as choice and test: COCO keeps the boxes of its test part to itself."""
+        """val serves as choice and test: COCO does not publish the boxes of its test part."""
         stem = "train" if part == "train" else "val"
         annotations = sorted((self.folder / "annotations").glob(f"instances_{stem}*.json"))
         if not annotations:
@@ -240,7 +240,7 @@ class _Road:
 
 
 def road_rows(scenes: SceneArrays, task: Task, labels: Sequence[str]) -> ArrayRows:
-    """Rendered scenes as rows for boxes (classes that `labels` lacks do not exist) or for lanes."""
+    """Rendered scenes as rows of boxes (without classes that `labels` lacks) or of lanes."""
     if task == "lanes":
         return ArrayRows({"image": _tensor(scenes.lane_images), "mask": _tensor(scenes.lane_masks)})
     own = [labels.index(label) if label in labels else NO_BOX for label in LABELS]
@@ -249,8 +249,8 @@ def road_rows(scenes: SceneArrays, task: Task, labels: Sequence[str]) -> ArrayRo
 
 
 def own_classes(classes: Tensor, own: Sequence[int]) -> Tensor:
-    """(N, M) class numbers of the scenes -> a network's own: own[k] is what class k becomes; ignored boxes stay."""
-    table = torch.tensor([*own, IGNORED, NO_BOX])  # -2 and -1 count from the end
+    """Map class numbers (N, M) of the scenes to a network's: own[k] replaces k; ignored boxes are kept."""
+    table = torch.tensor([*own, IGNORED, NO_BOX])  # -2 and -1 index from the end
     assert (IGNORED, NO_BOX) == (-2, -1)
     return table[classes]
 

@@ -28,14 +28,14 @@ from multi_dnn_ros.vision.preprocess import Preprocess
 
 log = logging.getLogger(__name__)
 
-#: Most boxes kept an image, ignored ones included; a scene holds fewer than half of that.
+#: Maximum number of boxes per image, ignored ones included; a scene has fewer than half of that.
 MAX_BOXES = 96
-#: A photo whose mean difference from a video frame (grey levels at 240x135) is at most this was taken from the video:
-#: two neighbouring frames of the video at hand differ by 3, photos of other roads by 18 and more.
+#: A photo whose mean difference from a video frame (grey levels at 240x135) is at most this was taken from the video.
+#: Consecutive frames of the available video differ by 3, photos of other roads by 18 or more.
 SAME_ROAD = 6.0
-#: Most frames read of a video, which is held in memory.
+#: Maximum number of frames read from a video, which is kept in memory.
 MAX_FRAMES = 2_000
-#: Class numbers of rows that hold no box, and of boxes that count neither way.
+#: Class numbers of padding rows, and of ignored boxes.
 NO_BOX, IGNORED = -1, -2
 
 
@@ -45,9 +45,9 @@ class DatasetError(ValueError):
 
 @dataclass(frozen=True)
 class RenderSpec:
-    """Which scenes, and the network input sizes (width, height) for which they are kept.
+    """Which scenes, and the network input sizes (width, height) to store them for.
 
-    wide: share of the scenes that is rendered 640x360 instead of 640x480; a network stretches both to its input.
+    wide: share of the scenes rendered at 640x360 instead of 640x480; networks stretch both to their input.
     """
 
     count: int
@@ -74,18 +74,18 @@ def framed(image: npt.NDArray[np.uint8], framing: Preprocess) -> npt.NDArray[np.
 
 
 def fit(image: npt.NDArray[np.uint8], width: int, height: int) -> npt.NDArray[np.uint8]:
-    """`framed` by stretching: what the package's own networks get."""
+    """`framed` by stretching, as for the package's own networks."""
     return framed(image, Preprocess(width, height))
 
 
 def fit_mask(mask: npt.NDArray[Any], width: int, height: int) -> npt.NDArray[np.uint8]:
-    """(H, W), not 0 = lane -> (1, height, width) uint8, 0..255 = share of the pixel that is lane."""
+    """(H, W), nonzero = lane -> (1, height, width) uint8, 0..255 = share of the pixel that is lane."""
     area = cv2.resize((mask > 0).astype(np.float32), (width, height), interpolation=cv2.INTER_AREA)
     return np.asarray(np.rint(area * 255), dtype=np.uint8)[None]
 
 
 def box_rows(scene: Scene, width: int, height: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Boxes (MAX_BOXES, 4) in pixels of a width x height input and classes (MAX_BOXES,), filled up with NO_BOX."""
+    """Boxes (MAX_BOXES, 4) in pixels of a width x height input and classes (MAX_BOXES,), padded with NO_BOX."""
     boxes = np.zeros((MAX_BOXES, 4), np.float32)
     classes = np.full(MAX_BOXES, NO_BOX, np.int64)
     rows = np.concatenate([scene.boxes, scene.ignored])[:MAX_BOXES]
@@ -96,10 +96,10 @@ def box_rows(scene: Scene, width: int, height: int) -> tuple[npt.NDArray[np.floa
 
 
 class SceneArrays:
-    """Rendered scenes in a folder of .npy files, opened without reading them.
+    """Rendered scenes in a folder of .npy files, memory-mapped.
 
-    detector_images: (N, 3, h, w) uint8. boxes: (N, MAX_BOXES, 4) float32. classes: (N, MAX_BOXES) int64.
-    lane_images: (N, 3, h, w) uint8. lane_masks: (N, 1, h, w) uint8.
+    detector_images: (N, 3, h, w) uint8. boxes: (N, MAX_BOXES, 4) float32. classes: (N, MAX_BOXES) int64. lane_images:
+    (N, 3, h, w) uint8. lane_masks: (N, 1, h, w) uint8.
     """
 
     NAMES = ("detector_images", "boxes", "classes", "lane_images", "lane_masks")
@@ -121,17 +121,16 @@ class SceneArrays:
 
 
 def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
-    """Render the scenes of `spec` into `folder` with `workers` processes (0: one a core); reuse what is there.
+    """Render the scenes of `spec` into `folder` with `workers` processes (0: one per core); reuses existing ones.
 
-    While another process renders into `folder`, this one waits, and then finds the scenes there. OSError names the file
-    for which the disk has no room, DatasetError says that a process was killed; nothing is left of a rendering that
-    failed.
+    Waits while another process renders into `folder`, and then uses its scenes. Raises OSError that names the file if
+    the disk is full, DatasetError if a process was killed; a failed rendering is removed.
     """
     wanted = json.loads(json.dumps(spec.__dict__))
     there = _rendered(folder, wanted)
     if there is None:
-        with _alone(folder):
-            there = _rendered(folder, wanted)  # by the one that was waited for
+        with _render_lock(folder):
+            there = _rendered(folder, wanted)  # by the process waited for
             if there is None:
                 _render(spec, folder, workers, wanted)
                 there = SceneArrays(folder)
@@ -139,7 +138,7 @@ def render(spec: RenderSpec, folder: Path, workers: int = 0) -> SceneArrays:
 
 
 def _rendered(folder: Path, wanted: object) -> SceneArrays | None:
-    """The scenes in `folder`, if they are whole and those that are wanted."""
+    """The scenes in `folder`, if they are complete and match `wanted`."""
     try:
         arrays = SceneArrays(folder)
     except DatasetError:
@@ -148,14 +147,14 @@ def _rendered(folder: Path, wanted: object) -> SceneArrays | None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time; the system lets go of what a process holds that was killed."""
+def _render_lock(folder: Path) -> Iterator[None]:
+    """A lock on `folder`, one process at a time; the system releases it if the process is killed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.warning("another process renders %s: waiting for it", folder)
+            log.warning("another process is rendering %s: waiting for it", folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -176,8 +175,8 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
         for name, (shape, kind) in shapes.items():
             _make_array(folder / f"{name}.npy", (spec.count, *shape), kind)
         _render_chunks(spec, folder, workers)
-        with atomic_write(done) as beside:
-            beside.write_text(json.dumps(wanted, indent=1) + "\n")
+        with atomic_write(done) as temporary:
+            temporary.write_text(json.dumps(wanted, indent=1) + "\n")
     except BaseException:
         for name in shapes:
             (folder / f"{name}.npy").unlink(missing_ok=True)
@@ -185,9 +184,9 @@ def _render(spec: RenderSpec, folder: Path, workers: int, wanted: object) -> Non
 
 
 def _make_array(path: Path, shape: tuple[int, ...], kind: type) -> None:
-    """A file of zeros, all of it on the disk: a process that fills a mapped page for which there is no room is killed.
+    """Create a file of zeros, fully allocated: writing to a mapped page without disk space kills the process.
 
-    In place of a file that is there, as whoever has that one open goes on reading it.
+    Replaces an existing file, because other processes may still have that one open.
     """
     path.unlink(missing_ok=True)
     np.lib.format.open_memmap(path, "w+", kind, shape).flush()
@@ -207,7 +206,7 @@ def _render_chunks(spec: RenderSpec, folder: Path, workers: int) -> None:
             for chunk in chunks:
                 bar.update(_render_chunk(chunk))
         else:
-            # Not a multiprocessing.Pool: that one waits for ever for what a process did that was killed.
+            # Not a multiprocessing.Pool, which waits forever if a process is killed.
             with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _one_thread) as pool:
                 try:
                     for count in pool.map(_render_chunk, chunks):
@@ -237,7 +236,7 @@ def _render_chunk(chunk: tuple[RenderSpec, Path, int, int]) -> int:
 
 @dataclass(frozen=True)
 class RoadFrame:
-    """A real image (H, W, 3) uint8 RGB with the lane mask (h, w) uint8, not 0 = lane, of any size."""
+    """A real image (H, W, 3) uint8 RGB with its lane mask (h, w) uint8, nonzero = lane, of any size."""
 
     name: str
     image: npt.NDArray[np.uint8]
@@ -245,11 +244,11 @@ class RoadFrame:
 
 
 def road_frames(folder: Path, part: str) -> list[RoadFrame]:
-    """Real road with lane masks: a video NAME.mp4, photos NAME.jpg, and in lane_masks/ NAME_<frame>.png and NAME.png.
+    """Real road images with lane masks: a video NAME.mp4, photos NAME.jpg, and lane_masks/NAME_<frame>.png and
+    NAME.png.
 
-    part: "train" is the first half of the video's frames, "video" its second half, "photos" the photos, "apart" those
-    of the photos that were not taken from a video here.
-    Raises DatasetError when there is nothing, or when an image cannot be read.
+    part: "train": first half of the video's frames, "video": second half, "photos": the photos, "apart": the photos
+    that were not taken from a video here. Raises DatasetError if there is nothing, or an image cannot be read.
     """
     if part not in ("train", "video", "photos", "apart"):
         raise ValueError(f"part {part!r}: not one of train, video, photos, apart")

@@ -1,4 +1,4 @@
-"""Knowledge distillation: the original network shows the retrained one what it answers."""
+"""Knowledge distillation: the original network as teacher of the retrained one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.training.batches import Batch
 from multi_dnn_ros.training.classification import logits_of, soft_targets
-from multi_dnn_ros.training.graph_replay import replayed_answers
+from multi_dnn_ros.training.graph_replay import capture_teacher
 from multi_dnn_ros.training.loop import Loss
 
 
 class Distilled:
-    """A loss that mixes the truth with a teacher's answers to the same (varied) images.
+    """A loss that combines the truth with a teacher's outputs for the same (augmented) images.
 
     loss: on the truth; None: the teacher alone. teacher: in eval mode on the training device. weight: share of the
-    teacher, 0..1. difference: of the student's and the teacher's outputs. On a GPU all images must be of one size.
+    teacher, 0..1. difference: between the student's and the teacher's outputs. On a GPU all images must have one size.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Distilled:
             with torch.no_grad():
                 return self.teacher(image)
         if self._replayed is None:
-            self._replayed = replayed_answers(self.teacher, image, self.precision)
+            self._replayed = capture_teacher(self.teacher, image, self.precision)
         return self._replayed(image)
 
 
 class SoftTargets:
-    """Difference of classifiers: softened classes."""
+    """Difference of classifiers: softened class distributions."""
 
     def __init__(self, temperature: float = 4.0) -> None:
         self.temperature = temperature
@@ -64,15 +64,15 @@ class SoftTargets:
     def __call__(self, outputs: Any, answer: Any) -> Tensor:
         student, teacher = logits_of(outputs), logits_of(answer)
         if student.shape != teacher.shape:
-            raise ValueError(f"the teacher knows {teacher.shape[1]} classes, the network {student.shape[1]}")
+            raise ValueError(f"the teacher has {teacher.shape[1]} classes, the network {student.shape[1]}")
         return soft_targets(student, teacher, self.temperature)
 
 
 def raw_outputs(outputs: Any, answer: Any) -> Tensor:
-    """Difference of detectors and lane networks: of every raw output, in units of the teacher's own spread.
+    """Difference of detectors and lane networks: of every raw output, in units of the teacher's standard deviation.
 
-    A smooth L1 distance (Girshick 2015), so that one wild box does not drown the rest; each row of axis 1 has its own
-    spread, as box sides in pixels and scores lie in the same tensor.
+    A smooth L1 distance (Girshick 2015), so that one outlier box does not dominate; each row of axis 1 has its own
+    deviation, because box sides in pixels and scores are in the same tensor.
     """
     students = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
     teachers = [leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor)]

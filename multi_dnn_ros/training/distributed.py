@@ -1,6 +1,6 @@
-"""Training in several processes: torchrun starts them, each holds the whole network and a share of every batch.
+"""Training in several processes, started by torchrun: each has the whole network and a share of every batch.
 
-Without torchrun everything here is the case of one process.
+Without torchrun all functions behave as for one process.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-#: Others wait this long for rank 0, which alone scores.
+#: Maximum wait for rank 0, which alone computes scores.
 _TIMEOUT = timedelta(minutes=30)
 
 
 @contextmanager
 def process_group(device: str) -> Iterator[torch.device]:
-    """Join the processes that torchrun started (NCCL on GPUs, gloo on CPUs) and leave them at the end.
+    """Context that joins the processes started by torchrun (NCCL on GPUs, gloo on CPUs).
 
-    device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields it.
-    Inside another such group that one serves.
+    device: cpu, cuda, cuda:<number>; with torchrun each process of a host gets the GPU of its local rank. Yields the
+    device. Inside another such context, that one is used.
     """
     chosen = torch.device(device)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -42,7 +42,9 @@ def process_group(device: str) -> Iterator[torch.device]:
 
 
 def existing_device(name: str) -> torch.device:
-    """The device of that name. ValueError where there is none: training finds out only after its data is ready."""
+    """The device of that name. Raises ValueError if it does not exist, so that training fails before preparing its
+    data.
+    """
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -64,18 +66,18 @@ def world() -> int:
 
 
 def replicated(network: nn.Module) -> nn.Module:
-    """A network whose backward pass averages the gradients of all processes; `network` itself with one process."""
+    """A network whose backward pass averages the gradients over all processes; `network` itself for one process."""
     if world() == 1:
         return network
     from torch.nn.parallel import DistributedDataParallel
 
     device = next(network.parameters()).device
-    # Buffers: each process normalises over its own share; rank 0's statistics are the ones that are kept.
+    # Buffers are not synchronized: each process normalizes over its own share, and rank 0's statistics are kept.
     return DistributedDataParallel(network, device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def mean(value: Tensor) -> Tensor:
-    """The mean of a scalar tensor over the processes, on all of them."""
+    """Mean of a scalar tensor over the processes, on all of them."""
     if world() > 1:
         value = value.clone()
         dist.all_reduce(value)
@@ -84,7 +86,7 @@ def mean(value: Tensor) -> Tensor:
 
 
 def from_first(value: Any) -> Any:
-    """Rank 0's object, on all processes; what the others pass is ignored."""
+    """Rank 0's object, on all processes; other values are ignored."""
     if world() == 1:
         return value
     box = [value]
@@ -93,7 +95,7 @@ def from_first(value: Any) -> Any:
 
 
 def tensors_from_first(tensors: dict[str, Tensor]) -> None:
-    """Make `tensors` equal to rank 0's, in place."""
+    """Set `tensors` to rank 0's, in place."""
     if world() > 1:
         for name in sorted(tensors):
             dist.broadcast(tensors[name], src=0)

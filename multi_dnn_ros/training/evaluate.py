@@ -1,4 +1,4 @@
-"""Score the package's three DNNs, loaded and decoded as the node does it, and write the figures down."""
+"""Score the package's three DNNs, loaded and decoded as in the node, and write the figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precis
 from multi_dnn_ros.training.recipes import versions
 from multi_dnn_ros.training.scenes import LABELS, Scene, SceneGenerator
 
-if TYPE_CHECKING:  # the training machine has no pydantic, which these need
+if TYPE_CHECKING:  # they need pydantic, which the training machine lacks
     from multi_dnn_ros.models.dnn import Dnn
 
 
@@ -32,14 +32,16 @@ def add_parser(verbs: Any) -> None:
     verb = verbs.add_parser("evaluate", help="score the built-in DNNs on scenes they have never seen, and on real road")
     verb.add_argument("--count", type=int, default=500, help="unseen scenes, 640x480")
     verb.add_argument("--drive", type=int, default=300, help="frames of an unseen drive at 10 Hz, 640x480")
-    verb.add_argument("--seed", type=int, default=SEEDS["test"], help="of scenes and drive; 1 and 2 were trained with")
+    verb.add_argument(
+        "--seed", type=int, default=SEEDS["test"], help="of scenes and drive; 1 and 2 were used in training"
+    )
     verb.add_argument("--road", type=Path, help="folder of real road with lane_masks/")
     verb.add_argument("--out", type=Path, required=True, help="JSON file to write")
     verb.set_defaults(run=run, libraries=("pycocotools",))
 
 
 def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:
-    """The package's three DNNs by role, loaded as the node loads them. suffix: `_small` for the decomposed ones."""
+    """The package's three DNNs by role, loaded as in the node. suffix: `_small` for the decomposed ones."""
     from multi_dnn_ros.models.load import load_dnn
     from multi_dnn_ros.settings.roles import PRESETS
     from multi_dnn_ros.settings.schema import DnnConfig
@@ -50,12 +52,12 @@ def builtin_dnns(suffix: str = "") -> dict[str, Dnn]:
 
 
 class Evaluator:
-    """Runs a lane, an object and a pedestrian DNN over images and keeps what they say beside the truth."""
+    """Runs a lane, an object and a pedestrian DNN on images and collects their outputs with the truth."""
 
     def __init__(self, dnns: Mapping[str, Dnn]) -> None:
         self.dnns = dnns
         for role in ("object", "pedestrian"):
-            # Average precision wants the whole curve, not only what the node would publish.
+            # Average precision needs the whole curve, not only what the node would publish.
             self.dnns[role].decoder.score_threshold = 0.01
             self.dnns[role].decoder.iou_threshold = 0.6
 
@@ -90,7 +92,7 @@ class Evaluator:
         return result
 
     def road(self, frames: Sequence[RoadFrame]) -> dict[str, Any]:
-        """Lane scores on real frames, together and one by one."""
+        """Lane scores on real frames, together and individually."""
         total, each = LaneScore(), {}
         for frame in frames:
             mask = self.decode("lane", frame.image).mask
@@ -101,7 +103,7 @@ class Evaluator:
         return {**rounded(total.scores()), "frames": len(frames), "f1_by_frame": each}
 
     def costs(self) -> dict[str, Any]:
-        """Size of each network, and its CPU time on one thread, eager: the median of 20 runs after 3."""
+        """Size of each network, and its CPU time on one thread, eager: median of 20 runs after 3 warm-up runs."""
         from torch.utils.flop_counter import FlopCounterMode
 
         before = torch.get_num_threads()

@@ -1,6 +1,6 @@
-"""Passes of training as CUDA graphs: forward and backward one launch each, and a teacher's answers.
+"""Training passes as CUDA graphs: forward, backward and a teacher's inference as one launch each.
 
-A deep network at small images keeps a GPU busy for less time than Python needs to launch its thousands of kernels.
+For a deep network on small images, Python needs longer to launch its thousands of kernels than the GPU to run them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WARM_UP_CALLS = 3
 
 
 class _Pass(nn.Module):
-    """What is captured: the network in mixed precision."""
+    """The captured part: the network in mixed precision."""
 
     def __init__(self, network: nn.Module, precision: str) -> None:
         super().__init__()
@@ -30,39 +30,40 @@ class _Pass(nn.Module):
         self.precision = precision
 
     def forward(self, image: Tensor) -> Any:
-        # Weights are cast in every replay: what a cache of casts holds would be those of the captured step.
+        # Cast the weights in every replay: cached casts would be those of the captured step.
         with autocast(image.device, self.precision, cache=False):
             return self.network(image)
 
 
-def replayed(network: nn.Module, image: Tensor, precision: str) -> nn.Module:
-    """`network`, in training mode and on a GPU, with captured passes for images that are and lie as `image` does.
+def capture_passes(network: nn.Module, image: Tensor, precision: str) -> nn.Module:
+    """`network`, in training mode on a GPU, with captured passes for images with the shape and layout of `image`.
 
-    Its weights and statistics are the network's own, which stays as it is. Random numbers are drawn anew in every
-    replay. A network that cannot be captured (it looks at values, say) is returned itself, with a warning.
+    Weights and statistics are those of the network, which is unchanged. Each replay draws new random numbers. A network
+    that cannot be captured (for example one that branches on values) is returned itself, with a warning.
     """
     kept = [buffer.clone() for buffer in network.buffers()]
     captured: nn.Module = _Pass(network, precision)
     captured.training = network.training
     try:
-        # Training draws the same numbers with and without this.
+        # Restore the generator, so that training draws the same numbers with and without capture.
         with gc_paused(), torch.random.fork_rng([image.device.index]):
-            # Replaces its forward(). Some networks have parameters that no output depends on.
+            # Replaces forward(). Some networks have parameters without influence on the output.
             torch.cuda.make_graphed_callables(captured, (image.clone(),), allow_unused_input=True)
-    except Exception as error:  # whatever capturing raises
-        log.warning("training launches kernel by kernel, as its passes cannot be captured: %s", summarize_error(error))
+    except Exception as error:  # capturing raises arbitrary errors
+        log.warning(
+            "training launches each kernel separately: its passes cannot be captured: %s", summarize_error(error)
+        )
         captured = network
-    with torch.no_grad():  # what warming up did to the statistics of batch normalization
+    with torch.no_grad():  # undo the effect of warming up on batch normalization statistics
         for buffer, before in zip(network.buffers(), kept, strict=True):
             buffer.copy_(before)
     return captured
 
 
-def replayed_answers(network: nn.Module, image: Tensor, precision: str) -> Callable[[Tensor], Any]:
-    """What `network`, in evaluation mode and on a GPU, answers to images that are and lie as `image` does.
+def capture_teacher(network: nn.Module, image: Tensor, precision: str) -> Callable[[Tensor], Any]:
+    """Inference of `network`, in evaluation mode on a GPU, for images with the shape and layout of `image`.
 
-    The answers lie where those to the next images will. A network that cannot be captured answers kernel by kernel,
-    with a warning.
+    The next call overwrites the result. A network that cannot be captured runs uncaptured, with a warning.
     """
     place = image.clone(memory_format=torch.channels_last)
     step = _Pass(network, precision)
@@ -81,8 +82,8 @@ def replayed_answers(network: nn.Module, image: Tensor, precision: str) -> Calla
         torch.cuda.current_stream().wait_stream(side)
         with gc_paused(), torch.cuda.graph(graph):
             answers = answer(place)
-    except Exception as error:  # whatever capturing raises
-        log.warning("the teacher launches kernel by kernel, as it cannot be captured: %s", summarize_error(error))
+    except Exception as error:  # capturing raises arbitrary errors
+        log.warning("the teacher launches each kernel separately: it cannot be captured: %s", summarize_error(error))
         return answer
 
     def replay(images: Tensor) -> Any:

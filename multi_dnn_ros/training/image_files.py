@@ -1,4 +1,4 @@
-"""Images and annotations on a disk: folders of classes, COCO detection, lane images with masks."""
+"""Images and annotations in files: class folders, COCO detection, lane images with masks."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ from multi_dnn_ros.training.datasets import (
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
-#: An annotation file is read whole; COCO's largest has half of this.
+#: Maximum size of an annotation file; COCO's largest has half of this.
 _MAX_JSON_BYTES = 1 << 30
 
 
 def image_files(folder: Path) -> list[Path]:
-    """The images of a folder, by name."""
+    """The image files of a folder, sorted by name."""
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
 class ClassFolder:
-    """DIR/<class>/*.jpg (torchvision's ImageFolder layout): classes by name, images by class and name."""
+    """DIR/<class>/*.jpg (torchvision's ImageFolder layout): classes sorted by name, images by class and name."""
 
     def __init__(self, folder: Path, framing: Preprocess, labels: Sequence[str] = ()) -> None:
-        """labels: the classes that are expected, in their order; empty: those that are there. DatasetError."""
+        """labels: the expected classes in their order; empty: the existing ones. Raises DatasetError."""
         if not folder.is_dir():
             raise DatasetError(f"{folder}: no such folder; expected <class>/<image>.jpg or .png in it")
         names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
         self.labels = tuple(labels) or tuple(names)
         if set(names) - set(self.labels):
-            raise DatasetError(f"{folder}: folder {min(set(names) - set(self.labels))} is no class of the other part")
+            raise DatasetError(
+                f"{folder}: folder {min(set(names) - set(self.labels))} is not a class of the other part"
+            )
         self.files = [(path, k) for k, name in enumerate(self.labels) if name in names
                       for path in image_files(folder / name)]  # fmt: skip
         if not self.files:
             raise DatasetError(f"{folder}: no images; expected <class>/<image>.jpg or .png in it")
         if len(self.labels) < 2:
-            raise DatasetError(f"{folder}: one class only, {self.labels[0]}; expected two folders of classes at least")
+            raise DatasetError(f"{folder}: one class only, {self.labels[0]}; expected at least two class folders")
         for k, name in enumerate(self.labels):
             if not labels and not any(label == k for _, label in self.files):
                 raise DatasetError(f"{folder / name}: no images ({', '.join(SUFFIXES)})")
@@ -67,14 +69,14 @@ class ClassFolder:
 class CocoBoxes:
     """COCO's detection format: a folder of images and one JSON of images, annotations and categories.
 
-    Crowds become boxes that count neither way. Categories are matched to the network's labels by name.
+    Crowds become ignored boxes. Categories are matched to the network's labels by name.
     """
 
     def __init__(
         self, images: Path, annotations: Path, framing: Preprocess, labels: Sequence[str], *, empty: bool = False
     ) -> None:
-        """empty: none of the images may show an object, as where false detections are counted. DatasetError names the
-        file and what is expected.
+        """empty: no image may contain an object, for counting false detections. Raises DatasetError that names the file
+        and what is expected.
         """
         if not images.is_dir():
             raise DatasetError(f"{images}: no such folder of images")
@@ -133,12 +135,12 @@ class CocoBoxes:
 
 
 class LaneMasks:
-    """DIR/images/NAME.jpg with DIR/masks/NAME.png: not 0 = lane; masks of any size."""
+    """DIR/images/NAME.jpg with DIR/masks/NAME.png: nonzero = lane; masks of any size."""
 
     labels = ("lane",)
 
     def __init__(self, folder: Path, framing: Preprocess) -> None:
-        """framing: stretches, as masks do. DatasetError."""
+        """framing: by stretching, like the masks. Raises DatasetError."""
         images, masks = folder / "images", folder / "masks"
         for part in (images, masks):
             if not part.is_dir():

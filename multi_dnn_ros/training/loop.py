@@ -1,4 +1,4 @@
-"""The one training loop: detection, lanes and classification differ only in the loss and the score they hand to it."""
+"""The training loop of all tasks; detection, lanes and classification differ only in loss and score."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from tqdm import tqdm
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.graph_replay import replayed
+from multi_dnn_ros.training.graph_replay import capture_passes
 from multi_dnn_ros.training.precision import autocast
 from multi_dnn_ros.vision.results import OutputError
 
 __all__ = ["Batch", "Batches", "Loss", "Outcome", "Schedule", "Score", "TrainingError", "train"]
 
 Batch = dict[str, Tensor]
-#: Batches from which the statistics of averaged weights are taken.
+#: Number of batches for the batch normalization statistics of averaged weights.
 _STATISTICS_BATCHES = 32
 
 
 class Batches(Protocol):
-    """Where the loop gets its data: `len` batches an epoch, each a dict of tensors on the device, "image" among them.
+    """Data of the loop: `len` batches per epoch, each a dict of tensors on the device, including "image".
 
-    The same epoch number must give the same batches: that is what makes a resumed run equal to an uninterrupted one.
+    The same epoch number must give the same batches, so that a resumed run equals an uninterrupted one.
     """
 
     def __len__(self) -> int: ...
@@ -50,11 +50,11 @@ Score = Callable[[nn.Module], dict[str, float]]
 class Schedule:
     """How to train. Learning rate: linear warm-up, then half a cosine to zero (Loshchilov and Hutter 2017).
 
-    ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: epochs. patience: epochs no
-    better than an earlier one after which it stops, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling), the
-    two for the forward pass on CUDA only. clip: largest gradient norm. mix: of classifiers, part of the images that are
-    mixed, see augment_classes. small, small_epochs: of classifiers, the first so many epochs see images whose sides are
-    that part of the network's input, 0..1.
+    ema: decay of the averaged weights that are scored and kept, 0 = none. score_every: in epochs. patience: stop after
+    this many epochs without improvement, 0 = never. precision: fp32, bf16 or fp16 (with loss scaling); the latter two
+    for the forward pass on CUDA only. clip: maximum gradient norm. mix: for classifiers, share of mixed images, see
+    augment_classes. small, small_epochs: for classifiers, the first small_epochs epochs use images whose sides are this
+    fraction (0..1) of the network's input.
     """
 
     epochs: int
@@ -86,16 +86,14 @@ class Schedule:
             raise ValueError(f"mix = {self.mix}: must be 0 to 1")
         if not 0.0 < self.small <= 1.0 or not 0 <= self.small_epochs < self.epochs:
             raise ValueError(
-                f"small = {self.small}, small_epochs = {self.small_epochs}: must be a part of 1, and fewer than all "
+                f"small = {self.small}, small_epochs = {self.small_epochs}: must be in 0..1, and fewer than all "
                 f"{self.epochs} epochs"
             )
 
 
 @dataclass
 class Outcome:
-    """best: scores of the kept weights. epoch: the one they come from, -1: they are those it began with. history: a row
-    an epoch.
-    """
+    """best: scores of the kept weights. epoch: their epoch; -1: the initial weights. history: one row per epoch."""
 
     best: dict[str, float] = field(default_factory=dict)
     epoch: int = -1
@@ -115,16 +113,16 @@ def train(
     identity: str = "",
     progress: bool = True,
 ) -> Outcome:
-    """Train `network` (on its device) and leave the weights with the best score in it, those it began with among them:
-    a network that lost little when it was decomposed may come out of a short training worse than it went in.
+    """Train `network` (on its device) and leave the weights with the best score in it. The initial weights are
+    candidates, too: short training can make a slightly decomposed network worse.
 
-    score: called with the network in eval mode; `main` names the score that decides, larger is better.
-    checkpoint: written after every `checkpoint_every` epochs, beside and then renamed; a run that finds one goes on
-    behind it and ends with the same weights as a run that was never stopped (bit for bit on the CPU with the same
-    number of threads): the order of the data and all random numbers of an epoch follow from the seed and its number.
-    identity: what beside the schedule makes this run this run (data, losses); a checkpoint of another is refused.
-    Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows progress.
-    Raises TrainingError for a loss that is not finite and for a checkpoint of another run.
+    score: called with the network in eval mode; `main` names the deciding score, larger is better. checkpoint: written
+    atomically after every `checkpoint_every` epochs; an existing one is resumed from, and the result equals that of an
+    uninterrupted run (bit for bit on the CPU with the same number of threads): the order of the data and all random
+    numbers of an epoch follow from the seed and the epoch number. identity: identifies the run besides the schedule
+    (data, losses); a checkpoint of another run is rejected. Under torchrun (see `distributed`) all processes call it;
+    rank 0 scores, writes and shows progress. Raises TrainingError for a loss that is not finite and for a checkpoint of
+    another run.
     """
     identity = json.dumps({**asdict(schedule), "run": identity, "processes": distributed.world()}, sort_keys=True)
     first_process = distributed.rank() == 0
@@ -152,7 +150,7 @@ def train(
     captured_for: torch.Size | None = None
     capturing = device.type == "cuda" and distributed.world() == 1
     steps = len(batches)
-    parameters = list(network.parameters())  # once: looking for them takes as long as some of the steps below
+    parameters = list(network.parameters())  # collected once: as slow as some of the steps below
     averaging = _Averaging(average, network) if schedule.ema else None
     for epoch in range(first, schedule.epochs):
         if schedule.patience and _epochs_without_better(outcome.history, main) >= schedule.patience:
@@ -168,9 +166,9 @@ def train(
         for k, batch in enumerate(bar):
             step = epoch * steps + k
             _set_rate(optimizer, schedule, step / steps)
-            image = _laid(batch["image"])
+            image = _channels_last(batch["image"])
             if capturing and image.shape != captured_for:
-                passes, captured_for = replayed(replica, image, schedule.precision), image.shape
+                passes, captured_for = capture_passes(replica, image, schedule.precision), image.shape
             with autocast(device, schedule.precision):
                 outputs = passes(image)
             value = loss(outputs, batch)
@@ -186,7 +184,7 @@ def train(
         mean = float(distributed.mean(total)) / max(steps, 1)
         if not math.isfinite(mean):
             raise TrainingError(
-                f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {schedule.lr}) or look at the data"
+                f"epoch {epoch + 1}: the loss is {mean}; lower lr (now {schedule.lr}) or check the data"
             )
         row = {"epoch": float(epoch), "loss": mean}
         if (epoch + 1) % schedule.score_every == 0 or epoch + 1 == schedule.epochs:
@@ -223,13 +221,13 @@ def train(
 
 
 def _better(score: float, kept: Outcome, main: str) -> bool:
-    """Whether weights with this score are kept; in place of those it began with also when they are as good."""
+    """Whether weights with this score are kept; ties replace the initial weights only."""
     least = kept.best[main]
     return math.isnan(least) or score > least or (score == least and kept.epoch < 0)
 
 
 def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
-    """TrainingError that says when it was, where the network has become, or was, one that answers with no numbers."""
+    """The scores. Raises TrainingError, which says when, if the network's outputs cannot be scored."""
     try:
         return score(network)
     except OutputError as error:
@@ -237,7 +235,7 @@ def _scores(score: Score, network: nn.Module, when: str) -> dict[str, float]:
 
 
 def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) -> int:
-    """Epochs behind the best one so far. What training began with does not count: getting back there takes time."""
+    """Epochs since the best one. The initial weights do not count: recovering their score takes time."""
     best, since = -math.inf, -1
     for row in history:
         if row.get(main, -math.inf) > best:
@@ -246,7 +244,7 @@ def _epochs_without_better(history: Sequence[Mapping[str, float]], main: str) ->
 
 
 def _set_training(network: nn.Module, mode: bool) -> None:
-    """As nn.Module.train; exported programs refuse it, what they compute was fixed when they were exported."""
+    """As nn.Module.train. Exported programs do not support it; their mode is fixed by the export."""
     try:
         network.train(mode)
     except NotImplementedError:
@@ -255,12 +253,12 @@ def _set_training(network: nn.Module, mode: bool) -> None:
 
 
 def _optimizer(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
-    """Weight decay on matrices and kernels only, as usual: biases and normalisation keep their own scale."""
+    """Weight decay on matrices and kernels only, as usual, not on biases and normalization."""
     groups = [
         {"params": [p for p in network.parameters() if p.ndim > 1], "weight_decay": schedule.weight_decay},
         {"params": [p for p in network.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    # One kernel for all weights: the step of a network of 100 million of them is bound by memory.
+    # One fused kernel for all weights: with 100 million weights the step is memory-bound.
     fused = next(network.parameters()).is_cuda or None
     if schedule.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=schedule.lr, momentum=schedule.momentum, nesterov=True, fused=fused)
@@ -277,17 +275,17 @@ def _set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, epoch: float
         group["lr"] = schedule.lr * share
 
 
-def _laid(image: Tensor) -> Tensor:
-    """As a GPU's convolutions like it."""
+def _channels_last(image: Tensor) -> Tensor:
+    """The memory format that GPU convolutions prefer."""
     return image.to(memory_format=torch.channels_last) if image.is_cuda else image
 
 
 class _Averaging:
-    """Exponential moving average of the weights; buffers are taken as they are, see _fit_statistics."""
+    """Exponential moving average of the weights; buffers are copied, see _fit_statistics."""
 
     def __init__(self, average: nn.Module, network: nn.Module) -> None:
         self._weights = tuple([p.detach() for p in module.parameters()] for module in (average, network))
-        kinds = {buffer.dtype for buffer in network.buffers()}  # tensors of one type are copied in one launch
+        kinds = {buffer.dtype for buffer in network.buffers()}  # tensors of one dtype are copied in one launch
         self._buffers = [
             tuple([b for b in module.buffers() if b.dtype is kind] for module in (average, network)) for kind in kinds
         ]
@@ -301,8 +299,9 @@ class _Averaging:
 
 
 def _fit_statistics(average: nn.Module, images: Iterator[Tensor], schedule: Schedule) -> None:
-    """Batch normalization's statistics for averaged weights, from images: those of the network as it is now belong to
-    other weights while it still moves fast (Izmailov et al. 2018)."""
+    """Batch normalization statistics for averaged weights, computed from images: those of the current network belong to
+    other weights while it still changes fast (Izmailov et al. 2018).
+    """
     device = next(average.parameters()).device
     with autocast(device, schedule.precision):
         update_bn(itertools.islice(images, _STATISTICS_BATCHES), average)

@@ -1,4 +1,4 @@
-"""Losses over what a network returns, so that any network with the same output can be (re)trained with them."""
+"""Losses on raw outputs, so that any network with the same output format can be (re)trained."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Batch = dict[str, Tensor]
 class LaneLoss:
     """Binary cross-entropy plus soft Dice (Milletari et al. 2016) on lane logits.
 
-    outputs: (B, classes, h, w) logits; one class: against none, several: softmax. lane_classes: those that are lane.
-    batch["mask"]: (B, 1, H, W) uint8, 0..255 = share of the pixel that is lane, brought to the outputs' size. Dice
-    keeps the thin lines from drowning among the other pixels.
+    outputs: (B, classes, h, w) logits; one class: sigmoid, several: softmax. lane_classes: the classes that are lanes.
+    batch["mask"]: (B, 1, H, W) uint8, 0..255 = share of the pixel that is lane, resized to the outputs. Dice
+    compensates for the small number of lane pixels.
     """
 
     def __init__(self, dice: float = 1.0, positive: float = 2.0, lane_classes: Sequence[int] = (0,)) -> None:
@@ -54,18 +54,18 @@ class DetectionLoss:
     """Task-aligned assignment (Feng et al. 2021) with binary cross-entropy and complete IoU (Zheng et al. 2020).
 
     outputs: (B, 4 + classes, N) as DetectorNet returns. batch["boxes"]: (B, M, 4) x1, y1, x2, y2 in input pixels;
-    batch["classes"]: (B, M) int64, class, -1 = no box, -2 = ignored: what is found inside such a box is neither right
-    nor wrong.
+    batch["classes"]: (B, M) int64, class, -1 = no box, -2 = ignored: detections inside such a box count neither as
+    right nor as wrong.
     """
 
     def __init__(
         self, input_size: Sequence[int], strides: Sequence[int], *, top: int = 9, beta: float = 5.0, box: float = 2.5
     ) -> None:
-        """input_size: (width, height). top: cells given to each object. beta: weight of the overlap against the score
-        when cells are ranked. box: weight of the box loss.
+        """input_size: (width, height). top: number of cells assigned to each object. beta: weight of the overlap
+        relative to the score when ranking cells. box: weight of the box loss.
         """
         self.points = cells(input_size[0], input_size[1], strides)[0]
-        self.reach = 0.75 * min(strides)  # an object smaller than a cell still gets the cells around its centre
+        self.reach = 0.75 * min(strides)  # objects smaller than a cell still get the cells around their centre
         self.top = top
         self.beta = beta
         self.box = box
@@ -82,7 +82,7 @@ class DetectionLoss:
             label = batch["classes"].gather(1, owner.clamp(min=0)).clamp(min=0)
             target = F.one_hot(label, scores.shape[2]).float() * (quality * positive)[..., None]
             norm = target.sum().clamp(min=1.0)
-        # Focal weight (Lin et al. 2017) on the many empty cells only; the assigned ones learn their quality.
+        # Focal weight (Lin et al. 2017) for the many empty cells only; assigned cells learn their quality.
         weight = torch.where(target > 0, 1.0, scores.detach().square()) * (~free)[..., None]
         probability = scores.clamp(1e-6, 1.0 - 1e-6)
         entropy = (F.binary_cross_entropy(probability, target, reduction="none") * weight).sum() / norm
@@ -91,7 +91,7 @@ class DetectionLoss:
         return total
 
     def assign(self, boxes: Tensor, scores: Tensor, truth: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which object each cell answers for.
+        """Assign objects to cells.
 
         boxes (B, N, 4), scores (B, N, C), truth (B, M, 4), classes (B, M) -> owner (B, N) int64, index of the object or
         -1; quality (B, N), target score 0..1; free (B, N) bool, cells whose score does not count.
@@ -109,7 +109,7 @@ class DetectionLoss:
         chosen = torch.zeros_like(metric).scatter_(2, best.indices, best.values)  # zero where not chosen
         peak = chosen.amax(dim=2, keepdim=True).clamp(min=1e-12)
         reached = (overlap * (chosen > 0)).amax(dim=2, keepdim=True)
-        aligned = chosen / peak * reached  # the best cell of an object aims at that cell's own overlap
+        aligned = chosen / peak * reached  # the target of an object's best cell is its overlap
         strength, owner = torch.where(chosen > 0, overlap, -1.0).max(dim=1)
         taken = strength >= 0
         quality = aligned.gather(1, owner[:, None]).squeeze(1) * taken
@@ -127,10 +127,10 @@ def _iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 class TorchvisionLoss:
-    """torchvision's own loss of its one-stage detectors, on what DetectorCore returns.
+    """torchvision's loss of its one-stage detectors, applied to the outputs of DetectorCore.
 
-    detector: whole, in any mode; its weights are not used. anchors, level_sizes: as AnchorDecoder has them.
-    batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are left out.
+    detector: complete, in any mode; its weights are not used. anchors, level_sizes: as in AnchorDecoder.
+    batch["boxes"], batch["classes"]: as for DetectionLoss; ignored boxes are skipped.
     """
 
     def __init__(self, detector: Any, anchors: Tensor, level_sizes: Sequence[int]) -> None:
@@ -143,7 +143,7 @@ class TorchvisionLoss:
         heads = {name: value.float() for name, value in outputs.items()}
         targets = []
         for boxes, classes in zip(batch["boxes"], batch["classes"], strict=True):
-            # A box without area has no logarithm.
+            # The regression target is a logarithm, undefined for an empty box.
             counted = (classes >= 0) & (boxes[:, 2:] > boxes[:, :2]).all(1)
             targets.append({"boxes": boxes[counted], "labels": classes[counted]})
         anchors = [self.anchors] * len(targets)

@@ -1,4 +1,4 @@
-"""How good detections and lane lines are, against exact truth."""
+"""Scores of detections and lane lines against exact ground truth."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from multi_dnn_ros.common.extras import optional
 
-#: Width to which masks are brought before they are compared, pixels.
+#: Width to which masks are resized before the comparison, pixels.
 LANE_WIDTH = 320
 
 
 @dataclass(frozen=True)
 class Truth:
-    """boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. ignored: (M, 4) float32, things in sight that do not
-    count; used only when `mean_average_precision` is told to.
+    """boxes: (N, 4) float32 x1, y1, x2, y2. class_ids: (N,) int64. ignored: (M, 4) float32, visible objects that do not
+    count; used only with `ignore` of `mean_average_precision`.
     """
 
     boxes: npt.NDArray[np.float32]
@@ -37,17 +37,17 @@ class Truth:
         names: Sequence[str],
         ignored: npt.NDArray[np.float32] | None = None,
     ) -> Truth:
-        """The true boxes whose class is among `labels`, numbered as there. names: what `class_ids` stand for."""
+        """The true boxes whose class is in `labels`, numbered as there. names: class names of `class_ids`."""
         own = np.array([labels.index(name) if name in labels else -1 for name in names], np.int64)[class_ids]
         return cls(boxes[own >= 0], own[own >= 0], ignored)
 
 
 class NoTruth(ValueError):
-    """Images without a true box: average precision has no meaning."""
+    """No image has a true box, so average precision is undefined."""
 
 
-class Found(Protocol):
-    """What was detected in one image; `Detections` fits.
+class Prediction(Protocol):
+    """Detections in one image; `Detections` conforms.
 
     boxes: (N, 4) float32 x1, y1, x2, y2. scores: (N,) float32. class_ids: (N,) int64.
     """
@@ -61,14 +61,14 @@ class Found(Protocol):
 
 
 def mean_average_precision(
-    predictions: Sequence[Found], truths: Sequence[Truth], labels: Sequence[str], *, ignore: bool = False
+    predictions: Sequence[Prediction], truths: Sequence[Truth], labels: Sequence[str], *, ignore: bool = False
 ) -> dict[str, float]:
-    """COCO's average precision (pycocotools), at most 100 boxes an image and class.
+    """COCO's average precision (pycocotools), at most 100 boxes per image and class.
 
-    predictions: one an image. ignore: a detection that lies on an ignored box counts neither for nor against (COCO's
-    crowd rule); otherwise it is a false one.
-    Returns "map50" (IoU 0.5, mean over the classes that occur), "map50_<label>" for each of them, and "map" (IoU 0.5 to
-    0.95). Raises ValueError when the two sequences differ in length, NoTruth when there is no true box.
+    predictions: one per image. ignore: a detection on an ignored box does not count (COCO's crowd rule); otherwise it
+    is a false positive. Returns "map50" (IoU 0.5, mean over the classes that occur), "map50_<label>" for each of them,
+    and "map" (IoU 0.5 to 0.95). Raises ValueError if the two sequences differ in length, NoTruth if there is no true
+    box.
     """
     with optional("average precision"):
         from pycocotools.coco import COCO
@@ -77,12 +77,12 @@ def mean_average_precision(
     if len(predictions) != len(truths):
         raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
     if not any(len(truth.boxes) for truth in truths):
-        raise NoTruth(f"no true box in {len(truths)} images: average precision has no meaning")
+        raise NoTruth(f"no true box in {len(truths)} images: average precision is undefined")
     annotations = [
         row for image, truth in enumerate(truths, 1) for row in _true_rows(image, truth, len(labels), ignore)
     ]
-    found = [row for image, prediction in enumerate(predictions, 1) for row in _found_rows(image, prediction)]
-    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools reports its own progress
+    found = [row for image, prediction in enumerate(predictions, 1) for row in _prediction_rows(image, prediction)]
+    with contextlib.redirect_stdout(io.StringIO()):  # suppress pycocotools' progress output
         reference, results = COCO(), COCO()
         for data, rows in ((reference, annotations), (results, found)):
             data.dataset = {
@@ -111,7 +111,7 @@ def _true_rows(image: int, truth: Truth, classes: int, ignore: bool) -> list[dic
     return rows
 
 
-def _found_rows(image: int, prediction: Found) -> list[dict[str, Any]]:
+def _prediction_rows(image: int, prediction: Prediction) -> list[dict[str, Any]]:
     return [
         {**_row(image, box, int(c)), "score": float(score)}
         for box, c, score in zip(prediction.boxes, prediction.class_ids, prediction.scores, strict=True)
@@ -126,7 +126,7 @@ def _row(image: int, box: npt.NDArray[np.float32], class_id: int) -> dict[str, A
 
 @dataclass
 class LaneScore:
-    """Pixels counted over any number of images: right ones among the predicted, found ones among the true."""
+    """Pixel counts over any number of images: correct among predicted, found among true."""
 
     right: int = 0
     predicted: int = 0
@@ -134,18 +134,18 @@ class LaneScore:
     true: int = 0
 
     def add(self, predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: float = 3.0) -> None:
-        """predicted, true: (H, W) of one camera's image in any size, not 0 = lane; compared at LANE_WIDTH wide.
+        """predicted, true: (H, W) of one camera's image in any size, nonzero = lane; compared at width LANE_WIDTH.
 
-        A predicted pixel is right when a true one lies within `tolerance_px` of it, a true one is found when a
-        predicted one lies within it (Euclidean distance, measured on the LANE_WIDTH wide masks).
+        A predicted pixel is correct if a true one lies within `tolerance_px`; a true pixel is found if a predicted one
+        does (Euclidean distance at width LANE_WIDTH).
         """
         if predicted.ndim != 2 or true.ndim != 2:
             raise ValueError(f"lane masks of shapes {predicted.shape} and {true.shape}: must be (H, W)")
         height = max(1, round(true.shape[0] * LANE_WIDTH / true.shape[1]))
         a, b = _at_width(predicted, height), _at_width(true, height)
-        self.right += int((a & _near(b, tolerance_px)).sum())
+        self.right += int((a & _dilate(b, tolerance_px)).sum())
         self.predicted += int(a.sum())
-        self.found += int((b & _near(a, tolerance_px)).sum())
+        self.found += int((b & _dilate(a, tolerance_px)).sum())
         self.true += int(b.sum())
 
     @property
@@ -158,7 +158,7 @@ class LaneScore:
 
     @property
     def f1(self) -> float:
-        """Harmonic mean; 1 when there is nothing to find and nothing was found."""
+        """Harmonic mean; 1 if there are neither true nor predicted pixels."""
         total = self.precision + self.recall
         return 2 * self.precision * self.recall / total if total else 0.0
 
@@ -189,14 +189,14 @@ def lane_f1(predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: f
 
 
 def _at_width(mask: npt.NDArray[Any], height: int) -> npt.NDArray[np.bool_]:
-    """At LANE_WIDTH wide; a pixel is lane when two fifths of it are, so that thin far lines survive."""
+    """Resize to width LANE_WIDTH; a pixel is lane if two fifths of it are, so that thin distant lines remain."""
     area = (mask > 0).astype(np.float32)
     if area.shape != (height, LANE_WIDTH):
         area = np.asarray(cv2.resize(area, (LANE_WIDTH, height), interpolation=cv2.INTER_AREA), dtype=np.float32)
     return np.asarray(area >= 0.4)
 
 
-def _near(mask: npt.NDArray[np.bool_], tolerance_px: float) -> npt.NDArray[np.bool_]:
+def _dilate(mask: npt.NDArray[np.bool_], tolerance_px: float) -> npt.NDArray[np.bool_]:
     if not mask.any():
         return np.zeros_like(mask)
     away = cv2.distanceTransform((~mask).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_PRECISE)

@@ -1,4 +1,4 @@
-"""Precision and recall of a DNN at each score threshold: what parameter score_threshold is chosen by."""
+"""Precision and recall of a DNN by score threshold, for choosing parameter score_threshold."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from torch.utils import _pytree as pytree
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.data import Rows
 from multi_dnn_ros.training.datasets import IGNORED
-from multi_dnn_ros.training.metrics import Found, LaneScore, Truth
+from multi_dnn_ros.training.metrics import LaneScore, Prediction, Truth
 from multi_dnn_ros.training.setup import LANE_SHARE, answers
 from multi_dnn_ros.vision.decoders.base import Decoder
 
 THRESHOLDS = tuple(round(0.05 * k, 2) for k in range(1, 20))
-#: A detection and a true box are one object from this overlap on, as in mAP@0.5.
+#: Minimum IoU of a detection and a true box to match, as in mAP@0.5.
 _SAME = 0.5
-#: NMS as the node does it at its default.
+#: The node's default NMS threshold.
 _NODE_IOU = 0.5
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """What a score threshold gives: shares 0..1, None where there is nothing to divide by.
+    """Figures at a score threshold: shares 0..1, None if undefined.
 
-    false_per_image: detections that are none; None for lanes, whose precision and recall are of pixels.
+    false_per_image: false detections; None for lanes, whose precision and recall are of pixels.
     """
 
     threshold: float
@@ -43,7 +43,7 @@ class OperatingPoint:
 
 
 def least_threshold(points: Iterable[OperatingPoint], precision: float) -> OperatingPoint | None:
-    """The lowest threshold from which on precision stays at or over `precision`: the most recall that it allows."""
+    """The lowest threshold from which on precision stays at least `precision`: the highest possible recall."""
     chosen: OperatingPoint | None = None
     for point in sorted(points, key=lambda point: -point.threshold):
         if point.precision is not None and point.precision < precision:
@@ -54,13 +54,13 @@ def least_threshold(points: Iterable[OperatingPoint], precision: float) -> Opera
 
 
 def box_points(
-    predictions: Sequence[Found], truths: Sequence[Truth], thresholds: Sequence[float] = THRESHOLDS
+    predictions: Sequence[Prediction], truths: Sequence[Truth], thresholds: Sequence[float] = THRESHOLDS
 ) -> list[OperatingPoint]:
-    """Operating points of a detector, all classes together.
+    """Operating points of a detector, over all classes.
 
-    predictions, truths: one per image. A detection is right when it overlaps (IoU at least 0.5) a true box of its class
-    that no detection of higher score took. One that lies with half of its area or more in an ignored box counts
-    neither way. ValueError when the two differ in length.
+    predictions, truths: one per image. A detection is correct if it overlaps (IoU at least 0.5) a true box of its class
+    that no detection of higher score has matched. Detections with at least half of their area in an ignored box do not
+    count. Raises ValueError if the two differ in length.
     """
     if len(predictions) != len(truths):
         raise ValueError(f"{len(predictions)} predictions for {len(truths)} images")
@@ -87,19 +87,19 @@ def box_points(
     return points
 
 
-def _judged(found: Found, truth: Truth) -> Iterator[tuple[float, bool]]:
-    """(score, whether it is right) of each detection of an image that counts."""
+def _judged(found: Prediction, truth: Truth) -> Iterator[tuple[float, bool]]:
+    """(score, correct) of each detection of an image that counts."""
     taken = np.zeros(len(truth.boxes), bool)
     ignored = truth.ignored if truth.ignored is not None else np.zeros((0, 4), np.float32)
     for k in np.argsort(-found.scores, kind="stable"):
         box = found.boxes[k]
-        common = _common(box, truth.boxes)
+        common = _intersection(box, truth.boxes)
         overlap = common / np.maximum(_area(box) + _area(truth.boxes) - common, 1e-9)
         overlap[taken | (truth.class_ids != found.class_ids[k])] = 0.0
         if len(overlap) and overlap.max() >= _SAME:
             taken[overlap.argmax()] = True
             yield float(found.scores[k]), True
-        elif not len(ignored) or (_common(box, ignored) / np.maximum(_area(box), 1e-9)).max() < 0.5:
+        elif not len(ignored) or (_intersection(box, ignored) / np.maximum(_area(box), 1e-9)).max() < 0.5:
             yield float(found.scores[k]), False
 
 
@@ -107,8 +107,8 @@ def _area(boxes: npt.NDArray[np.float32]) -> Any:
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
 
 
-def _common(box: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Area that `box` (4,) shares with each of `boxes` (N, 4)."""
+def _intersection(box: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Intersection areas of `box` (4,) with each of `boxes` (N, 4)."""
     low, high = np.maximum(box[:2], boxes[:, :2]), np.minimum(box[2:], boxes[:, 2:])
     return np.asarray(np.prod(np.clip(high - low, 0.0, None), axis=1))
 
@@ -116,13 +116,13 @@ def _common(box: npt.NDArray[np.float32], boxes: npt.NDArray[np.float32]) -> npt
 def operating_points(
     network: nn.Module, rows: Rows, inputs: Inputs, decoder: Decoder, batch_size: int = 64, progress: str = ""
 ) -> list[OperatingPoint]:
-    """Operating points of a network in eval mode on `rows` of boxes or lanes; boxes pass NMS as the node does it.
+    """Operating points of a network in eval mode on `rows` of boxes or lanes; boxes pass NMS as in the node.
 
-    Boxes are compared in the network's input, lanes as LaneScore does. The decoder has its thresholds back afterwards.
+    Boxes are compared in the network's input, lanes as in LaneScore. The decoder's thresholds are restored afterwards.
     """
     before = decoder.score_threshold, decoder.iou_threshold
     decoder.iou_threshold = _NODE_IOU
-    detections: list[Found] = []
+    detections: list[Prediction] = []
     truths: list[Truth] = []
     lanes = {threshold: LaneScore() for threshold in THRESHOLDS}
     try:

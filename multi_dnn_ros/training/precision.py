@@ -1,4 +1,4 @@
-"""Mixed precision of training."""
+"""Mixed precision for training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def autocast(device: torch.device, precision: str, *, cache: bool = True) -> AbstractContextManager[Any]:
-    """The forward pass in `precision` (fp32, bf16, fp16) on CUDA; elsewhere, and for fp32, nothing.
+    """Context for a forward pass in `precision` (fp32, bf16, fp16) on CUDA; no effect elsewhere and for fp32.
 
     cache: whether a weight that is used twice is cast once.
     """

@@ -1,4 +1,4 @@
-"""How the three networks that come with the package are trained: data, loss, score and schedule of each."""
+"""Training recipes of the package's three networks: data, loss, score and schedule."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def choice_spec(count: int) -> RenderSpec:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One network and how to train it."""
+    """One network and its training settings."""
 
     role: str
     architecture: str
@@ -83,7 +83,7 @@ def recipe(role: str, epochs: int, batch_size: int, lr: float) -> Recipe:
 def lane_setup(
     recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, road: Sequence[RoadFrame], device: torch.device
 ) -> TrainingSetup:
-    """Generated scenes, and real frames repeated until they make up a fifth of what is shown."""
+    """Generated scenes, and real frames repeated to a fifth of all rows."""
     sets: list[Rows] = [road_rows(scenes, "lanes", recipe.labels)]
     if road:
         sets.append(drive_rows(road, recipe.input_size))
@@ -92,7 +92,7 @@ def lane_setup(
 
 
 def real_images(recipe: Recipe, folder: Path) -> Data:
-    """Images with boxes in `folder`, in COCO's layout, framed for the network. DatasetError."""
+    """Images with boxes in `folder`, in COCO's layout, framed for the network. Raises DatasetError."""
     framing = Preprocess(*recipe.input_size)
     return open_data(f"coco:{folder}", DataRequest("boxes", framing, recipe.labels))
 
@@ -100,10 +100,10 @@ def real_images(recipe: Recipe, folder: Path) -> Data:
 def detector_setup(
     recipe: Recipe, scenes: SceneArrays, choice: SceneArrays, device: torch.device, real: Data | None = None
 ) -> TrainingSetup:
-    """Generated scenes; objects of other classes do not exist for the network.
+    """Generated scenes, without objects of other classes.
 
-    real: real images, repeated until they make up a fifth of what is shown; the best epoch is then chosen by the mean
-    of the scores on the generated scenes and on the choice part of these.
+    real: real images, repeated to a fifth of all rows; the best epoch is then selected by the mean of the scores on the
+    generated scenes and on the choice part of the real images.
     """
     decoder = YoloDecoder(Preprocess(*recipe.input_size), recipe.labels, score_threshold=0.01, iou_threshold=0.6)
     loss = DetectionLoss(recipe.input_size, DetectorNet.STRIDES)
@@ -134,7 +134,7 @@ def _setup(
 
 
 def provenance(recipe: Recipe, data: dict[str, Any], best: dict[str, float], epoch: int) -> dict[str, Any]:
-    """What is written into a weights file about how it was made."""
+    """Training metadata written into a weights file."""
     return {
         "data": data,
         "schedule": asdict(recipe.schedule),
@@ -146,16 +146,16 @@ def provenance(recipe: Recipe, data: dict[str, Any], best: dict[str, float], epo
 
 
 def versions() -> dict[str, str]:
-    """Of everything that decides pixels and weights."""
+    """Versions of all packages that affect pixels and weights."""
     libraries = {"torch": torch.__version__, "numpy": np.__version__, "cv2": cv2.__version__}
     return {"python": platform.python_version(), **libraries}
 
 
 def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: Path) -> None:
-    """Write the weights as safetensors with everything needed to build and use the network in the header.
+    """Write the weights as safetensors, with a header from which the network can be built and used.
 
     Header keys, all JSON: architecture, arguments, input_size (width, height), labels, decoder, training. Written
-    beside and renamed.
+    atomically.
     """
     weights = {name: value.detach().float().cpu().contiguous() for name, value in network.state_dict().items()
                if not name.endswith("num_batches_tracked")}  # fmt: skip
@@ -167,5 +167,5 @@ def export(network: nn.Module, recipe: Recipe, training: dict[str, Any], path: P
         "decoder": recipe.decoder,
         "training": training,
     }
-    with atomic_write(path) as beside:
-        write_safetensors(beside, weights, header)
+    with atomic_write(path) as temporary:
+        write_safetensors(temporary, weights, header)

@@ -1,8 +1,9 @@
-"""Generated road scenes with exact truth: training data, test data and a camera for the demo.
+"""Generated road scenes with exact ground truth: training data, test data and a camera for the demo.
 
-A scene is drawn by lot from a seed: a road with two to four lanes and curved, dashed, solid and double lines, cars and
-trucks, people on the pavement and on the road, houses and trees, day, dusk or night, clear sky, clouds, rain, fog or
-snow, and a camera with its flaws. The same seed and index give the same pixels wherever numpy and OpenCV are the same.
+A scene is drawn randomly from a seed: a road with two to four lanes and curved, dashed, solid and double lines, cars
+and trucks, people on the pavement and on the road, houses and trees, day, dusk or night, clear sky, clouds, rain, fog
+or snow, and a camera with its defects. The same seed and index give the same pixels for the same versions of numpy and
+OpenCV.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from multi_dnn_ros.training.rendering.weather import expose, glow, rain, snow
 
 LABELS = ("car", "truck", "pedestrian")
 
-#: An object counts when at least this share of it is not hidden by things before it ...
+#: An object counts if at least this share of it is not occluded ...
 MIN_VISIBLE = 0.5
 #: ... at least this share of its extent lies inside the image, or it covers this share of the image ...
 MIN_INSIDE = 0.3
 MIN_PIXELS = 0.015
-#: ... and its box is at least this high, as a share of the image's height (vehicles, pedestrians).
+#: ... and its box has at least this height, as a share of the image's height (vehicles, pedestrians).
 MIN_HEIGHT = (0.035, 0.035, 0.045)
 
 _SMALL = ("walker", "stander", "crosser", "thing", "sign", "lamp")
@@ -38,12 +39,12 @@ _GRID = np.concatenate([np.arange(-16.0, 40.0, 1.5), np.geomspace(40.0, 232.0, 4
 
 @dataclass(frozen=True)
 class Scene:
-    """One image and what is in it.
+    """One image and its ground truth.
 
     image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8, lane line number from the left, 0 none. boxes: (N, 4) float32,
-    x1, y1, x2, y2 in pixels, tight around each object as if nothing stood before it, cut at the image's border.
-    class_ids: (N,) int64, index into LABELS. ignored: (M, 4) float32, boxes of objects in sight that do not count
-    (too small, too hidden or too dim): a detector may find them or not. conditions: style, time and weather.
+    x1, y1, x2, y2 in pixels, tight around each unoccluded object, clipped to the image. class_ids: (N,) int64, index
+    into LABELS. ignored: (M, 4) float32, boxes of visible objects that do not count (too small, too occluded or too
+    dim). conditions: style, time and weather.
     """
 
     image: npt.NDArray[np.uint8]
@@ -55,10 +56,10 @@ class Scene:
 
 
 class World:
-    """One stretch of road under one weather; any moment of it can be drawn."""
+    """One stretch of road in one weather; can be rendered at any time."""
 
     def __init__(self, width: int, height: int, key: tuple[int, ...], conditions: Conditions | None = None) -> None:
-        """key: non-negative integers that decide everything. conditions: drawn by lot when None."""
+        """key: nonnegative integers that determine everything. conditions: random if None."""
         self._key = key
         rng = np.random.default_rng(key)
         self.conditions = drawn = Conditions.random(rng) if conditions is None else conditions
@@ -77,14 +78,14 @@ class World:
             width, height, focal=width * float(rng.uniform(0.68, 1.05)), mount_m=float(rng.uniform(1.15, 1.75)),
             pitch=0.0, yaw=float(rng.normal(0.0, 0.025)), roll=float(rng.normal(0.0, 0.009)),
         )  # fmt: skip
-        # The horizon lies 40 to 60 per cent down the image, as windscreen cameras are mounted.
+        # The horizon is at 40 to 60 per cent of the image's height, as for cameras behind the windscreen.
         drop = (float(rng.uniform(0.4, 0.6)) - 0.5) * height
         self._pitch = float(np.arctan(-drop / self._camera.focal))
         self._streams = traffic.plan(rng, drawn, self._section, self._speed, lane)
         self._cast = traffic.ActorList(key, drawn)
 
     def scene(self, seconds: float, frame: int = 0) -> Scene:
-        """The scene at a time; `frame` seeds what differs from frame to frame (noise, rain drops)."""
+        """The scene at a time; `frame` seeds per-frame randomness (noise, rain drops)."""
         travelled = self._speed * seconds
         camera = self._moved(seconds)
         path = RoadPath(
@@ -108,7 +109,7 @@ class World:
         return Scene(expose(canvas.image, self._sensor, rng), lane_mask, boxes, class_ids, ignored, self.conditions)
 
     def _moved(self, seconds: float) -> Camera:
-        """The camera as it nods and sways on its springs."""
+        """The camera with its pitching and swaying motion."""
         base = self._camera
         nod = 0.0022 * np.sin(7.1 * seconds) + 0.0016 * np.sin(11.7 * seconds + 1.0)
         sway = 0.006 * np.sin(0.5 * seconds + 1.2)
@@ -155,7 +156,9 @@ class World:
         return decals
 
     def _draw_actors(self, canvas: Canvas, path: RoadPath, seconds: float) -> list[tuple[int, int, float, Silhouette]]:
-        """Draw everything far to near; returns (number, class, distance, silhouette) of what can be in the truth."""
+        """Draw everything from far to near; returns (number, class, distance, silhouette) of the
+        objects for the truth.
+        """
         placed: list[tuple[float, npt.NDArray[np.float64], traffic.Actor]] = []
         limit = 3.5 * self._light.visibility_m  # fog hides the rest
         for stream in self._streams:
@@ -254,7 +257,7 @@ class Drive:
 
 
 class SceneGenerator:
-    """Scenes by index, and drives. width, height: pixels, at least 64. seed: non-negative."""
+    """Scenes by index, and drives. width, height: pixels, at least 64. seed: nonnegative."""
 
     def __init__(self, width: int, height: int, seed: int) -> None:
         if not (64 <= width <= 4096 and 64 <= height <= 4096):
@@ -266,15 +269,15 @@ class SceneGenerator:
         self.seed = seed
 
     def scene(self, index: int) -> Scene:
-        """Scene number `index` >= 0; every index is another road, light, weather and camera."""
+        """Scene number `index` >= 0; each has its own road, light, weather and camera."""
         if index < 0:
             raise ValueError(f"scene index {index}: must not be negative")
         seconds = float(np.random.default_rng((self.seed, 2, index)).uniform(0.0, 60.0))
         return World(self.width, self.height, (self.seed, 0, index)).scene(seconds, index)
 
     def drive(self, length: int, hz: float, stretch_s: float = 10.0) -> Drive:
-        """A drive of `length` frames at `hz` frames a second. Every `stretch_s` seconds it goes on along another road
-        under another weather; 0: never.
+        """A drive of `length` frames at `hz` frames per second. Road and weather change every `stretch_s` seconds; 0:
+        never.
         """
         if length < 1 or not hz > 0:
             raise ValueError(f"drive of {length} frames at {hz} Hz: both must be positive")

@@ -1,4 +1,4 @@
-"""A network as the node serves it, for scoring: cut, folded, through a backend in its precision, image by image."""
+"""A network as served by the node, for scoring: cut, folded, and run by a backend in its precision, image by image."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from multi_dnn_ros.training.trainable import SingleImages
 
 
 class Served(nn.Module):
-    """forward(images (B, 3, h, w) float32 on the target's device) -> raw outputs of B images, float32: the tensor of a
-    network that returns one, else a tuple of its tensors in the order in which tuples and dicts hold them.
+    """forward(images (B, 3, h, w) float32 on the target's device) -> raw outputs of B images, float32: one tensor if
+    the network returns one, otherwise a tuple of its tensors in the order of tuples and dicts.
 
-    warnings: what the backend had to say, of a job that stays float32 or eager for instance.
+    warnings: of the backend, for example about jobs that stay in float32 or eager mode.
     """
 
     def __init__(self, network: nn.Module, size: tuple[int, int], target: Target) -> None:
-        """network: on the CPU; it stays as it is. size: of its input, (width, height). Raises what cutting or the
-        backend raises.
+        """network: on the CPU; not modified. size: of its input, (width, height). Raises what cutting or the backend
+        raises.
         """
         super().__init__()
         width, height = size
-        # What was exported for one image is served as it is.
+        # Networks exported for one image are served unchanged.
         single = network.network if isinstance(network, SingleImages) else network
         with CapturedWarnings("multi_dnn_ros.backends") as captured:
             self._chain = prepared(single, (torch.zeros(1, 3, height, width),), target)
         self.warnings = captured.messages
-        # The chain keeps its weights to itself; scoring asks a network's parameters for the device.
+        # A parameter that tells scoring the device; the stages do not expose theirs.
         self.place = nn.Parameter(torch.empty(0, device=target.device), requires_grad=False)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        with torch.cuda.device_of(images):  # graphs are launched on the current device; nothing changes on a CPU
+        with torch.cuda.device_of(images):  # graphs launch on the current device; no effect on a CPU
             outputs = [self._one(image) for image in images.split(1)]
             leaves = tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
         return leaves[0] if len(leaves) == 1 else leaves
@@ -42,5 +42,5 @@ class Served(nn.Module):
         with torch.inference_mode():
             for stage in self._chain:
                 carried = stage(carried)
-        # Captured graphs write every image's outputs to the same memory. Copied out here, they are ordinary tensors.
+        # Copy: captured graphs write all outputs to the same memory.
         return tuple(tensor.clone() for tensor in carried)

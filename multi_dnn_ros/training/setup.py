@@ -1,4 +1,4 @@
-"""What the training loop needs for a network and its data: batches, a loss and a score."""
+"""Batches, loss and score of a network and its data, for the training loop."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from multi_dnn_ros.training.metrics import Truth
 from multi_dnn_ros.vision.decoders.base import Decoder
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
-#: The score that decides, larger is better.
+#: The deciding score by task; larger is better.
 MAIN: dict[Task, str] = {"classes": "top1", "boxes": "map50", "lanes": "f1"}
 _VARY: dict[Task, Augment] = {"boxes": augment_detection, "lanes": augment_lanes}
-#: A pixel of a true mask is lane when two fifths of it are, of 255.
+#: A pixel of a true mask (0..255) is lane from two fifths on.
 LANE_SHARE = 102
 
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """main: the score that decides."""
+    """main: the deciding score."""
 
     batches: Batches
     loss: Loss
@@ -52,10 +52,9 @@ def make_batches(
     sets: Sequence[Rows], task: Task, inputs: Inputs, batch_size: int, seed: int, device: torch.device,
     least_share: float = 0.2, mix: float = 0.0,
 ) -> Batches:  # fmt: skip
-    """Batches of all sets together, varied; a small set is repeated until it makes up `least_share` of each epoch.
+    """Augmented batches of all sets; a small set is repeated until it makes up `least_share` of each epoch.
 
-    Sets that lie in memory go to the device as a whole, others are read while training. mix: of classes, see
-    augment_classes.
+    Sets in memory are copied to the device, others are read while training. mix: of classes, see augment_classes.
     """
     vary = partial(augment_classes, mix=mix) if task == "classes" else _VARY[task]
     counts = [len(rows) for rows in sets]
@@ -111,9 +110,9 @@ def score_rows(
 ) -> dict[str, float]:
     """top1 and top5; or map50, that of each class, and map; or f1, precision and recall. network: in eval mode.
 
-    kind: of the decoder's results; None: that of ours for the task.
+    kind: of the decoder's results; None: that of our decoder for the task.
 
-    Boxes and lanes are compared in the network's input, which leaves overlaps as they are.
+    Boxes and lanes are compared in the network's input, which preserves overlaps.
     """
     found = answers(network, rows, inputs, batch_size, progress)
     if task == "classes":
@@ -156,7 +155,7 @@ def _truth(task: Task, batch: Batch, k: int) -> tuple[object, tuple[int, int]]:
 
 
 def _by_image(outputs: object) -> Iterator[tuple[Tensor, ...]]:
-    """Raw outputs of a batch, image by image, each with a batch axis of 1, on the CPU."""
+    """Split raw outputs of a batch into single images, each with a batch axis of 1, on the CPU."""
     leaves = [leaf.float().cpu() for leaf in pytree.tree_leaves(outputs)]
     for k in range(len(leaves[0])):
         yield tuple(leaf[k : k + 1] for leaf in leaves)

@@ -1,4 +1,4 @@
-"""A network that is to be trained or scored, with everything that says what goes in and what comes out."""
+"""A network to be trained or scored, with the meaning of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
-#: What a network without a decoder of the node is: a classifier.
+#: Name of the decoder of classifiers, which the node does not serve.
 CLASSIFICATION = "classification"
 #: A role without defaults.
 _NO_ROLE = "network"
@@ -36,10 +36,10 @@ _NO_ROLE = "network"
 class Trainable:
     """A network that can be trained.
 
-    source: what it came from; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32
-    as `inputs` makes them -> raw outputs of B images. framing: how an image becomes its input, without mean and std.
-    decoder, kind (of its results): None for a classifier. loss: on the truth; None where only another network can teach
-    it.
+    source: its origin; its module holds the weights that `network` trains. network: images (B, 3, h, w) float32 as
+    converted by `inputs` -> raw outputs of B images. framing: how an image becomes its input, without mean and std.
+    decoder, kind (of its results): None for a classifier. loss: on the truth; None if the network can only be trained
+    by a teacher.
     """
 
     model: str
@@ -65,10 +65,10 @@ def make_trainable(
     keep: Sequence[str] = (),
     smoothing: float = 0.1,
 ) -> Trainable:
-    """What training needs to know of a network, from what is known of its source and, first, from the arguments.
+    """Build a Trainable from the arguments and, where they are empty, from its source.
 
     size: (width, height). decoder: name of a decoder, `classification`, or auto. labels, keep: as the parameters of
-    that name. smoothing: of class labels. ModelError names what is missing or does not fit.
+    that name. smoothing: of class labels. Raises ModelError that names what is missing or does not match.
     """
     size = source.input_size(model, size, "a size")
     source = replace(source, size=size)
@@ -92,13 +92,13 @@ def make_trainable(
     except ExtensionError as error:
         raise ModelError(f"{model}: {error}") from None
     if source.detector is not None:
-        # The decoder takes its detector apart; this one is still to be written to a file.
+        # Copy: the decoder takes its detector apart, and this one is written to a file later.
         taken = replace(source, module=copy.deepcopy(source.module), detector=copy.deepcopy(source.detector))
     else:
         taken = source
     config = DnnConfig(role=_NO_ROLE, model=model, decoder=chosen, labels=labels, keep=tuple(keep))
     dnn = dnn_of(taken, config.role, config)
-    # Average precision wants the whole curve, not only what the node would publish.
+    # Average precision needs the whole curve, not only what the node would publish.
     if task == "boxes":
         dnn.decoder.score_threshold, dnn.decoder.iou_threshold = 0.01, 0.6
     else:
@@ -121,7 +121,7 @@ def _task(kind: ResultKind) -> Task:
 
 
 def _framing(preprocess: Preprocess) -> Preprocess:
-    # A pad of None is the mean, which is 0 behind the normalization; grey of the mean's brightness comes closest.
+    # A pad of None is the mean, 0 after normalization; grey of the same brightness is the nearest value.
     pad = sum(preprocess.mean) / 3 if preprocess.pad is None else preprocess.pad
     return Preprocess(
         preprocess.width,
@@ -146,7 +146,7 @@ def _loss(spec: DecoderSpec, dnn: Dnn, source: Source) -> Loss | None:
 
 
 class SingleImages(nn.Module):
-    """A network that was exported for one image, on several."""
+    """Runs a network exported for one image on a batch."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -165,6 +165,6 @@ def _in_batches(network: nn.Module, size: tuple[int, int]) -> nn.Module:
             for leaf in pytree.tree_leaves(network(torch.zeros(2, 3, height, width))):
                 if leaf.shape[0] != 2:
                     raise ValueError("its outputs are not by image")
-    except Exception:  # whatever a graph for one image raises when it gets two
+    except Exception:  # a graph for one image raises arbitrary errors for two
         return SingleImages(network)
     return network

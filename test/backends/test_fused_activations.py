@@ -23,7 +23,7 @@ from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.graph.cut import Stage, cut, whole
+from multi_dnn_ros.graph.cut import Stage, cut, untraced_stage
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -220,7 +220,7 @@ def test_stages_without_a_pattern_are_handed_on_as_they_are() -> None:
     given: list[tuple] = []
     shared = Shared()
     layer = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU())
-    stages = [whole(layer), nn.Identity(), stage_of(lambda x: x.relu())]
+    stages = [untraced_stage(layer), nn.Identity(), stage_of(lambda x: x.relu())]
     FusedActivations(Recorder()).prepare(stages, (IMAGE,), CPU, shared)
     with_one = [*stages, stage_of(lambda x: convolved(x).relu())]
     FusedActivations(Recorder()).prepare(with_one, (IMAGE,), CPU, shared)

@@ -226,7 +226,7 @@ def test_the_cache_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(cache_directory())
 
 
-def test_a_cache_that_cannot_be_written_is_told(
+def test_an_unwritable_cache_is_logged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""Small recordings to damage, and the messages that are in them."""
+"""Small recordings to damage, with their messages."""
 
 from __future__ import annotations
 

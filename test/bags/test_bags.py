@@ -1,4 +1,4 @@
-"""Recordings are written whole or not at all, and read as far as they are whole."""
+"""Recordings are written completely or not at all, and damaged ones are read as far as they are intact."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_topics_that_metadata_tells_otherwise_are_not_lost(
         assert bag.damage == ["metadata.yaml does not list /a (std_msgs/msg/String) as it was recorded"]
 
 
-def test_a_recording_of_no_messages_without_its_index_is_told_so(tmp_path: Path) -> None:
+def test_an_empty_recording_without_index_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "bag", count=0)
     file = storage_file(tmp_path / "bag")
     file.write_bytes(file.read_bytes()[:-30])

@@ -1,4 +1,4 @@
-"""MCAP files that are cut or have wrong bytes: every whole message, and a name for each part that is not."""
+"""Truncated or corrupted MCAP files: every intact message is read, and each damaged part reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite recordings that are cut, torn or not finished: every whole message, and a name for each part that is not."""
+"""Truncated, torn or unfinished SQLite recordings: every intact message is read, and each damaged part reported."""
 
 from __future__ import annotations
 

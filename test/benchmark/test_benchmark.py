@@ -86,7 +86,7 @@ def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monk
         "profile layers builtin:lane --summary",
     ],
 )
-def test_what_cannot_be_written_is_told_before_measuring(command, tmp_path, capsys):
+def test_an_unwritable_output_is_reported_before_measuring(command, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     words = [*command.split(), str(tmp_path / "file" / "figures.json")]
     assert main(words) == 2

@@ -1,4 +1,4 @@
-"""Three cameras near capacity: every frame is accounted for, whatever a busy machine does to its time."""
+"""Three cameras near capacity: every frame is accounted for, however busy the machine is."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_frame_is_a_result_or_a_counted_drop(tmp_path: Path, capsys: pytes
 
 
 @given(st.sampled_from(LOADS), st.floats(0.1, 1e5), st.floats(0.1, 1e3), st.integers(3, 100))
-def test_so_many_dnns_make_the_load_at_the_rate_asked_for(load: float, served: float, rate: float, most: int) -> None:
+def test_number_of_dnns_for_a_load(load: float, served: float, rate: float, most: int) -> None:
     count = dnns_for(load, served, rate, most)
     assert 3 <= count <= most
     if 3 < count < most:

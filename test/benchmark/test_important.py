@@ -1,4 +1,4 @@
-"""One important DNN beside others that never idle: what is compared with what."""
+"""One important DNN among others that are never idle: the compared cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The scenarios of long and rough runs, short: what they assert of the node holds, and what they report is there."""
+"""Short runs of the scenarios load, camera-faults and cycles: their checks of the node pass, and their reports are
+complete.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path:
     assert "Traceback" not in log
 
 
-def test_a_node_that_cannot_be_configured_is_told_at_once_and_its_log_stays(
+def test_a_failed_configuration_is_reported_at_once_and_the_log_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -155,7 +157,7 @@ def test_the_flooding_rate_is_over_four_times_what_can_be_served(most: float) ->
     assert 10.0 <= rate_hz <= 400.0
 
 
-def test_memory_is_compared_also_when_the_machine_stood_still_for_a_window() -> None:
+def test_memory_is_compared_even_if_the_machine_stalled() -> None:
     samples = [NodeSample(at_s, size, 3, 4) for at_s, size in ((0.0, 90), (1.0, 100), (9.5, 101), (10.0, 103))]
     found = load._memory(samples, 0.0, 10.0)
     assert (found["second_window_bytes"], found["most_afterwards_bytes"]) == (100, 103)
@@ -163,13 +165,13 @@ def test_memory_is_compared_also_when_the_machine_stood_still_for_a_window() -> 
     assert (found["second_window_bytes"], found["most_afterwards_bytes"]) == (90, 101)
 
 
-def test_what_nvidia_s_tool_says() -> None:
+def test_nvidia_smi_output_is_parsed() -> None:
     found = parse_output("37, 1024\n\n[N/A], 5\n93, 1030\n1")
     assert found == {"samples": 2, "busy_mean": 0.65, "busy_most": 0.93, "memory_mib": [1024.0, 1030.0]}
     assert parse_output("NVIDIA-SMI has failed") == {}
 
 
-def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, parameters: str) -> None:
+def test_camera_faults_are_detected_counted_and_recovered_from(tmp_path: Path, parameters: str) -> None:
     output = tmp_path / "rough.json"
     assert main(
         ["benchmark", "camera-faults", "--seconds", "2", "--params-file", parameters, "--output", str(output),
@@ -187,7 +189,7 @@ def test_rough_cameras_are_noticed_counted_and_served_again(tmp_path: Path, para
     assert "Traceback" not in log
 
 
-def test_a_well_camera_that_falls_silent_is_noticed() -> None:
+def test_an_intact_camera_that_stops_is_reported() -> None:
     well = {"p95_over_all_well": 1.0, "stream_hz": {"lane on left": 4.0, "lane on rear": 4.0}}
     fewer = {**well, "stream_hz": {"lane on left": 3.1, "lane on rear": 0.5}}
     assert camera_fault_problems({"all well": well, "stalled": fewer}, 10.0) == [
@@ -208,7 +210,7 @@ def test_runs_that_are_too_short_for_a_verdict_are_refused(capsys: pytest.Captur
         assert words in capsys.readouterr().err
 
 
-def test_nothing_stays_behind_when_deactivating_again_and_again(tmp_path: Path, parameters: str) -> None:
+def test_repeated_activation_leaks_nothing(tmp_path: Path, parameters: str) -> None:
     output = tmp_path / "cycles.json"
     assert main(
         ["benchmark", "cycles", "--repeats", "5", "--params-file", parameters, "--output", str(output)]
@@ -227,7 +229,7 @@ def test_fair_shares_are_max_min_fair(wanted: dict[str, float], capacity: float)
     assert all(share == pytest.approx(max(shares.values()), abs=1e-6) for share in unsatisfied)
 
 
-def test_what_is_not_right_is_said() -> None:
+def test_violated_conditions_are_listed() -> None:
     wrong = {
         "latency": {"all": {"p95_last_over_second": 1.3}},
         "memory": {"growth": 0.02},

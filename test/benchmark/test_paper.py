@@ -1,4 +1,4 @@
-"""The paper's experiments: what counts, what is compared with what; no assertion on speed. Their blocks are apart."""
+"""The paper's experiments: counting and comparing; no assertion on speed. Blocks: test_paper_blocks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_half_precision_and_channels_last_are_for_gpus() -> None:
 
 
 @given(st.lists(st.integers(1, 100)))
-def test_what_began_and_ended_in_the_window_counts(lengths: list[int]) -> None:
+def test_inferences_within_the_window_count(lengths: list[int]) -> None:
     tally, now = Tally(Window(20, 80)), 0
     begun, inside = [], []
     for length in lengths:
@@ -120,7 +120,7 @@ def test_what_began_and_ended_in_the_window_counts(lengths: list[int]) -> None:
     assert tally.wants_more(80) == (not begun)
 
 
-def test_in_turn_every_dnn_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_sequence_every_dnn_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0
 
     def advance(by: int) -> None:
@@ -228,7 +228,7 @@ def test_ticker_says_how_late_it_came() -> None:
 # -- processes
 
 
-def test_what_happens_to_a_process_is_told(tmp_path: Path) -> None:
+def test_the_end_of_a_process_is_reported(tmp_path: Path) -> None:
     work = Work(CONDITIONS["ours_dcomp"], (TINY,), "cpu", artifacts=tmp_path)
     with ProcessGroup("ours_dcomp", [work]) as group:
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Blocks of the paper's experiments, in this process and without clocks: their order, what a cut run keeps, floors."""
+"""Blocks of the paper's experiments, in one process and without clocks: order, resuming, lower bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from multi_dnn_ros.compression.macs import Cost
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-class _FakeCrew:
+class _FakeProcessGroup:
     """Answers at once; each condition has its own time, and `broken` ones fail when they run."""
 
     broken: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ class _FakeCrew:
     def close(self) -> None:
         pass
 
-    def __enter__(self) -> _FakeCrew:
+    def __enter__(self) -> _FakeProcessGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -79,12 +79,12 @@ class _InThisThread(Executor):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(measuring, "ProcessGroup", _FakeCrew)
+    monkeypatch.setattr(measuring, "ProcessGroup", _FakeProcessGroup)
     monkeypatch.setattr(measuring, "ProcessPoolExecutor", _InThisThread)
     monkeypatch.setattr(measuring, "measure_rates", lambda *arguments: Rates(1e9, {"fp32": 1e9}))
-    _FakeCrew.asked = []
-    _FakeCrew.broken = frozenset()
-    return _FakeCrew.asked
+    _FakeProcessGroup.asked = []
+    _FakeProcessGroup.broken = frozenset()
+    return _FakeProcessGroup.asked
 
 
 PLAN = Plan(
@@ -132,8 +132,8 @@ def test_a_run_that_is_cut_keeps_its_blocks(asked: list[str]) -> None:
     assert len(before) == 6
 
 
-def test_a_condition_that_fails_is_left_out_and_said(asked: list[str]) -> None:
-    _FakeCrew.broken = frozenset({"dcomp_mp"})
+def test_a_failing_condition_is_left_out_and_reported(asked: list[str]) -> None:
+    _FakeProcessGroup.broken = frozenset({"dcomp_mp"})
     content = {
         "scenario": "paper",
         "command": "multi-dnn benchmark paper",
@@ -145,7 +145,7 @@ def test_a_condition_that_fails_is_left_out_and_said(asked: list[str]) -> None:
     assert conditions["dcomp_mp"]["error"] == "condition dcomp_mp: out of memory"
     assert [len(conditions[name]["runs"]) for name in ("ori_mp", "dcomp_mp", "ours")] == [3, 0, 3]
     asked.clear()
-    _FakeCrew.broken = frozenset()
+    _FakeProcessGroup.broken = frozenset()
     measure(replace(PLAN, repeats=4), content, lambda content: None, lambda text: None)
     assert sorted(asked) == ["ori_mp", "ours"]  # it has missed blocks that the others have been through
     text = markdown(content)

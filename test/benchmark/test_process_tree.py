@@ -1,4 +1,4 @@
-"""What a process and its children take, together."""
+"""Resource use of a process and its children."""
 
 from __future__ import annotations
 

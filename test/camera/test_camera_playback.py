@@ -1,4 +1,4 @@
-"""Rates without drift, stamps and repetition, on a clock that the test moves."""
+"""Rates without drift, stamps and repetition, on a fake clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.camera.source import Recorded, SourceImage
 
 
 class Time:
-    """A clock that only sleeping moves."""
+    """A clock that only advances by sleeping."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -27,7 +27,7 @@ class Time:
 
 
 class Fake:
-    """A source of numbered pictures, or of recorded messages at given times; making one takes `cost_s`."""
+    """A source of numbered images, or of recorded messages at given times; each takes `cost_s` to make."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Fake:
 
 
 class Screen:
-    """Where pictures go: (time, number, stamp) of each. bad: numbers of calls that are refused."""
+    """Receives images: (time, number, stamp) of each. bad: indices of rejected calls."""
 
     def __init__(self, time: Time, bad: tuple[int, ...] = ()) -> None:
         self.times: list[float] = []
@@ -151,7 +151,7 @@ def test_live_source_comes_as_it_comes_but_not_faster_than_asked() -> None:
     np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=0.04)
 
 
-def test_stops_when_told_even_while_waiting() -> None:
+def test_stops_on_request_even_while_waiting() -> None:
     time = Time()
     pace = Pace(1.0, clock=time, sleep=time.sleep, running=lambda: time.now < 100.35)
     assert pace.wait(0.0)

@@ -1,4 +1,4 @@
-"""Sources: what they give, and the names in their errors."""
+"""Image sources: their content, and the names in their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is what is loaded, in the node too; everything else is an error that names file and key."""
+"""Written artifacts load unchanged, in the node too; any other file is an error that names file and key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb: from a model's name to a file for the node, a report, and one line for what is wrong."""
+"""`multi-dnn decompose`: from a model's name to a file for the node and a report; errors in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measured ranks, with a clock of our own: only what is faster is decomposed, and the whole is never slower."""
+"""Measured ranks, with a fake clock: only faster layers are decomposed, and the network never gets slower."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def target(rounds: int = 3) -> Target:
 
 
 class Clock:
-    """Milliseconds by a rule. asked: (kinds of the modules, shape, instances) of every question."""
+    """Milliseconds by a rule. asked: (kinds of the modules, shape, instances) of every measurement."""
 
     def __init__(self, layer_ms, whole_ms=None) -> None:
         self.layer_ms = layer_ms
@@ -54,7 +54,7 @@ def policy(clock: Clock, whole: nn.Module, **options) -> Measured:
 
 
 def width(module: nn.Module) -> int:
-    """Core channels: what a clock that likes wide cores looks at."""
+    """Core channels: the criterion of a clock that prefers wide cores."""
     return module.core.out_channels if isinstance(module, TuckerConv2d) else 0
 
 
@@ -82,7 +82,7 @@ def test_a_layer_that_is_not_faster_stays() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
-def test_layers_go_back_until_the_whole_is_faster(most: int) -> None:
+def test_layers_are_restored_until_the_network_is_faster(most: int) -> None:
     """More than `most` decomposed layers are slower, but only under contention."""
 
     def whole_ms(decomposed: int, instances: int) -> float:
@@ -94,13 +94,13 @@ def test_layers_go_back_until_the_whole_is_faster(most: int) -> None:
     assert len(plan_of(outcomes)) <= most
     assert all(time.ratio < 1 for time in chooser.accepted)
     assert [time.instances for time in chooser.accepted] == ([1, 4] if plan_of(outcomes) else [])
-    back = [outcome.reason for outcome in outcomes if outcome.reason.startswith("given back")]
+    back = [outcome.reason for outcome in outcomes if outcome.reason.startswith("restored")]
     assert len(back) == 4 - len(plan_of(outcomes))
     assert all("4 at once the network took 12.0000 ms against 10.0000 ms" in reason for reason in back)
     assert len(chooser.whole) <= 2 * 4
 
 
-def test_those_that_gain_least_go_back_first() -> None:
+def test_layers_with_the_smallest_gain_are_restored_first() -> None:
     gains = {16: 0.9, 64: 0.1, 96: 0.2}
     clock = Clock(
         lambda module: 1.0 if not width(module) else 1.0 - gains[next(module.children()).in_channels],
@@ -139,7 +139,7 @@ def test_a_damaged_cache_is_not_used(tmp_path: Path, content: str, caplog: pytes
     assert TimingCache(file).get("a") == 1.0
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_cache_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     cache = TimingCache(tmp_path / "file" / "timings.json")
     cache.put({"a": 1.0})
@@ -157,7 +157,7 @@ def test_candidates_lose_nothing() -> None:
 
 @pytest.mark.parametrize("instances", [1, 2])
 def test_the_real_clock_tells_much_from_little(instances: int) -> None:
-    """A factor of several hundred in work is seen, however busy the machine is."""
+    """A factor of several hundred in work is measurable, however busy the machine is."""
     little, much = nn.Conv2d(4, 4, 1), nn.Sequential(*(nn.Conv2d(4, 4, 9, padding=4) for _ in range(12)))
     for module in (little, much):
         module.eval()

@@ -1,4 +1,4 @@
-"""Every policy finds what it says it finds, within the channels, aligned, and never for more MACs."""
+"""Every policy meets its criterion, within the channels, aligned, and never with more MACs."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def test_ratio_stays_within_the_channels(ratio: float, alignment: int, floor: in
 
 
 def test_a_mode_whose_factor_costs_more_than_it_saves_stays_whole() -> None:
-    """Three colours in: a 1x1 in front of the core would only add work."""
+    """Three input channels: a 1x1 before the core would only add work."""
     plan = Ratio(0.125).choose(layers_of(nn.Conv2d(3, 256, 5)))["0"].plan
     assert plan == TuckerPlan(in_rank=None, out_rank=32)
 
 
 def test_budget_takes_where_it_costs_least() -> None:
-    """One layer of low rank, one of full rank: the first pays for the whole cut."""
+    """One layer of low rank, one of full rank: the whole reduction is made in the first."""
     torch.manual_seed(0)
     easy, hard = low_rank(64, 64, (8, 8)), nn.Conv2d(64, 64, 3, padding=1)
     layers = layers_of(easy, hard)
@@ -109,7 +109,7 @@ def test_budget_takes_where_it_costs_least() -> None:
 
 
 def test_budget_gives_up_no_layer_for_another() -> None:
-    """What one layer loses wholly, no other can bring back: layers that are alike are cut alike."""
+    """No layer is sacrificed: equal layers are reduced equally."""
     torch.manual_seed(0)
     layers = layers_of(*(nn.Conv2d(64, 64, 3, padding=1) for _ in range(3)))
     choices = Budget(0.6, sum(layer.macs() for layer in layers), Rounding(1, 1)).choose(layers)

@@ -1,4 +1,4 @@
-"""A decomposed layer computes what the layer computed: exactly at full rank, nearly where the weight has low rank."""
+"""A decomposed layer computes the same as the layer: exactly at full rank, approximately for weights of low rank."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_attention_counts() -> None:
 
 
 class Mixed(nn.Module):
-    """One layer of each fate; `twice` is used at two sizes."""
+    """One layer per outcome; `twice` is used at two sizes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Frames of several cameras as one inference: who is taken, how long is waited, and what each frame gets."""
+"""Frames of several cameras as one inference: which frames are batched, how long is waited, and their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.engine.mailbox import Mailboxes
 CAMERAS = ("front", "left", "rear", "right")
 
 
-def held(engine: Engine, gate: Gate, *cameras: str, first: str = "front") -> None:
+def start_and_queue(engine: Engine, gate: Gate, *cameras: str, first: str = "front") -> None:
     """An inference of `first` under way, and a frame each of `cameras` that wait behind it."""
     engine.offer(frame(first, 0))
     gate.wait_for_job()
@@ -31,10 +31,10 @@ def batched(gate: Gate, **kwargs: object) -> object:
     return task(jobs=2, cameras=CAMERAS, on_job=lambda index: gate() if index == 0 else None, **kwargs)
 
 
-def test_what_waits_together_is_one_inference_and_each_frame_gets_its_own_result(start, recorder):
+def test_waiting_frames_share_one_inference_and_get_their_own_results(start, recorder):
     gate = Gate()
     engine = start(batched(gate, batches=(2, 4)), workers=2)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4)
     assert [(r.frame.camera, r.output[0], r.timing.batch) for r in recorder.results] == [
@@ -46,7 +46,7 @@ def test_what_waits_together_is_one_inference_and_each_frame_gets_its_own_result
     check_accounts(engine)
 
 
-def test_accounts_have_what_was_told_also_while_the_rest_of_the_batch_is_being_told(start, recorder):
+def test_statistics_include_reported_results_while_a_batch_is_being_reported(start, recorder):
     """Seen by the receiver itself, and when the engine stops while the receiver hangs."""
     gate, hangs = Gate(), Gate()
     seen: list[int] = []
@@ -58,7 +58,7 @@ def test_accounts_have_what_was_told_also_while_the_rest_of_the_batch_is_being_t
             hangs()
 
     engine = start(batched(gate, batches=(2, 4)), workers=1, on_result=on_result)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     hangs.wait_for_job()
     assert seen == [0, 1, 2]
@@ -71,10 +71,12 @@ def test_accounts_have_what_was_told_also_while_the_rest_of_the_batch_is_being_t
     hangs.open()
 
 
-def test_no_more_than_there_are_stages_for_and_cameras_take_turns(start, recorder):
+def test_batches_are_bounded_by_the_stages_and_round_robin_over_cameras(start, recorder):
     gate = Gate()
     engine = start(batched(gate, batches=(2,)), workers=1)
-    held(engine, gate, "front", "left", "rear", "front")  # the second frame of front replaces the first that waits
+    start_and_queue(
+        engine, gate, "front", "left", "rear", "front"
+    )  # the second frame of front replaces the first that waits
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4)
     assert [r.frame.camera for r in recorder.results] == ["front", "left", "rear", "front"]
@@ -83,7 +85,7 @@ def test_no_more_than_there_are_stages_for_and_cameras_take_turns(start, recorde
 
 
 @pytest.mark.parametrize("bad", [("rear",), ("left", "rear", "right")])
-def test_preprocessing_that_raises_costs_those_frames_only(start, recorder, bad):
+def test_failing_preprocessing_loses_only_its_frames(start, recorder, bad):
     """Also if none of the batch is left."""
     values = {"left": 1, "rear": 2, "right": 3}
 
@@ -94,7 +96,7 @@ def test_preprocessing_that_raises_costs_those_frames_only(start, recorder, bad)
 
     gate = Gate()
     engine = start(replace(batched(gate, batches=(3,)), preprocess=preprocess), workers=1)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     recorder.wait(lambda: len(recorder.results) == 4 - len(bad) and len(recorder.failures) == len(bad))
     assert {(d.frame.camera, d.reason) for d in recorder.drops} == {(camera, DropReason.DNN_ERROR) for camera in bad}
@@ -103,7 +105,7 @@ def test_preprocessing_that_raises_costs_those_frames_only(start, recorder, bad)
     check_accounts(engine)
 
 
-def test_a_job_that_raises_costs_all_of_the_batch_and_is_one_failure(start, recorder):
+def test_a_failing_job_loses_the_whole_batch_as_one_failure(start, recorder):
     gate, broken = Gate(), []
 
     def on_job(index: int) -> None:
@@ -113,7 +115,7 @@ def test_a_job_that_raises_costs_all_of_the_batch_and_is_one_failure(start, reco
             raise RuntimeError("layer broke")
 
     engine = start(task(jobs=2, cameras=CAMERAS, on_job=on_job, batches=(3,)), workers=1, max_failures=2)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.let()
     recorder.wait(lambda: recorder.results)
     broken.append(True)
@@ -124,7 +126,7 @@ def test_a_job_that_raises_costs_all_of_the_batch_and_is_one_failure(start, reco
     check_accounts(engine)
 
 
-def test_outputs_that_cannot_be_decoded_and_receivers_that_raise_cost_that_frame_only(start, recorder):
+def test_failing_decoding_or_callback_loses_only_that_frame(start, recorder):
     def decode(outputs: tuple, size: tuple[int, int]) -> float:
         if float(outputs[0]) == 4.0:
             raise ValueError("no such number")
@@ -137,7 +139,7 @@ def test_outputs_that_cannot_be_decoded_and_receivers_that_raise_cost_that_frame
 
     gate = Gate()
     engine = start(batched(gate, batches=(3,), decode=decode), workers=1, on_result=on_result)
-    held(engine, gate, "left", "rear", "right")
+    start_and_queue(engine, gate, "left", "rear", "right")
     gate.open()
     assert engine.wait_idle(WAIT)
     assert [r.frame.camera for r in recorder.results] == ["front", "right"]
@@ -147,10 +149,10 @@ def test_outputs_that_cannot_be_decoded_and_receivers_that_raise_cost_that_frame
     check_accounts(engine)
 
 
-def test_frames_that_waited_too_long_leave_their_places_to_others(start, recorder):
+def test_frames_above_the_maximum_age_are_replaced_in_the_batch(start, recorder):
     clock, gate = FakeClock(), Gate()
     engine = start(batched(gate, batches=(2,), max_age_ns=100), workers=1, clock=clock)
-    held(engine, gate, "left")
+    start_and_queue(engine, gate, "left")
     clock.now += 101
     for camera in ("rear", "right"):
         engine.offer(frame(camera, 5))
@@ -161,7 +163,7 @@ def test_frames_that_waited_too_long_leave_their_places_to_others(start, recorde
     check_accounts(engine)
 
 
-def test_a_dnn_that_waits_for_more_begins_when_all_cameras_have_one(start, recorder):
+def test_batch_delay_ends_when_all_cameras_have_a_frame(start, recorder):
     """On a clock that stands still no delay is ever over."""
     engine = start(task(cameras=CAMERAS[:3], batches=(4,), batch_delay_ns=10**12), workers=1, clock=FakeClock())
     for value, camera in enumerate(("front", "front", "left", "rear")):
@@ -171,7 +173,7 @@ def test_a_dnn_that_waits_for_more_begins_when_all_cameras_have_one(start, recor
     check_accounts(engine)
 
 
-def test_a_dnn_begins_with_fewer_when_the_delay_is_over(start, recorder):
+def test_inference_starts_with_fewer_frames_after_the_batch_delay(start, recorder):
     engine = start(task(cameras=CAMERAS, batches=(4,), batch_delay_ns=50_000), workers=1, clock=PassingClock())
     engine.offer(frame("front", 1))
     recorder.wait(lambda: len(recorder.results) == 1)
@@ -184,7 +186,7 @@ def test_a_dnn_begins_with_fewer_when_the_delay_is_over(start, recorder):
 
 
 @pytest.mark.parametrize("drain", [False, True])
-def test_stopping_does_not_wait_for_more(start, recorder, drain):
+def test_stopping_does_not_wait_for_the_batch_delay(start, recorder, drain):
     engine = start(task(cameras=CAMERAS, batches=(4,), batch_delay_ns=10**12), workers=1, clock=FakeClock())
     for camera in CAMERAS[:2]:
         engine.offer(frame(camera, 1))
@@ -194,7 +196,7 @@ def test_stopping_does_not_wait_for_more(start, recorder, drain):
     check_accounts(engine)
 
 
-def test_what_hangs_in_a_batch_is_given_up_with_all_its_frames(start, recorder):
+def test_a_hanging_batch_is_abandoned_with_all_its_frames(start, recorder):
     gate = Gate()
     engine = start(batched(gate, batches=(4,), batch_delay_ns=10**12), workers=1)
     for camera in CAMERAS:
@@ -206,13 +208,13 @@ def test_what_hangs_in_a_batch_is_given_up_with_all_its_frames(start, recorder):
     check_accounts(engine)
 
 
-def test_preprocessing_in_place_and_batches_exclude_one_another():
+def test_in_place_and_batches_are_mutually_exclusive():
     with pytest.raises(ValueError, match="'a' has both in_place and batches"):
         Engine([task(batches=(2,), in_place=True)], on_result=print)
 
 
 class Scene:
-    """A DNN's thread without the thread: the same calls on mailboxes and gathering, on a clock of the test's."""
+    """A DNN thread without the thread: the same calls on mailboxes and batch delay, with a fake clock."""
 
     def __init__(self, cameras: tuple[str, ...], most: int, delay_ns: int) -> None:
         self.clock = FakeClock()
@@ -229,7 +231,7 @@ class Scene:
         return None if remaining_s is None else self.clock.now + max(1, round(remaining_s * 1e9))
 
     def look(self, begin: Callable[[list[Frame]], int]) -> None:
-        """Begin what can begin; `begin` says how long that takes."""
+        """Start an inference if possible; `begin` says how long that takes."""
         while len(self.mail) and self.clock.now >= self.busy_until and self.gathering.should_start(len(self.mail)):
             taken: list[Frame] = []
             while len(taken) < self.most and (one := self.mail.take()) is not None:
@@ -245,7 +247,7 @@ class Scene:
     arrivals=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), max_size=40),
     busy=st.lists(st.integers(1, 60), min_size=1, max_size=5),
 )
-def test_no_frame_is_lost_none_waits_longer_than_stated_and_no_camera_is_taken_twice(
+def test_batches_lose_no_frame_bound_the_wait_and_take_each_camera_once(
     cameras: tuple[str, ...], most: int, delay_ns: int, arrivals: list[tuple[int, int]], busy: list[int]
 ) -> None:
     most = min(most, len(cameras))

@@ -1,4 +1,4 @@
-"""On a GPU, which is a fake here: the bound on jobs that a more important frame could go before.
+"""The bound on launched jobs that a more important frame could overtake, on a fake GPU.
 
 On a real one: test/gpu/engine/test_priority_cuda.py.
 """
@@ -33,7 +33,9 @@ class OnDevice(Frame):
 
 
 class Launches:
-    """What was launched: by which DNN, how many of the others' launches were unfinished then, whether all in one."""
+    """The launches: DNN, number of unfinished launches of other DNNs at that time, and whether all jobs were one
+    launch.
+    """
 
     def __init__(self, gpu: FakeGpu, job_s: float) -> None:
         self._gpu = gpu
@@ -76,10 +78,10 @@ LOW = [f"low{number}" for number in range(5)]
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, None])
-def test_no_more_jobs_than_the_bound_are_launched_and_not_finished(
+def test_launched_and_unfinished_jobs_are_bounded(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], bound: int | None
 ) -> None:
-    """Each is a launch of its own then, and every frame comes through."""
+    """Each job is then a separate launch, and every frame has a result."""
     launches = Launches(gpu, 2e-3 if bound else 0.05)
     tasks = [launches.task("high", priority=1), *map(launches.task, LOW)]
     engine = start(*tasks, workers=1, device=DEVICE, policy="priority", max_launched=bound, aging_ns=10**12)
@@ -98,10 +100,10 @@ def test_no_more_jobs_than_the_bound_are_launched_and_not_finished(
         assert len(launches.all) == 3 * len(LOW) * JOBS
 
 
-def test_a_more_important_frame_waits_for_none_of_them(
+def test_a_more_important_frame_waits_for_no_launched_job(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is launched at once, all of its jobs in one, while as many others as there may be are unfinished."""
+    """It is launched at once, with all of its jobs, while the maximum number of other jobs is unfinished."""
     launches, endless, through = Launches(gpu, 1e-3), Launches(gpu, 1e3), threading.Event()
     synchronize = Event.synchronize
 
@@ -134,7 +136,7 @@ def test_a_more_important_frame_waits_for_none_of_them(
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
-def test_among_equals_all_is_launched_at_once(
+def test_frames_of_equal_priority_are_one_launch(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], policy: str
 ) -> None:
     launches = Launches(gpu, 0.1)
@@ -144,7 +146,7 @@ def test_among_equals_all_is_launched_at_once(
     assert [each[1:] for each in launches.all] == [(number, True) for number in range(len(LOW))]
 
 
-def test_a_priority_that_changes_while_serving_changes_who_is_bounded(
+def test_changing_a_priority_changes_which_dnn_is_bounded(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine]
 ) -> None:
     launches = Launches(gpu, 1e-3)
@@ -160,7 +162,7 @@ def test_a_priority_that_changes_while_serving_changes_who_is_bounded(
     assert single_launch == [{True}, {False}, {True}]
 
 
-def test_a_job_whose_kernels_fail_loses_its_frame_and_nothing_else(
+def test_failing_kernels_lose_only_their_frame(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launches = Launches(gpu, 1e-3)
@@ -198,7 +200,7 @@ def test_the_engine_stops_with_jobs_launched_and_others_queued(
     check_accounts(engine)
 
 
-def test_a_bound_of_nothing_is_refused() -> None:
+def test_max_launched_of_zero_is_rejected() -> None:
     with pytest.raises(ValueError, match="max_launched is 0; must be at least 1, or None"):
         Engine([task()], on_result=print, max_launched=0)
 
@@ -217,7 +219,7 @@ def job(dnn: DnnTask, clock: FakeClock, index: int = 0) -> Job:
     settings=st.lists(st.tuples(st.integers(-3, 3), st.none() | st.integers(0, 300)), min_size=2, max_size=5),
     waited=st.integers(1, 400),
 )
-def test_a_job_may_be_overtaken_if_a_frame_of_another_dnn_that_arrives_now_goes_first(
+def test_may_be_overtaken_if_a_frame_arriving_now_would_run_first(
     policy: str, settings: list[tuple[int, int | None]], waited: int
 ) -> None:
     clock = FakeClock()
@@ -239,7 +241,7 @@ def test_a_job_may_be_overtaken_if_a_frame_of_another_dnn_that_arrives_now_goes_
     assert queue.may_continue(waiting) != overtaken
 
 
-def test_who_only_launches_gets_what_nothing_can_precede_and_who_waits_gets_the_rest() -> None:
+def test_launching_callers_get_only_jobs_that_cannot_be_overtaken() -> None:
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", AGING), clock)
     low, high = task("low"), task("high", priority=10)
@@ -268,7 +270,7 @@ def test_who_only_launches_gets_what_nothing_can_precede_and_who_waits_gets_the_
     assert taken == [("low", "waits")] * 3
 
 
-def test_with_all_who_wait_busy_an_important_job_is_taken_and_others_are_not() -> None:
+def test_with_all_waiting_callers_busy_only_an_important_job_is_taken() -> None:
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", AGING), clock)
     low, high = task("low"), task("high", priority=10)

@@ -1,4 +1,4 @@
-"""What a failing device raises, and how a queue is paused while CUDA graphs are captured."""
+"""Errors of a failing device, and pausing a queue while CUDA graphs are captured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multi_dnn_ros.engine.queue import JobQueue
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 
-def test_holding_the_queue_gives_up_on_a_job_that_hangs():
+def test_pausing_the_queue_times_out_on_a_hanging_job():
     queue = JobQueue(Fifo(), FakeClock())
     queue.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
     assert queue.get() is not None
@@ -47,7 +47,7 @@ def test_queues_of_several_engines_are_paused_one_at_a_time(monkeypatch):
         waiting.start()
         assert alone.waits.wait(WAIT)
         assert after.put(Job(Inference(task(), (Item(frame()),), 0, None, 0, lambda inference: None), 0))
-        assert after.get() is not None  # who only waits to hold its queue keeps nobody from it
+        assert after.get() is not None  # waiting for a pause does not block the queue
         after._running -= 1
         assert not entered.is_set()
     assert entered.wait(WAIT)
@@ -55,7 +55,7 @@ def test_queues_of_several_engines_are_paused_one_at_a_time(monkeypatch):
     assert not waiting.is_alive()
 
 
-def test_what_a_device_raises_is_told_from_what_a_layer_raises():
+def test_device_errors_are_distinguished_from_layer_errors():
     assert is_device_failure(RuntimeError(f"{ILLEGAL}\nCUDA kernel errors might be reported later"))
     assert is_device_failure(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"))
     assert not is_device_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -1,4 +1,4 @@
-"""What an engine does with frames: results, drops, failures, order, end."""
+"""Frames in an engine: results, drops, failures, order, stopping."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.engine import DropReason, Engine
 from multi_dnn_ros.engine.statistics import Percentiles
 
 
-def test_every_dnn_answers_every_frame_with_its_context(start, recorder):
+def test_every_dnn_returns_a_result_with_the_frames_context(start, recorder):
     engine = start(task("a", jobs=1), task("b", jobs=3), workers=2)
     for value in (10, 20):
         assert engine.submit(frame(value=value, context=f"header {value}"))
@@ -26,7 +26,7 @@ def test_every_dnn_answers_every_frame_with_its_context(start, recorder):
     }
 
 
-def test_the_newest_frame_wins_and_the_older_one_is_counted(start, recorder):
+def test_the_newest_frame_replaces_an_older_one_which_is_counted(start, recorder):
     gate = Gate()
     engine = start(task(jobs=1, on_job=lambda index: gate()), workers=1)
     engine.offer(frame(value=1))
@@ -41,8 +41,8 @@ def test_the_newest_frame_wins_and_the_older_one_is_counted(start, recorder):
     assert (stream.offered, stream.published, stream.dropped) == (3, 2, {DropReason.OVERWRITTEN: 1})
 
 
-def test_who_asks_for_statistics_holds_up_no_dnn(start, recorder, monkeypatch):
-    """They take milliseconds; what is asked for is the moment of asking."""
+def test_reading_statistics_delays_no_dnn(start, recorder, monkeypatch):
+    """Computing them takes milliseconds; the figures are those of the time of the call."""
     gate = Gate()
     percentiles = Percentiles.of
     monkeypatch.setattr(Percentiles, "of", lambda values: (gate(), percentiles(values))[1])
@@ -77,7 +77,7 @@ def test_a_frame_that_waited_too_long_is_dropped(start, recorder):
     check_accounts(engine)
 
 
-def test_cameras_take_turns(start, recorder):
+def test_cameras_are_served_round_robin(start, recorder):
     gate = Gate()
     engine = start(task(jobs=1, cameras=("front", "rear", "left"), on_job=lambda index: gate()), workers=1)
     engine.offer(frame("front", 0))
@@ -92,7 +92,7 @@ def test_cameras_take_turns(start, recorder):
 
 
 @pytest.mark.parametrize("where", ["job", "decode"])
-def test_a_dnn_that_raises_loses_that_frame_only(start, recorder, where):
+def test_a_failing_dnn_loses_only_that_frame(start, recorder, where):
     bad = {2}
     current = []
 
@@ -118,7 +118,7 @@ def test_a_dnn_that_raises_loses_that_frame_only(start, recorder, where):
     assert not recorder.failures[0].disabled
 
 
-def test_a_dnn_that_fails_again_and_again_is_taken_out(start, recorder):
+def test_repeated_failures_disable_a_dnn(start, recorder):
     def on_job(index: int) -> None:
         raise RuntimeError("no memory")
 
@@ -133,8 +133,8 @@ def test_a_dnn_that_fails_again_and_again_is_taken_out(start, recorder):
     assert statistics.streams["good", "front"].published == 5
 
 
-def test_a_disabled_dnn_is_tried_again_after_growing_pauses(start, recorder):
-    """One failure is enough then; a frame that comes through starts all over."""
+def test_a_disabled_dnn_is_retried_after_increasing_delays(start, recorder):
+    """During a retry one failure disables it; a success resets the delays."""
     clock = FakeClock()
     broken = [True]
 
@@ -175,7 +175,7 @@ def test_a_disabled_dnn_is_tried_again_after_growing_pauses(start, recorder):
     assert dropped == {DropReason.DNN_ERROR: 10, DropReason.DISABLED: 5}
 
 
-def test_failures_must_be_in_a_row_to_take_a_dnn_out(start, recorder):
+def test_only_consecutive_failures_disable_a_dnn(start, recorder):
     current = []
 
     def on_job(index: int) -> None:
@@ -191,7 +191,7 @@ def test_failures_must_be_in_a_row_to_take_a_dnn_out(start, recorder):
     assert len(recorder.results) == 4
 
 
-def test_a_receiver_that_raises_costs_its_frame_only(start, recorder):
+def test_a_failing_callback_loses_only_its_frame(start, recorder):
     def on_result(result):
         if result.frame.stamp_ns == 1:
             raise OSError("publisher gone")
@@ -205,7 +205,7 @@ def test_a_receiver_that_raises_costs_its_frame_only(start, recorder):
     assert [r.frame.stamp_ns for r in recorder.results] == [2]
 
 
-def test_a_slow_receiver_holds_up_its_own_dnn_only(start, recorder):
+def test_a_slow_callback_delays_only_its_own_dnn(start, recorder):
     slow = threading.Event()
 
     def on_result(result):
@@ -221,7 +221,7 @@ def test_a_slow_receiver_holds_up_its_own_dnn_only(start, recorder):
     assert engine.wait_idle(WAIT)
 
 
-def test_timing_says_where_the_time_went(start, recorder):
+def test_timing_splits_the_latency_into_its_parts(start, recorder):
     clock = FakeClock()
 
     def on_job(index: int) -> None:
@@ -239,7 +239,7 @@ def test_timing_says_where_the_time_went(start, recorder):
     assert stream.latencies["compute"].count == 1
 
 
-def test_wrong_use_is_an_error_that_names_it(recorder):
+def test_invalid_arguments_are_named_in_the_error(recorder):
     with pytest.raises(ValueError, match=r"\['a', 'a'\]"):
         Engine([task("a"), task("a")], on_result=print)
     with pytest.raises(ValueError, match="'a' has 0 stages"):
@@ -253,7 +253,7 @@ def test_wrong_use_is_an_error_that_names_it(recorder):
 
 
 def test_each_dnn_has_a_stream_of_its_priority_on_its_share(monkeypatch):
-    """Which one a worker asks the engine for; that CUDA obeys is for test/gpu."""
+    """Which stream a worker requests; that CUDA respects it is tested in test/gpu."""
     made = []
 
     def make_stream(device: torch.device, sms: int, priority: int) -> str:

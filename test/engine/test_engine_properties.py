@@ -1,4 +1,4 @@
-"""Whatever is offered in whatever order, every frame is accounted for once, and the engine ends."""
+"""For any sequence of offers, every frame is accounted for once, and the engine stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker goes on with the next job in one step: as if it had queued it and asked for whichever is first."""
+"""JobQueue.exchange equals put followed by get, in one step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def number_of(taken: Job | None) -> int:
 
 
 @given(st.sampled_from(["fifo", "priority"]), st.lists(st.integers(-3, 3), max_size=6), st.integers(-3, 3))
-def test_it_takes_the_job_that_would_be_first(policy: str, waiting: list[int], own: int) -> None:
+def test_exchange_returns_the_job_that_is_first(policy: str, waiting: list[int], own: int) -> None:
     taken = []
     for in_one_step in (True, False):
         queue = JobQueue(make_policy(policy, 50), FakeClock())
@@ -48,7 +48,7 @@ def test_it_takes_the_job_that_would_be_first(policy: str, waiting: list[int], o
     assert taken[0] == taken[1]
 
 
-def test_ahead_of_its_equals_but_not_of_its_betters() -> None:
+def test_exchange_prefers_the_successor_among_equal_keys_only() -> None:
     clock = FakeClock()
     queue = JobQueue(make_policy("priority", 50), clock)
     own = job(1, index=1)
@@ -64,15 +64,15 @@ def test_ahead_of_its_equals_but_not_of_its_betters() -> None:
     assert not queue.may_continue(own)
 
 
-def test_a_closed_queue_leaves_it_with_the_caller() -> None:
+def test_a_closed_queue_leaves_the_job_with_the_caller() -> None:
     queue = JobQueue(Fifo(), FakeClock())
     queue.close()
     assert queue.exchange(job(0)) is None
     assert len(queue) == 0
 
 
-def test_a_held_queue_lets_nobody_go_on() -> None:
-    """A worker that would go on for ever still leaves room for a block in which no job runs."""
+def test_exchange_waits_while_the_queue_is_paused() -> None:
+    """A worker that always has a successor still makes way for a pause."""
     queue = JobQueue(Fifo(), FakeClock())
     queue.put(job(0))
     through = threading.Event()

@@ -1,4 +1,4 @@
-"""What one turn launches on a GPU, which is a fake here: a frame's jobs, up to where somebody more important waits."""
+"""How many jobs of a frame are launched at once on a fake GPU: up to the next more important frame."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def launch(queue: JobQueue, job: Job) -> None:
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "edf"])
 @pytest.mark.parametrize("single_launch", [False, True])
-def test_a_frame_that_nobody_comes_before_is_launched_in_one_go(policy: str, single_launch: bool) -> None:
-    """Equals that wait behind it change nothing, however long they have waited."""
+def test_a_frame_that_cannot_be_overtaken_is_one_launch(policy: str, single_launch: bool) -> None:
+    """Waiting frames of equal priority change nothing, however long they have waited."""
     clock = FakeClock()
     queue = JobQueue(make_policy(policy, 50), clock)
     launched: list[str] = []
@@ -76,7 +76,7 @@ def test_a_frame_that_nobody_comes_before_is_launched_in_one_go(policy: str, sin
 
 
 @pytest.mark.parametrize("single_launch", [False, True])
-def test_a_more_important_frame_comes_in_between(single_launch: bool) -> None:
+def test_a_more_important_frame_runs_in_between(single_launch: bool) -> None:
     queue = JobQueue(make_policy("priority", 50), FakeClock())
     launched: list[str] = []
     queue.put(Job(inference(launched, single_launch=single_launch), 0))
@@ -96,7 +96,7 @@ def test_a_more_important_frame_comes_in_between(single_launch: bool) -> None:
 
 
 @given(st.lists(st.booleans(), max_size=JOBS + 1), st.booleans())
-def test_whatever_comes_when_each_stage_runs_once(answers: list[bool], single_launch: bool) -> None:
+def test_each_stage_runs_once_for_any_order_of_arrivals(answers: list[bool], single_launch: bool) -> None:
     launched: list[str] = []
     job = Job(inference(launched, single_launch=single_launch), 0)
     stream: Any = Stream()

@@ -1,4 +1,4 @@
-"""On a GPU, which is a fake here, a DNN that is alone launches its inferences itself where nobody is before it."""
+"""On a fake GPU, a single DNN launches its inferences itself while the queue is idle."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 class Setup:
-    """One DNN's thread and a queue; in the workers' place is the test, which takes jobs when it wants to."""
+    """One DNN's thread and a queue; the test takes jobs in place of the workers."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[int, str]] = []
@@ -95,8 +95,8 @@ def setup() -> Iterator[Setup]:
     assert not setup.dnn.is_alive()
 
 
-def test_where_nobody_waits_the_dnn_launches_all_its_jobs(setup: Setup) -> None:
-    """One frame after another; nothing is left in the queue, and whoever wants it for himself gets it."""
+def test_with_an_idle_queue_the_dnn_launches_all_its_jobs(setup: Setup) -> None:
+    """One frame after another; the queue stays empty and can be paused."""
     for value in range(3):
         setup.dnn.offer(on_device(value))
         setup.recorder.wait(lambda value=value: len(setup.recorder.results) == value + 1)
@@ -108,7 +108,7 @@ def test_where_nobody_waits_the_dnn_launches_all_its_jobs(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("busy", ["waits", "runs"])
-def test_where_a_job_waits_or_runs_the_queue_decides(setup: Setup, busy: str) -> None:
+def test_with_a_queued_or_running_job_the_queue_decides(setup: Setup, busy: str) -> None:
     setup.queue.put(setup.other(priority=-1))
     if busy == "runs":
         assert setup.queue.get() is not None
@@ -120,7 +120,7 @@ def test_where_a_job_waits_or_runs_the_queue_decides(setup: Setup, busy: str) ->
     assert setup.launched == [(index, here()) for index in range(JOBS)]
 
 
-def test_while_the_queue_is_held_nobody_launches(setup: Setup) -> None:
+def test_no_dnn_launches_while_the_queue_is_paused(setup: Setup) -> None:
     with setup.queue.paused(WAIT):
         setup.dnn.offer(on_device())
         until(lambda: len(setup.queue) == 1)
@@ -129,7 +129,7 @@ def test_while_the_queue_is_held_nobody_launches(setup: Setup) -> None:
     setup.recorder.wait(lambda: setup.recorder.results)
 
 
-def test_who_holds_the_queue_waits_for_a_dnn_that_launches(setup: Setup) -> None:
+def test_pausing_waits_for_a_launching_dnn(setup: Setup) -> None:
     def hold(index: int) -> None:
         with pytest.raises(TimeoutError, match="a job did not end"), setup.queue.paused(0.01):
             raise AssertionError
@@ -141,7 +141,7 @@ def test_who_holds_the_queue_waits_for_a_dnn_that_launches(setup: Setup) -> None
         pass
 
 
-def test_while_one_dnn_launches_another_does_not(setup: Setup) -> None:
+def test_dnns_do_not_launch_concurrently(setup: Setup) -> None:
     gate = Gate()
     other = setup.thread_of("b", lambda index: gate())
     other.start()
@@ -157,8 +157,8 @@ def test_while_one_dnn_launches_another_does_not(setup: Setup) -> None:
     assert not other.is_alive()
 
 
-def test_while_results_wait_for_the_dnn_a_worker_launches(setup: Setup) -> None:
-    """So that a slow launch does not hold them up."""
+def test_a_worker_launches_while_the_dnn_has_results_to_decode(setup: Setup) -> None:
+    """So that a slow launch does not delay them."""
 
     def offer_next(index: int) -> None:
         setup.on_job = lambda index: None
@@ -174,8 +174,8 @@ def test_while_results_wait_for_the_dnn_a_worker_launches(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize("priority", [-1, 0, 1])
-def test_what_comes_while_it_launches_has_its_place(setup: Setup, priority: int) -> None:
-    """A more important job comes before the frame's next ones, which go to the queue; an equal one comes after them."""
+def test_jobs_arriving_during_a_launch_keep_their_order(setup: Setup, priority: int) -> None:
+    """A more important job runs before the frame's remaining ones, which are queued; an equal one after them."""
     other = setup.other(priority)
 
     def put_other(index: int) -> None:
@@ -198,7 +198,7 @@ def test_what_comes_while_it_launches_has_its_place(setup: Setup, priority: int)
 
 
 @pytest.mark.parametrize("error", [ValueError("a layer's own mistake"), SystemExit()])
-def test_a_launch_that_raises_loses_its_inference_only(setup: Setup, error: BaseException) -> None:
+def test_a_failing_launch_loses_only_its_inference(setup: Setup, error: BaseException) -> None:
     def fail(index: int) -> None:
         setup.on_job = lambda index: None
         raise error
@@ -213,7 +213,7 @@ def test_a_launch_that_raises_loses_its_inference_only(setup: Setup, error: Base
     assert setup.launched == [(0, "dnn-a")] + [(index, "dnn-a") for index in range(JOBS)]
 
 
-def test_a_queue_that_closes_meanwhile_loses_what_is_left(setup: Setup) -> None:
+def test_closing_the_queue_during_a_launch_loses_the_rest(setup: Setup) -> None:
     setup.on_job = lambda index: setup.queue.close() and None
     setup.dnn.offer(on_device())
     setup.recorder.wait(lambda: setup.recorder.drops)
@@ -221,13 +221,13 @@ def test_a_queue_that_closes_meanwhile_loses_what_is_left(setup: Setup) -> None:
     assert [drop.reason for drop in setup.recorder.drops] == [DropReason.SHUTDOWN]
 
 
-def test_a_closed_queue_lets_nobody_launch() -> None:
+def test_no_dnn_launches_on_a_closed_queue() -> None:
     setup = Setup()
     setup.queue.close()
     assert not setup.queue.try_acquire(setup.other())
 
 
-def test_on_its_stream_in_inference_mode_and_neither_for_the_receivers(gpu: FakeGpu, recorder: Recorder) -> None:
+def test_launches_use_stream_and_inference_mode_but_callbacks_do_not(gpu: FakeGpu, recorder: Recorder) -> None:
     seen: list[tuple[str, str, bool]] = []
 
     def see(what: str) -> None:
@@ -272,7 +272,7 @@ def test_a_launch_that_hangs_does_not_keep_the_engine_from_stopping(
     assert engine.stop(WAIT) == []
 
 
-def test_for_several_dnns_a_worker_launches(start: Callable[..., Engine], recorder: Recorder) -> None:
+def test_with_several_dnns_a_worker_launches(start: Callable[..., Engine], recorder: Recorder) -> None:
     launched: list[str] = []
     tasks = [task(name, jobs=JOBS, on_job=lambda index: launched.append(here())) for name in ("a", "b")]
     engine = start(*tasks, workers=1, device=DEVICE)

@@ -1,4 +1,4 @@
-"""What an observer hears: as many ends as beginnings, whatever happens, and a failed device before the end."""
+"""Calls of an observer: as many `ended` as `began`, and `device_failed` before `ended`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,9 @@ def fails(when: Callable[[], bool], error: Exception) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("device", [CPU, DEVICE], ids=str)
 @pytest.mark.parametrize("dnns", [1, 3])
-def test_every_beginning_has_an_end(device: torch.device, dnns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_began_and_ended_are_called_equally_often(
+    device: torch.device, dnns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if device is DEVICE:
         FakeGpu(monkeypatch)
     count = iter(range(10**6))
@@ -100,9 +102,7 @@ def test_every_beginning_has_an_end(device: torch.device, dnns: int, monkeypatch
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE], ids=str)
-def test_a_device_that_fails_in_a_job_is_told_before_the_end(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_failed_is_called_before_ended(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     if device is DEVICE:
         FakeGpu(monkeypatch)
     broken = task("broken", jobs=2, on_job=fails(lambda: True, RuntimeError(ILLEGAL)))
@@ -110,7 +110,7 @@ def test_a_device_that_fails_in_a_job_is_told_before_the_end(
     assert observed.events == [("began", "broken"), ("device failed", ILLEGAL), ("ended", "broken")]
 
 
-def test_a_device_that_fails_where_outputs_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_failed_is_called_when_awaiting_outputs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGpu(monkeypatch)
 
     def fail(event: Any) -> None:
@@ -124,13 +124,13 @@ def test_a_device_that_fails_where_outputs_are_awaited(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), ValueError("a layer raised")]
 )
-def test_what_the_engine_can_serve_on_after_is_no_failed_device(error: Exception) -> None:
+def test_recoverable_errors_are_no_device_failure(error: Exception) -> None:
     observed, recorder = run(CPU, [task("short", jobs=1, on_job=fails(lambda: True, error))], [1], frame)
     assert observed.events == [("began", "short"), ("ended", "short")]
     assert len(recorder.drops) == 1
 
 
-def test_a_job_that_runs_is_seen_while_it_runs() -> None:
+def test_a_running_job_is_observed() -> None:
     gate, observed, recorder = Gate(), Observed(), Recorder()
     engine = Engine(
         [task("held", jobs=1, on_job=lambda index: gate())], **recorder.callbacks(), device=CPU, observer=observed

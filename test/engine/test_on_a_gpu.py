@@ -1,4 +1,4 @@
-"""The engine's way on a GPU, which is a fake here: launches run ahead, results come late, batches form as they may."""
+"""The engine on a fake GPU: launches run ahead, results arrive late, batches vary."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def make_task(gpu: FakeGpu, name: str, cameras: list[str], job_s: float, single_
 
 @pytest.mark.parametrize("policy", ["fifo", "priority"])
 @pytest.mark.parametrize("single_launch", [False, True])
-def test_every_frame_of_every_camera_comes_through(gpu: FakeGpu, policy: str, single_launch: bool) -> None:
-    """In a closed loop, several DNNs, cameras together: none is lost or mixed up, no event is read too early."""
+def test_every_frame_of_every_camera_has_a_result(gpu: FakeGpu, policy: str, single_launch: bool) -> None:
+    """In a closed loop with several DNNs and cameras: no frame is lost or mixed up, no event is read too early."""
     cameras = [f"camera{number}" for number in range(6)]
     tasks = [
         make_task(gpu, "three", cameras[:3], 5e-5, single_launch),

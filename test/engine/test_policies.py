@@ -1,4 +1,4 @@
-"""Which job goes next, proved on the queue itself and through an engine."""
+"""The order of jobs by policy, tested on the queue and through an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AGING = 50
 
 
 def queue_jobs(policy: Policy, arrivals: list[tuple[int, int, int | None]]) -> list[int]:
-    """Queue jobs of (time, priority, deadline), all at hand before the first is taken; returns the order of leaving."""
+    """Queue jobs of (time, priority, deadline) before taking any; returns the order of taking."""
     clock = FakeClock()
     queue = JobQueue(policy, clock)
     for number, (at, priority, deadline) in enumerate(arrivals):
@@ -55,8 +55,8 @@ def test_edf_is_the_order_of_deadlines(jobs):
              min_size=1, max_size=20),
     st.data(),
 )  # fmt: skip
-def test_with_known_times_edf_lets_less_slack_go_first(frames, data):
-    """frames: (arrival, deadline, times of the jobs). Slack at any moment: time until due less what is left to run."""
+def test_edf_with_known_times_prefers_less_slack(frames, data):
+    """frames: (arrival, deadline, times of the jobs). Slack: time until the deadline minus remaining time."""
     clock = FakeClock()
     queue = JobQueue(make_policy("edf", AGING), clock)
     slack = {}
@@ -73,7 +73,7 @@ def test_with_known_times_edf_lets_less_slack_go_first(frames, data):
     assert order == sorted(slack, key=lambda number: (slack[number], number))
 
 
-def test_a_long_dnn_starts_before_a_short_one_that_is_due_a_little_sooner():
+def test_a_long_dnn_starts_before_a_short_one_with_a_slightly_earlier_deadline():
     clock = FakeClock()
     queue = JobQueue(make_policy("edf", AGING), clock)
 
@@ -92,13 +92,13 @@ def test_a_long_dnn_starts_before_a_short_one_that_is_due_a_little_sooner():
     assert order == ["long", "short", "long, second job", "untimed", "without a deadline"]
 
 
-def test_times_of_another_number_of_jobs_are_refused(start):
+def test_remaining_times_must_match_the_number_of_jobs(start):
     with pytest.raises(ValueError, match="DNN 'a' has remaining_ns of 1 jobs, but 2 stages"):
         start(task(remaining_ns=(5,)))
 
 
 @given(arrivals())
-def test_priority_goes_first_but_overtakes_only_within_the_ageing(jobs):
+def test_priority_overtakes_only_within_the_aging_time(jobs):
     order = queue_jobs(Priority(AGING), jobs)
     position = {number: place for place, number in enumerate(order)}
     for early, (early_at, early_priority, _) in enumerate(jobs):
@@ -109,7 +109,7 @@ def test_priority_goes_first_but_overtakes_only_within_the_ageing(jobs):
 
 
 def test_low_priority_is_served_under_a_flood_of_high_priority():
-    """High-priority jobs arrive faster than they are served, for ever; the low one still leaves in bounded time."""
+    """High-priority jobs arrive faster than they are served; the low one is still served in bounded time."""
     clock = FakeClock()
     queue = JobQueue(Priority(AGING), clock)
 
@@ -129,13 +129,13 @@ def test_low_priority_is_served_under_a_flood_of_high_priority():
     assert clock.now - begin == pytest.approx(2 * 5 * AGING, abs=2)
 
 
-def test_ageing_must_be_positive():
+def test_aging_must_be_positive():
     with pytest.raises(ValueError, match="aging_ns is 0"):
         Priority(0)
 
 
 class Watched:
-    """A policy that tells how many jobs have been queued so far."""
+    """A policy that counts the queued jobs."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

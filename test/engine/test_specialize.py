@@ -1,4 +1,4 @@
-"""Preprocessing that is specialized for the sizes of images that come."""
+"""Specializing preprocessing for the image sizes that arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sized(height: int, width: int) -> Frame:
     return Frame("front", 0, np.zeros((height, width, 3), np.uint8))
 
 
-def test_it_is_told_each_size_once_after_a_frame_of_it(start, recorder):
+def test_specialize_is_called_once_per_size_after_a_frame(start, recorder):
     sizes = []
     engine = start(replace(task("a", jobs=1), specialize=lambda size: sizes.append((size, len(recorder.results)))))
     for number, (height, width) in enumerate([(4, 6), (4, 6), (2, 3), (4, 6)], start=1):
@@ -27,7 +27,7 @@ def test_it_is_told_each_size_once_after_a_frame_of_it(start, recorder):
     check_accounts(engine)
 
 
-def test_no_job_runs_meanwhile(start, recorder, monkeypatch):
+def test_no_job_runs_while_specializing(start, recorder, monkeypatch):
     gate, inside, leave = Gate(), threading.Event(), threading.Event()
     running = []
 
@@ -55,7 +55,7 @@ def test_no_job_runs_meanwhile(start, recorder, monkeypatch):
     assert running == [False, False]
 
 
-def test_one_that_fails_is_tried_again_twice_and_the_dnn_serves_on(start, recorder, caplog):
+def test_failing_specialization_is_retried_twice(start, recorder, caplog):
     attempts = []
 
     def specialize(size: tuple[int, int]) -> None:

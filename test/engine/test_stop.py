@@ -1,4 +1,4 @@
-"""An engine always ends, in bounded time, and accounts for every frame."""
+"""An engine always stops, in bounded time, and accounts for every frame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_stop_ends_every_thread(start):
     assert engine_threads() == []
 
 
-def test_drain_finishes_what_waits(start, recorder):
+def test_drain_finishes_waiting_frames(start, recorder):
     gate = Gate()
     engine = start(task(jobs=1, on_job=lambda index: gate()), workers=1)
     engine.offer(frame(value=1))

@@ -1,4 +1,4 @@
-"""Errors of callbacks and of the engine's own code: what they cost is counted, and nothing ends in silence."""
+"""Errors of callbacks and of the engine itself: lost frames are counted, and nothing fails in silence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from multi_dnn_ros.engine.queue import JobQueue
 _CPU = torch.device("cpu")
 
 
-def test_a_job_that_waits_for_a_held_queue_is_handed_out_once_when_that_closes() -> None:
+def test_a_job_waiting_for_a_paused_queue_is_returned_once_on_close() -> None:
     queue = JobQueue(Fifo(), FakeClock())
     done: list[Inference] = []
     inference = Inference(task(), (Item(frame()),), 0, None, 0, done.append)
@@ -26,7 +26,7 @@ def test_a_job_that_waits_for_a_held_queue_is_handed_out_once_when_that_closes()
     assert first is not None
     kept: list[Job | None] = []
     worker = threading.Thread(target=lambda: kept.append(queue.exchange(first.successor())))
-    with _HeldBeside(queue):
+    with _PausedByOther(queue):
         worker.start()
         _wait(lambda: queue._running == 0)  # the worker waits inside exchange
         given_back = queue.close()
@@ -37,7 +37,7 @@ def test_a_job_that_waits_for_a_held_queue_is_handed_out_once_when_that_closes()
         pass
 
 
-class _HeldBeside:
+class _PausedByOther:
     """Holds the queue from another thread as soon as no job is under way."""
 
     def __init__(self, queue: JobQueue) -> None:
@@ -87,7 +87,7 @@ def test_an_error_of_the_engine_disables_its_dnn_and_the_others_serve(
     check_accounts(engine)
 
 
-def test_a_worker_that_ended_by_an_error_is_named(
+def test_a_worker_ended_by_an_error_is_named(
     start: Callable[..., Engine], recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = start(task("a", jobs=2), workers=2)

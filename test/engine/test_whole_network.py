@@ -1,4 +1,4 @@
-"""On a CPU a frame runs as one network where nobody is held up by it, else job by job."""
+"""On a CPU a frame runs in one call if no other DNN has to wait for it, otherwise job by job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 def with_whole(name: str, ran: list[str], hold: Callable[[], None] = lambda: None, **kwargs: object) -> DnnTask:
-    """A DNN of two jobs that is there as one network, too; notes which of them run."""
+    """A DNN of two jobs with single_launch; records which of them run."""
 
     def whole(carried: Tensors) -> Tensors:
         ran.append(f"{name} whole")
@@ -40,7 +40,7 @@ def offer(engine: Engine, *cameras: str) -> None:
         engine.offer(frame(camera, 1))
 
 
-def test_a_dnn_that_is_alone_runs_as_one_network(start, recorder) -> None:
+def test_a_single_dnn_runs_in_one_call(start, recorder) -> None:
     ran: list[str] = []
     engine = start(with_whole("a", ran), workers=1, policy="edf")
     offer(engine, "a")
@@ -49,8 +49,8 @@ def test_a_dnn_that_is_alone_runs_as_one_network(start, recorder) -> None:
     assert recorder.results[0].output[0] == 3.0
 
 
-def test_a_job_that_waits_keeps_the_next_frame_from_running_whole(start, recorder) -> None:
-    """Three DNNs, one worker: while the first is held, two wait; the one that goes next sees the other."""
+def test_a_queued_job_prevents_running_in_one_call(start, recorder) -> None:
+    """Three DNNs, one worker: while the first runs, two wait; the next one sees the other waiting."""
     gate, ran = Gate(), []
     engine = start(*(with_whole(name, ran, gate) for name in "abc"), workers=1)
     offer(engine, "a")
@@ -66,7 +66,7 @@ def test_a_job_that_waits_keeps_the_next_frame_from_running_whole(start, recorde
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, ["low 0", "low 1"]), (2, ["low whole"])])
-def test_a_less_important_dnn_leaves_a_worker_to_a_more_important_one(start, recorder, workers, expected) -> None:
+def test_a_less_important_dnn_runs_job_by_job_if_workers_are_short(start, recorder, workers, expected) -> None:
     ran: list[str] = []
     engine = start(with_whole("low", ran), with_whole("high", ran, priority=1), workers=workers, policy="priority")
     offer(engine, "low")
@@ -78,7 +78,7 @@ def test_a_less_important_dnn_leaves_a_worker_to_a_more_important_one(start, rec
     assert ran == ["high whole"]
 
 
-def test_a_priority_that_changes_counts_from_then_on(start, recorder) -> None:
+def test_a_changed_priority_takes_effect(start, recorder) -> None:
     ran: list[str] = []
     engine = start(with_whole("a", ran), with_whole("b", ran), workers=1, policy="priority")
     for priority in (0, 1):
@@ -99,7 +99,7 @@ def test_a_priority_that_changes_counts_from_then_on(start, recorder) -> None:
         ((20, None), (30, 15), True),  # it has 15 ms of slack when it comes
     ],
 )
-def test_under_edf_the_one_with_less_time_may_overtake(own, other, overtakes) -> None:
+def test_under_edf_less_slack_may_overtake(own, other, overtakes) -> None:
     def dnn(deadline_ms: int | None, remaining_ms: int | None) -> DnnTask:
         remaining = None if remaining_ms is None else (remaining_ms * MS, 1)
         return task(deadline_ns=deadline_ms and deadline_ms * MS, remaining_ns=remaining)
@@ -107,7 +107,7 @@ def test_under_edf_the_one_with_less_time_may_overtake(own, other, overtakes) ->
     assert make_policy("edf", 1).may_overtake(dnn(*other), dnn(*own)) is overtakes
 
 
-def test_a_job_that_fails_in_a_whole_network_loses_its_frame(start, recorder) -> None:
+def test_a_failure_in_one_call_loses_the_frame(start, recorder) -> None:
     def broken(carried: Tensors) -> Tensors:
         raise RuntimeError("no")
 
@@ -117,7 +117,7 @@ def test_a_job_that_fails_in_a_whole_network_loses_its_frame(start, recorder) ->
     assert [drop.message for drop in recorder.drops] == ["job 0: RuntimeError: no"]
 
 
-def test_timings_of_a_whole_network_are_those_of_its_one_call(start, recorder) -> None:
+def test_timings_of_one_call(start, recorder) -> None:
     clock = FakeClock()
     engine = start(with_whole("a", []), workers=1, clock=clock)
     offer(engine, "a")
@@ -126,7 +126,7 @@ def test_timings_of_a_whole_network_are_those_of_its_one_call(start, recorder) -
 
 
 @pytest.mark.parametrize(("blocking_ms", "workers", "whole"), [(0.0, 1, True), (5.0, 1, False), (5.0, 2, True)])
-def test_our_dnns_have_a_whole_network_unless_jobs_may_not_be_that_long(blocking_ms, workers, whole) -> None:
+def test_built_dnns_have_single_launch_unless_jobs_are_bounded(blocking_ms, workers, whole) -> None:
     flat = {"device": "cpu", "dnns": ["lane", "object"], "workers": workers, "blocking_ms": blocking_ms}
     pipeline = build(to_config({**flat, "dnn.lane.jobs": 2, "dnn.object.jobs": 2}))
     for each in pipeline.tasks:

@@ -189,7 +189,7 @@ def test_nothing_of_the_exporting_device_stays_in_the_graph() -> None:
             assert not any(isinstance(value, torch.device) for value in (*node.args, *node.kwargs.values()))
 
 
-def test_wrong_use_is_an_error_that_names_it() -> None:
+def test_invalid_arguments_are_named_in_the_error() -> None:
     image = (torch.rand(1, 3, 8, 8),)
     with pytest.raises(ValueError, match="jobs = 0"):
         cut(nn.ReLU().eval(), image, 0)

@@ -1,4 +1,4 @@
-"""The verdict on a set of DNNs and rates, and what a frame costs in the engine."""
+"""Checking whether DNNs and rates fit, and measuring a frame's time in the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def demand(name: str, hz: float, ms: float, **options) -> Demand:
     return Demand(name, {"front": hz}, ms, options.pop("crowded_ms", ms), **options)
 
 
-def test_what_fits_says_how_much_is_needed() -> None:
+def test_a_fitting_set_reports_its_utilization() -> None:
     verdict = check_fit([demand("lane", 10, 20), demand("object", 10, 50)], workers=2)
     assert verdict.fits
     assert verdict.utilization == pytest.approx(0.35)
@@ -36,24 +36,25 @@ def test_what_fits_says_how_much_is_needed() -> None:
     assert (verdict.breaks, verdict.advice) == ((), ())
 
 
-def test_a_dnn_takes_one_frame_at_a_time_however_many_workers_there_are() -> None:
+def test_a_dnn_uses_at_most_one_worker() -> None:
     verdict = check_fit([demand("lane", 10, 20), demand("object", 30, 50)], workers=8)
     assert verdict.breaks == ("object",)
     assert verdict.text == (
-        "does not fit: 2 DNNs need 21% of 8 workers; broken by object: 50.0 ms a frame at 30 Hz, 150% of a worker"
+        "does not fit: 2 DNNs need 21% of 8 workers; broken by object: 50.0 ms per frame at 30 Hz, 150% of a worker"
     )
     assert verdict.advice == (
-        "object: at most 19 Hz instead of 30, or 31.7 ms a frame instead of 50 (multi-dnn decompose, a smaller input)",
+        "object: at most 19 Hz instead of 30, or 31.7 ms per frame instead of 50 "
+        "(multi-dnn decompose, a smaller input)",
     )
 
 
 def test_rates_of_more_than_three_digits_are_written_out() -> None:
     verdict = check_fit([demand("object", 1200, 0.9)], workers=8)
-    assert "0.9 ms a frame at 1200 Hz" in verdict.text
-    assert "at most 1056 Hz instead of 1200, or 0.792 ms a frame instead of 0.9" in verdict.advice[0]
+    assert "0.9 ms per frame at 1200 Hz" in verdict.text
+    assert "at most 1056 Hz instead of 1200, or 0.792 ms per frame instead of 0.9" in verdict.advice[0]
 
 
-def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> None:
+def test_overload_is_attributed_to_the_heaviest_dnn_of_lowest_priority() -> None:
     crowd = [demand("lane", 10, 80), demand("object", 10, 70), demand("pedestrian", 10, 60)]
     assert check_fit(crowd, workers=2).breaks == ("lane",)
     crowd[0] = dataclasses.replace(crowd[0], priority=5)
@@ -66,8 +67,8 @@ def test_together_too_much_is_broken_by_the_heaviest_of_the_least_priority() -> 
     assert check_fit(crowd, workers=2).breaks == ("object",)
 
 
-def test_what_all_share_is_a_limit_too() -> None:
-    """Two streams of a GPU that are half busy each, behind one lock."""
+def test_shared_resources_are_a_limit() -> None:
+    """Two half-busy streams of a GPU behind one lock."""
     pair = [demand("lane", 100, 5, shared_ms=4.0), demand("object", 50, 10, shared_ms=12.0, priority=1)]
     verdict = check_fit(pair, workers=2, gpu=True)
     assert verdict.breaks == ("lane",)
@@ -77,11 +78,11 @@ def test_what_all_share_is_a_limit_too() -> None:
     assert check_fit([pair[1]], workers=2).fits
     none_left = [demand("lane", 50, 4, shared_ms=4.0), demand("object", 50, 19, shared_ms=19.0, priority=1)]
     assert check_fit(none_left, workers=2).advice == (
-        "lane: no rate fits beside the others, which need 95% of what all share themselves",
+        "lane: no rate fits besides the others, which need 95% of what all share",
     )
 
 
-def test_no_room_beside_the_others_is_said() -> None:
+def test_no_remaining_capacity_is_reported() -> None:
     verdict = check_fit(
         [demand("lane", 10, 90, priority=1), demand("object", 10, 90, priority=1), demand("pedestrian", 10, 50)], 2,
         limit=0.9,
@@ -89,7 +90,7 @@ def test_no_room_beside_the_others_is_said() -> None:
     assert verdict.breaks == ("pedestrian",)
     assert verdict.most_hz == {}
     assert verdict.advice == (
-        "pedestrian: no rate fits beside the others, which need 90% of the workers themselves",
+        "pedestrian: no rate fits besides the others, which need 90% of the workers",
     )  # fmt: skip
 
 
@@ -101,7 +102,7 @@ def test_a_deadline_that_no_frame_meets() -> None:
     assert check_fit([demand("lane", 2, 80, deadline_ms=90.0)], workers=2).fits
 
 
-def test_the_more_the_others_have_to_do_the_longer_a_frame_takes() -> None:
+def test_frame_time_grows_with_the_load_of_the_others() -> None:
     def lane_ms(hz: float) -> float:
         return service_ms([demand("lane", 10, 20, crowded_ms=40), demand("object", hz, 50)], 2)["lane"]
 
@@ -216,7 +217,7 @@ def test_services_are_measured_in_the_engine() -> None:
         measure_services(pair, engine, IMAGE, 2, frames=15)
 
 
-def test_what_is_served_and_what_is_not() -> None:
+def test_lost_frames_are_measured() -> None:
     wanted = {"lane": {"slow": 5.0}, "object": {"fast": 200.0}}
     lost = lost_frames(tasks(("lane", 1.0), ("object", 50.0)), wanted, engine, IMAGE, seconds=1.0)
     assert lost["object"] > 0.5
@@ -243,7 +244,7 @@ class CamerasThatWait:
         self.now_s += seconds
 
 
-def test_a_result_behind_its_deadline_is_as_good_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multi_dnn_ros.planning.service.time", time := CamerasThatWait())
     (task,) = tasks(("lane", 20.0))
     tight = dataclasses.replace(task, deadline_ns=1_000_000)
@@ -252,7 +253,7 @@ def test_a_result_behind_its_deadline_is_as_good_as_lost(monkeypatch: pytest.Mon
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last is under way
 
 
-def test_mixes_lie_on_both_sides_of_what_fits() -> None:
+def test_mixes_lie_below_and_above_the_capacity() -> None:
     services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
     cases = mixes(services, 2, 10, seed=1)
     verdicts = [check_fit(demands, 2, limit=1.0) for demands in cases]

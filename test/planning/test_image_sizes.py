@@ -1,4 +1,4 @@
-"""The verdict reckons with the sizes of the cameras' images, their decoding, and DNNs that take several at once."""
+"""The fit check with the cameras' real image sizes, image decoding, and batched DNNs."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_larger_images_than_were_measured_take_longer() -> None:
     assert large.decoding["front"] == pytest.approx(10.0 * 5.0 * megapixels(FULL_HD) / 1e3)
 
 
-def test_the_text_says_what_was_assumed_until_an_image_has_come() -> None:
-    assert fit().verdict().text.endswith("(images of camera front taken to be 640 x 480)")
-    assert "taken to be" not in fit().verdict({"front": VGA}).text
-    assert "taken to be" not in fit(known=True).verdict().text
+def test_assumed_sizes_are_named_until_an_image_arrives() -> None:
+    assert fit().verdict().text.endswith("(images of camera front assumed to be 640 x 480)")
+    assert "assumed to be" not in fit().verdict({"front": VGA}).text
+    assert "assumed to be" not in fit(known=True).verdict().text
 
 
-def test_what_one_thread_cannot_decode_does_not_fit_whatever_the_device_is() -> None:
+def test_decoding_beyond_one_core_does_not_fit() -> None:
     """A megapixel of 5 ms is 10.4 ms for 1080p: at most 91.6 Hz."""
     for gpu in (False, True):
         verdict = replace(fit(hz=100.0, gpu=gpu), demands=(Demand("lane", {"front": 100.0}, 1.0, 1.0),)).verdict(
@@ -93,7 +93,7 @@ def test_a_verdict_follows_from_the_numbers_alone(size: tuple[int, int], hz: flo
     assert sent.verdict({"front": size}) == fit(hz=hz).verdict({"front": size})
 
 
-def test_judging_needs_no_pytorch() -> None:
+def test_checking_the_fit_needs_no_pytorch() -> None:
     code = "import sys, multi_dnn_ros.planning.image_sizes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -102,7 +102,7 @@ def test_the_first_image_of_a_camera_changes_the_verdict_and_smaller_ones_do_not
     seen = ObservedSizes(fit())
     first = seen.observe("front", HD)
     assert first is not None
-    assert "taken to be" not in first.text
+    assert "assumed to be" not in first.text
     assert [seen.observe("front", size) for size in (HD, VGA)] == [None, None]
     larger = seen.observe("front", FULL_HD)
     assert larger is not None
@@ -172,4 +172,4 @@ def test_a_configuration_is_measured_for_the_sizes_that_are_known() -> None:
     assert (front.size, front.known, rear.size, rear.known) == (ASSUMED_SIZE, False, FULL_HD, True)
     assert rear.decode_ms > front.decode_ms
     assert found.verdict().fits
-    assert "images of camera front taken to be 640 x 480" in found.verdict().text
+    assert "images of camera front assumed to be 640 x 480" in found.verdict().text

@@ -1,4 +1,4 @@
-"""How DNNs are cut by their layers' times, from the parameters to the tasks: predicted, measured, or neither."""
+"""Cutting DNNs by their layers' times, from parameters to tasks: predicted, measured, or estimated."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_jobs_of_even_predicted_time_and_what_remains_of_them() -> None:
     )
 
 
-def test_the_fewest_jobs_for_a_bound_in_words(caplog: pytest.LogCaptureFixture) -> None:
+def test_fewest_jobs_for_a_bound_and_their_summary(caplog: pytest.LogCaptureFixture) -> None:
     plan = planner(None, 3.3, launch_ms=0.1).plan(dnn(), 1, target())
     stages = stages_of(plan)
     assert len(stages) == 3
@@ -114,7 +114,7 @@ def test_the_fewest_jobs_for_a_bound_in_words(caplog: pytest.LogCaptureFixture) 
     assert not told(caplog)
 
 
-def test_what_cannot_be_met_is_one_line_and_says_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_unmet_bounds_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     plan = planner(None, 2.2, (1.0, 1.0, 5.0, 0.5, 0.5, 0.5, 0.5), launch_ms=0.5).plan(dnn(), 1, target())
     assert max(stage.cost_s for stage in stages_of(plan)) == pytest.approx(5e-3)
     (record,) = told(caplog)
@@ -124,7 +124,7 @@ def test_what_cannot_be_met_is_one_line_and_says_what_is_kept(caplog: pytest.Log
     assert text.endswith("% of the time of 5 jobs, not under 5 %, which is kept, as the bound counts more")
 
 
-def test_what_a_predictor_does_not_know_is_told_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
+def test_untrained_layers_are_logged_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
     own = planner(taught(device="Orin, 16 SMs; auto"), ms=(1.0,))
     plans = [own.plan(dnn(nn.ReLU(), name), 2, target()) for name in ("lane", "object")]
     assert [plan.known for plan in plans] == ["measured", "measured"]
@@ -138,7 +138,7 @@ def test_what_a_predictor_does_not_know_is_told_once_and_measured(caplog: pytest
     assert "with backend eager, this is inductor; it has seen no element-wise layer" in record.getMessage()
 
 
-def test_what_cannot_be_timed_is_cut_by_estimates(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCaptureFixture) -> None:
     def fails(*args: object, **kwargs: object) -> Times:
         raise RuntimeError("sofa")
 
@@ -192,7 +192,7 @@ def configured(exported: Path, **node: object) -> tuple[NodeConfig, Pipeline]:
 lines: list[str] = []
 
 
-def test_a_bound_that_every_layer_exceeds_gives_a_job_a_layer(exported: Path, module: nn.Module) -> None:
+def test_a_bound_exceeded_by_every_layer_gives_one_job_per_layer(exported: Path, module: nn.Module) -> None:
     lines.clear()
     _, pipeline = configured(exported, blocking_ms=1e-6, **{"dnn.lane.precision": "bf16"})
     (task,) = pipeline.tasks

@@ -1,4 +1,4 @@
-"""A predictor: a file of numbers, that knows its limits."""
+"""A predictor: a file of numbers that reports what it was not trained for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_predictor_is_a_file_of_numbers(tmp_path: Path, taught: Predictor) -
     assert np.median(np.abs(np.array(again.predict(layers).ms) / expected - 1.0)) < 0.15
 
 
-def test_the_predictor_says_what_it_does_not_know(taught: Predictor) -> None:
+def test_the_predictor_reports_untrained_layers(taught: Predictor) -> None:
     predictor = taught
 
     def doubts(module, load=None, at=None, shape=SHAPE) -> str:

@@ -1,4 +1,4 @@
-"""What is counted, what is measured, and what is made of both."""
+"""Counting, measuring, and the profile made of both."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_marks_change_nothing_and_the_host_clock_counts_nanoseconds() -> None:
     assert len(clock.gaps_ms()) == LAYERS
 
 
-def test_rounds_that_others_cut_into_are_repeated() -> None:
+def test_preempted_rounds_are_repeated() -> None:
     traced = trace_for(NETWORK.module, SHAPE, target())
     slow = itertools.cycle([50.0, 10.0])
     lost = itertools.count()
@@ -255,7 +255,7 @@ def test_limits_are_measured_once_for_a_device(tmp_path: Path, caplog: pytest.Lo
     )
 
 
-def test_a_busy_device_is_told() -> None:
+def test_a_busy_device_is_reported() -> None:
     assert "cpu is busy: other processes use 47% of it" in device.busy_warning(CPU, lambda of: 0.47)
     assert device.busy_warning(CPU, lambda of: 0.02) == ""
     assert device.busy_warning(CPU, lambda of: None) == ""

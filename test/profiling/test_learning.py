@@ -89,7 +89,7 @@ def test_the_table_is_written_and_read(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_table_is_told_by_line_and_column(change, message: str, tmp_path: Path) -> None:
+def test_errors_in_a_table_name_line_and_column(change, message: str, tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
     write_samples(path, samples(1, 1))
     path.write_text(change(path.read_text()))
@@ -115,7 +115,7 @@ def test_the_linear_model_finds_a_linear_law() -> None:
 
 
 @pytest.mark.parametrize("failures", [1, 99])
-def test_a_search_that_fails_begins_elsewhere_or_leaves_the_least_squares(
+def test_a_failed_search_restarts_or_falls_back_to_least_squares(
     failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SciPy's search may stop with a ValueError where rounding is against it."""
@@ -134,7 +134,7 @@ def test_a_search_that_fails_begins_elsewhere_or_leaves_the_least_squares(
     assert np.allclose(predicted, [row.ms for row in rows], rtol=0.05)
 
 
-def test_our_trees_give_what_scikit_learn_gives() -> None:
+def test_trees_predict_as_scikit_learn() -> None:
     from sklearn.ensemble import GradientBoostingRegressor
 
     rows = samples(2, 12, noise=0.1)
@@ -232,7 +232,7 @@ def test_tables_of_few_layers_are_learnt_from() -> None:
     assert learn(apart).scores[0].layer[LINEAR] == 1.0
 
 
-def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
+def test_importances_as_text_and_plot(tmp_path: Path) -> None:
     found = {of.kind: of for of in importances(samples(noise=0.02))}
     assert set(found) == {"convolution", "element-wise"}
     for of in found.values():
@@ -254,7 +254,7 @@ def test_importances_in_words_and_as_a_picture(tmp_path: Path) -> None:
     assert importances(samples(1, 1)[:3]) == []
 
 
-def test_a_table_that_teaches_nothing_is_refused() -> None:
+def test_an_unusable_table_is_rejected() -> None:
     rows = samples(2, 2)
     with pytest.raises(ProfileError, match="is of one model, model 0"):
         learn(samples(1))

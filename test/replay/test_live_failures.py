@@ -1,4 +1,4 @@
-"""A live replay whose connection with the node fails ends soon and says why."""
+"""A live replay whose connection to the node fails ends soon and says why."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def spinner(domain: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpinningNo
 
 @pytest.fixture
 def mute(spinner: SpinningNode) -> Iterator[Any]:
-    """A node with the services that a replay needs; nobody spins it."""
+    """A node with the services needed by a replay, not spun."""
     node = rclpy.create_node("multi_dnn")
     for name, kind in SERVICES.items():
         node.create_service(kind, f"/multi_dnn/{name}", lambda request, response: response)

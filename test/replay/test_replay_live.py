@@ -67,7 +67,7 @@ def test_results_come_in_order_with_the_headers_of_their_frames(live: LiveSessio
     assert {message.header.frame_id for message in live.outputs[name]} == {"windscreen"}
 
 
-def test_corrupt_frame_is_told_and_the_next_is_served(live: LiveSession) -> None:
+def test_a_corrupt_frame_is_reported_and_the_next_is_served(live: LiveSession) -> None:
     assert "data has 921599 bytes" in live.node_log
     assert any(index_of(message) > CORRUPT for message in live.outputs["object/detections"])
 

@@ -110,7 +110,7 @@ def test_a_dnn_that_fails_loses_its_own_frames_only(tmp_path: Path) -> None:
     ]
 
 
-def test_a_dnn_that_is_taken_out_has_its_frames_counted(tmp_path: Path) -> None:
+def test_frames_of_a_disabled_dnn_are_counted(tmp_path: Path) -> None:
     bag = write_bag(tmp_path / "in", [(TOPIC, index, image(200, index)) for index in range(12)])
     summary = replay(bag, tmp_path / "out", [task("picky", refuse_bright), task("other")], max_failures=3)
     dropped = summary.streams["picky", "front"].dropped

@@ -1,4 +1,4 @@
-"""The output of ``multi-dnn replay`` is the same wherever it and the input lie, and whoever runs it."""
+"""The output of ``multi-dnn replay`` does not depend on file locations or the user."""
 
 from __future__ import annotations
 

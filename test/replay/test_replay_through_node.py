@@ -1,4 +1,4 @@
-"""``multi-dnn replay --live``: a recording through a node in another process, every frame, twice the same."""
+"""``multi-dnn replay --live``: every frame of a recording through a node in another process, reproducibly."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def same_files(one: Path, two: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def live(node: Child, environment: dict[str, str], recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Replayed at a hundred times its speed, which no CPU follows."""
+    """Replayed at a hundred times its speed, too fast for any CPU."""
     output = tmp_path_factory.mktemp("live") / "results"
     code, lines, errors = replay(environment, recording, output)
     assert code == 0, errors + node.last_lines(20)

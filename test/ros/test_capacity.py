@@ -68,7 +68,7 @@ def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench)
 def test_the_size_of_images_is_assumed_until_one_comes(bench: Bench) -> None:
     bench.node({"camera.front.rate_hz": 0.5}, build=slow)
     assert bench.change("configure")
-    assumed = "(images of camera front taken to be 640 x 480)"
+    assumed = "(images of camera front assumed to be 640 x 480)"
     bench.until(lambda: assumed in bench.status("capacity").message, "the verdict")
     small = float(bench.status("capacity").by_key["decoding front (% of a core)"])
     assert bench.change("activate")

@@ -1,4 +1,4 @@
-"""No result waits until the image of another frame is decoded."""
+"""No result waits for the decoding of another frame's image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 
 class GpuHost:
-    """An engine on the GPU that is not there, with shared memory as a host has it."""
+    """An engine on the fake GPU, with shared memory as in a host."""
 
     def __init__(self, dnn: Any, accounts: Accounts) -> None:
         self._pool = SlotPool(SlotLayout("front", 4, 100))
@@ -45,7 +45,7 @@ class GpuHost:
         )
 
 
-def test_a_result_is_told_while_the_next_frame_is_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_reported_while_the_next_frame_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU: decoding in the DNN's thread made 90 ms out of 52 (a decode of 40 ms, 10 ms of layers)."""
     FakeGpu(monkeypatch)
     recorder = Recorder()

@@ -15,7 +15,7 @@ import pytest
 
 def _installed(name: str) -> bool:
     spec = importlib.util.find_spec(name)
-    # In a run of all tests another room has installed ours before: that is not a ROS 2.
+    # In a run of all tests another package may have installed our runtime before: that is not a real ROS 2.
     return spec is not None and spec.origin != "multi_dnn_ros.standalone"
 
 

@@ -438,7 +438,7 @@ def test_sleeping_under_simulated_time(ros: Any) -> None:
         clock.sleep_for(Duration(seconds=1))
 
 
-def test_jumps_of_the_clock_are_told_before_and_after() -> None:
+def test_clock_jumps_call_back_before_and_after() -> None:
     from rclpy.clock import ClockChange, ClockType, JumpThreshold, ROSClock
     from rclpy.duration import Duration
     from rclpy.time import Time
@@ -469,7 +469,7 @@ def test_jumps_of_the_clock_are_told_before_and_after() -> None:
         JumpThreshold(min_forward=None, min_backward=None, on_clock_change=False)
 
 
-def test_a_place_that_logs_keeps_to_what_it_asked_for() -> None:
+def test_a_call_site_keeps_its_logging_options() -> None:
     from rclpy.logging import get_logger
 
     logger = get_logger("places")

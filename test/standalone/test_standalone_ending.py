@@ -1,4 +1,4 @@
-"""What is left of nodes, executors and signal handlers when they end: nothing."""
+"""Nodes, executors and signal handlers leave nothing behind when they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the graph tells about the publishers of a topic."""
+"""The graph's information about the publishers of a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw images between processes whose sockets hold what an ordinary kernel grants, and what a raised limit grants."""
+"""Raw images between processes, with the socket buffers of an ordinary kernel and with a raised limit."""
 
 from __future__ import annotations
 

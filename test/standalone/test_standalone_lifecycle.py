@@ -1,4 +1,4 @@
-"""Managed nodes: every transition, error processing, and publishers that are silent while inactive."""
+"""Managed nodes: every transition, error processing, and publishers that send only while active."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message classes and CDR, held against those of rosbags and against values known from ROS 2."""
+"""Message classes and CDR, compared with those of rosbags and with values known from ROS 2."""
 
 from __future__ import annotations
 

@@ -107,9 +107,7 @@ def test_parameter_and_lifecycle_services_cross_processes(ros: Any, start_proces
     assert "ended" in managed.stdout.read()
 
 
-def test_domains_do_not_hear_each_other(
-    ros: Any, start_process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_domains_are_separate(ros: Any, start_process: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from rclpy.context import Context
     from std_msgs.msg import String
 

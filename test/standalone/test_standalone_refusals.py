@@ -1,4 +1,4 @@
-"""What the standalone runtime does not have, and an environment that it cannot work in, are named."""
+"""Missing features and unsuitable environments are named in errors."""
 
 from __future__ import annotations
 

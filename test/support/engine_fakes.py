@@ -1,4 +1,4 @@
-"""A fake DNN whose jobs the test lets through one by one, and a clock that stands still."""
+"""A fake DNN whose jobs the test releases one by one, and a fake clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT = 60.0  # seconds that no condition may take; none takes more than millisec
 
 
 class FakeClock:
-    """Nanoseconds that pass when the test says so."""
+    """A nanosecond clock advanced by the test."""
 
     def __init__(self) -> None:
         self.now = 1_000_000_000
@@ -27,7 +27,7 @@ class FakeClock:
 
 
 class PassingClock(FakeClock):
-    """Some time passes between any two looks at it, so that whoever waits for a moment gets there."""
+    """A clock that advances on each reading, so that every wait ends."""
 
     def __call__(self) -> int:
         self.now += 1_000
@@ -64,7 +64,7 @@ class Recorder:
 
 
 class Gate:
-    """Holds every job of a DNN until the test opens it; tells which jobs have arrived."""
+    """Blocks every job of a DNN until the test opens it; reports which jobs have arrived."""
 
     def __init__(self, is_open: bool = False) -> None:
         self.arrived = threading.Semaphore(0)
@@ -135,7 +135,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def waits_for(condition: threading.Condition, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set when a thread finds that what it wants of the condition does not hold yet, and has to wait."""
+    """Set when a thread has to wait on the condition."""
     waits, wait_for = threading.Event(), condition.wait_for
 
     def watched(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -148,7 +148,7 @@ def waits_for(condition: threading.Condition, monkeypatch: pytest.MonkeyPatch) -
 
 
 class WatchedLock:
-    """A lock. waits: set when a thread finds it taken, and has to wait."""
+    """A lock. waits: set when a thread has to wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -165,6 +165,6 @@ class WatchedLock:
 
 
 def check_accounts(engine: Engine) -> None:
-    """Every offered frame is somewhere, exactly once."""
+    """Every offered frame is counted exactly once."""
     for stream in engine.statistics().streams.values():
         assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending

@@ -1,4 +1,4 @@
-"""A GPU that takes no work but time: streams that are busy until a moment, events that stand for one."""
+"""A fake GPU: streams that are busy until a point in time, and events that stand for one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Event:
 
 
 class FakeGpu:
-    """Put in CUDA's place by the fixture `gpu`."""
+    """Replaces CUDA in the fixture `gpu`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._current = threading.local()

@@ -1,4 +1,4 @@
-"""Networks and clocks of known times."""
+"""Networks and clocks with known times."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SHAPE = (1, 3, 8, 8)
 
 
 class FakeClock:
-    """Gives the gaps that a run of so many places has: `by_places` maps places to milliseconds between marks."""
+    """Returns fixed gaps by number of marks: `by_places` maps it to milliseconds between marks."""
 
     def __init__(self, by_places: dict[int, Sequence[float]]) -> None:
         self._by_places = by_places

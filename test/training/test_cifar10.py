@@ -1,4 +1,4 @@
-"""CIFAR-10 in every form that it comes in, and what is said of one that is damaged."""
+"""CIFAR-10 in all its formats, and the errors for damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m multi_dnn_ros.training curve``: points that are measured once, and what they say together."""
+"""``python -m multi_dnn_ros.training curve``: points that are measured once, and their evaluation."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_another_file_is_not_taken_for_points(
         assert capsys.readouterr().err.startswith(f"{file}: not ")
 
 
-def test_the_picture_does_not_take_the_place_of_the_points(
+def test_the_plot_does_not_overwrite_the_points(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "curve.png"
     assert main(["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2", "--size",
                  "32", "--macs-size", "64", "--epochs", "1", "--batch-size", "8", "--cuts", "0.9999", "--device", "cpu",
                  "--folder", str(tmp_path), "--out", str(out)]) == 1  # fmt: skip
-    assert f"{out}: is the name of the picture" in capsys.readouterr().err
+    assert f"{out}: is the name of the plot" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -109,7 +109,7 @@ def test_the_picture_does_not_take_the_place_of_the_points(
     ("sizes", "wrong"),
     [(["--size", "8"], "8x8"), (["--size", "32", "--small-size", "7", "--small-epochs", "1"], "7x7")],
 )
-def test_images_too_small_for_the_network_are_told_before_training(
+def test_images_too_small_for_the_network_are_reported_before_training(
     sizes: list[str], wrong: str, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["curve", "torchvision:squeezenet1_1", "--data", f"classes:{colours}", "--num-classes", "2", *sizes,
@@ -127,7 +127,7 @@ def test_a_cut_that_is_no_share_is_refused(cut: str, tmp_path: Path, capsys: pyt
     assert f"'{cut}' is not a share of the MACs between 0 and 1" in capsys.readouterr().err
 
 
-def test_a_point_that_its_data_kept_from_being_made_is_made_the_next_time(
+def test_a_point_with_unreadable_data_is_computed_in_the_next_run(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(colours, tmp_path / "colours")

@@ -1,4 +1,4 @@
-"""Data sets by name: what each kind reads, and what it says of sets that are missing, empty or malformed."""
+"""Data sets by name: the content of each kind, and the errors for missing, empty or malformed sets."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def unknown_class(root: Path) -> None:
         (lambda root: class_folders(root, ("train",)), "val: no such folder"),
         (empty_class, "blue: no images"),
         (one_class, "one class only, red"),
-        (unknown_class, "folder blue is no class of the other part"),
+        (unknown_class, "folder blue is not a class of the other part"),
         (lambda root: [(root / part).mkdir(parents=True) for part in ("train", "val")], "no images; expected <class>"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_wrong_name_is_named(name: str, task: Task | None, message: str) -> No
 
 
 def test_small_sets_are_shown_more_often_and_files_as_often_as_arrays(tmp_path: Path) -> None:
-    """Of twelve images of red and green, three of them of one set, a fifth at least comes from that."""
+    """Of twelve red and green images, three from one set: at least a fifth of the rows come from it."""
     class_folders(tmp_path)
     rows: Rows = opened(f"classes:{tmp_path}").part("train")
 

@@ -1,4 +1,4 @@
-"""Rendered scenes as arrays, real road frames, and how batches are varied."""
+"""Rendered scenes as arrays, real road frames, and augmentation of batches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_interrupted_rendering_is_no_data_set(tmp_path: Path) -> None:
         SceneArrays(tmp_path)
 
 
-def test_who_comes_while_another_renders_waits_and_finds_the_scenes(
+def test_a_second_process_waits_for_the_rendering_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rendering, go_on, calls = threading.Event(), threading.Event(), []
@@ -102,7 +102,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
 
 
 class Killing(RenderSpec):
-    """Its first scene ends the process that renders it, as the system does when memory runs out."""
+    """Its first scene kills the rendering process, like the out-of-memory killer."""
 
     def scene(self, index: int) -> Scene:
         os.kill(os.getpid(), signal.SIGKILL)

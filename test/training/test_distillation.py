@@ -1,4 +1,4 @@
-"""What a network learns from: the loss on the truth, a teacher's answers, and both."""
+"""The loss on the truth, on a teacher's outputs, and on both."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def test_the_loss_of_torchvision_s_detectors_is_their_own(builder: str) -> None:
             part.momentum = 0.0  # so that both passes compute the same
     source = load_network(f"torchvision:{builder}", weights="random", num_classes=4)
     source.module.load_state_dict(detector.state_dict())
-    pupil = make_trainable(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
-    assert isinstance(pupil.loss, TorchvisionLoss)
-    assert isinstance(pupil.decoder, AnchorDecoder)
+    student = make_trainable(source, builder, size=(size, size), labels=("no", "a", "b", "c"))
+    assert isinstance(student.loss, TorchvisionLoss)
+    assert isinstance(student.decoder, AnchorDecoder)
     image = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     boxes = torch.tensor([[[10.0, 12.0, 70.0, 90.0], [30.0, 30.0, 30.0, 60.0]], [[0.0, 0.0, 0.0, 0.0]] * 2])
     classes = torch.tensor([[2, 1], [-1, -1]])
     detector.eval()
-    pupil.network.eval()
+    student.network.eval()
     with torch.no_grad():
-        mine = pupil.loss(pupil.network(pupil.inputs(image)), {"boxes": boxes, "classes": classes})
-    # The library computes losses in training mode only: the switch of the whole, not of its layers.
+        mine = student.loss(student.network(student.inputs(image)), {"boxes": boxes, "classes": classes})
+    # torchvision computes losses in training mode only: set on the detector, not on its layers.
     detector.training = True
     targets = [{"boxes": boxes[0, :1], "labels": classes[0, :1]}, {"boxes": boxes[1, :0], "labels": classes[1, :0]}]
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_a_teacher_alone_is_enough_and_equal_answers_cost_nothing() -> None:
     assert float(alone(teacher(batch["image"]) + 1.0, batch)) > 0.1
     logits = torch.randn(4, 5)
     assert float(SoftTargets()(logits, logits)) == pytest.approx(0.0, abs=1e-6)
-    with pytest.raises(ValueError, match="the teacher knows 5 classes, the network 4"):
+    with pytest.raises(ValueError, match="the teacher has 5 classes, the network 4"):
         SoftTargets()(logits[:, :4], logits)
     with pytest.raises(ValueError, match=r"teacher's outputs have shapes \[\(4, 5\)\], the network's \[\(4, 4\)\]"):
         raw_outputs(logits[:, :4], logits)

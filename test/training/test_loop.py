@@ -1,4 +1,4 @@
-"""The training loop: it learns, it resumes to the same weights, and it never harms the last good checkpoint."""
+"""The training loop learns, resumes to the same weights, and never damages the last good checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(
 
 
 class Killed(BaseException):
-    """As a signal would end the run, in the middle of an epoch."""
+    """Ends the run in the middle of an epoch, like a signal."""
 
 
 class DiesAt:
@@ -98,7 +98,7 @@ def test_it_learns_to_classify(optimizer: str) -> None:
 
 
 def test_averaged_statistics_fit_the_averaged_weights() -> None:
-    """Of a network that still moves fast: with its own statistics it answers as with those of the data."""
+    """For a network that changes fast: with these statistics it performs as with those of the data."""
     data = coloured().arrays["image"].float() / 255.0
     apart = []
 
@@ -169,8 +169,8 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run() -> None:
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in kept[2].items())
 
 
-def test_patience_ends_a_run_that_never_gets_back_to_where_it_began() -> None:
-    """It counts from the best of its own epochs: the way back up is not cut short."""
+def test_patience_ends_a_run_that_never_reaches_the_initial_score() -> None:
+    """Patience counts from the best of its own epochs, so that recovery is not cut short."""
     values = iter([0.9, 0.2, 0.5, 0.6, 0.6, 0.4, 0.3])  # of the weights it begins with, then of each epoch
     schedule = dataclasses.replace(SCHEDULE, patience=2)
     outcome = train(
@@ -181,7 +181,7 @@ def test_patience_ends_a_run_that_never_gets_back_to_where_it_began() -> None:
     assert [row["top1"] for row in outcome.history] == [0.2, 0.5, 0.6, 0.6, 0.4]
 
 
-def test_a_network_that_answers_with_no_numbers_is_told_with_its_epoch() -> None:
+def test_outputs_that_cannot_be_scored_are_reported_with_the_epoch() -> None:
     calls = []
 
     def score(network: nn.Module) -> dict[str, float]:

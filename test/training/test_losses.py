@@ -1,4 +1,4 @@
-"""What the losses ask of a network, on cases small enough to see."""
+"""The losses on small cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package's own networks: what they return, how large they are, and what their weights files say."""
+"""The package's networks: outputs, sizes, and metadata of their weights files."""
 
 from __future__ import annotations
 

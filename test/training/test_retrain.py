@@ -165,13 +165,15 @@ def test_an_exported_program_is_trained_in_batches(colours: Path, tmp_path: Path
 def test_the_first_epochs_see_smaller_images_and_only_of_classes(colours: Path) -> None:
     schedule = Schedule(3, 0.01, ema=0.0, small=0.5, small_epochs=2)
     wanted = DataRequest("classes", Preprocess(64, 48))
-    pupil = make_trainable(
+    student = make_trainable(
         load_network("torchvision:squeezenet1_1", weights="random", num_classes=2), "net", size=(64, 48)
     )
     seen: list[tuple[bool, torch.Size]] = []
-    pupil.network.register_forward_pre_hook(lambda network, given: seen.append((network.training, given[0].shape[2:])))
+    student.network.register_forward_pre_hook(
+        lambda network, given: seen.append((network.training, given[0].shape[2:]))
+    )
     data = open_data(f"classes:{colours}", wanted)
-    retrain(pupil, [data], schedule, batch_size=16, device=torch.device("cpu"), progress=False)
+    retrain(student, [data], schedule, batch_size=16, device=torch.device("cpu"), progress=False)
     sizes = [tuple(size) for training, size in seen if training]
     assert sizes == [(24, 32)] * 4 + [(48, 64)] * 2
     tried, *scored = (tuple(size) for training, size in seen if not training)
@@ -296,7 +298,7 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
         (2, "knows nothing", arguments(model, out, data, *chosen, "--weights", "random", "--teacher", vgg)),
         (2, "is written as a .pt2 file", arguments(model, tmp_path / "out.safetensors", data, *chosen)),
         (1, "does not say what its outputs mean", arguments(model, out, data)),
-        (1, "knows 3 classes, data", arguments(three, out, data, *chosen)),
+        (1, "has 3 classes, data", arguments(three, out, data, *chosen)),
         (1, "returns [(2,)] for an image, the teacher", arguments(model, out, data, *chosen, "--teacher", str(three))),
         (1, "kind 'pictures'", arguments(model, out, f"pictures:{colours}", *chosen)),
         (1, "holds lanes; the network is for classes", arguments(model, out, f"lanes:{colours}", *chosen)),
@@ -328,11 +330,11 @@ def test_a_checkpoint_of_another_network_is_refused(
 def test_a_network_without_a_loss_needs_a_teacher() -> None:
     """The grid head has no loss of its own here."""
     source = load_network("builtin:object")
-    pupil = make_trainable(source, "builtin:object")
-    lossless = type(pupil)(**{**pupil.__dict__, "loss": None})
+    student = make_trainable(source, "builtin:object")
+    lossless = type(student)(**{**student.__dict__, "loss": None})
 
     class Data:
-        name, task, labels = "x", "boxes", pupil.labels
+        name, task, labels = "x", "boxes", student.labels
 
     with pytest.raises(TrainingError, match="have no loss of their own; give a teacher"):
         retrain(lossless, [Data()], Schedule(1, 1e-3), batch_size=1, device=torch.device("cpu"))  # type: ignore[list-item]
@@ -342,12 +344,12 @@ def test_a_network_without_a_loss_needs_a_teacher() -> None:
 
 def test_framing_keeps_what_the_node_does() -> None:
     source = load_network("torchvision:fcos_resnet50_fpn", weights="random", num_classes=3)
-    pupil = make_trainable(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
-    assert (pupil.framing.fit, pupil.framing.centered, pupil.framing.antialias) == ("letterbox", False, False)
-    assert isinstance(pupil.framing, Preprocess)
+    student = make_trainable(source, "fcos", size=(128, 96), labels=("no", "a", "b"))
+    assert (student.framing.fit, student.framing.centered, student.framing.antialias) == ("letterbox", False, False)
+    assert isinstance(student.framing, Preprocess)
     image = torch.randint(0, 256, (60, 100, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert pupil.decoder is not None
-    (expected,) = pupil.decoder.preprocess(image)
-    (framed,) = pupil.framing(image)
-    inside = pupil.inputs(framed)[:, :, :76]  # below lies the padding
+    assert student.decoder is not None
+    (expected,) = student.decoder.preprocess(image)
+    (framed,) = student.framing(image)
+    inside = student.inputs(framed)[:, :, :76]  # below lies the padding
     torch.testing.assert_close(inside, expected[:, :, :76], rtol=1e-3, atol=1e-3)

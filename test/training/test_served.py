@@ -1,7 +1,4 @@
-"""``multi-dnn evaluate --served``: what a network scores as the node serves it.
-
-GPU: test/gpu/training/test_served_cuda.py.
-"""
+"""``multi-dnn evaluate --served``: scores of a network as the node serves it."""
 
 from __future__ import annotations
 

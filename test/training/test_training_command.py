@@ -103,7 +103,7 @@ def test_another_schedule_does_not_touch_the_checkpoint(tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize(("device", "said"), [("cuda:99", "PyTorch sees"), ("gpu", "expected cpu, cuda or")])
 @pytest.mark.parametrize("verb", ["lane", "curve"])
-def test_a_device_that_is_not_there_is_told_first(
+def test_a_missing_device_is_reported_first(
     verb: str, device: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work = tmp_path / "work"
@@ -113,6 +113,6 @@ def test_a_device_that_is_not_there_is_told_first(
     assert not work.exists()
 
 
-def test_a_road_that_is_not_there_is_told_before_scoring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_road_is_reported_before_scoring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "--count", "8", "--road", str(tmp_path), "--out", str(tmp_path / "out.json")]) == 1
     assert capsys.readouterr().err == f"{tmp_path}: no lane_masks/*.png\n"

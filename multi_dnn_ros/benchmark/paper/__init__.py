@@ -1,6 +1,7 @@
 """The experiments of Kim, Kim, Kim 2022, chapter 4, compared with the usual alternatives.
 
-sets: which DNNs run at once. conditions: how they run. networks: the DNNs themselves. partition: their share of a GPU.
-loops, shared_queue: the closed loops inside a process. group: the processes of a condition. measure: all conditions in
-one run. statistics, report, plot: what is made of it. deadlines: three cameras against the scheduling policies.
+sets: which DNNs run at once. conditions: how they run. networks: the DNNs. partition: their share of a GPU. prepare:
+from a condition to prepared DNNs. loops, shared_queue: the closed loops inside a process. process_group: the processes
+of a condition. measure: all conditions in one run. statistics, report, plot: evaluation. time_bound: lower bounds.
+deadlines: three cameras, compared by scheduling policy. important: one important DNN among others.
 """

@@ -135,7 +135,7 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def deadlines_table(figures: Mapping[str, Any]) -> str:
     """Text for the terminal."""
-    header = ["load", "DNNs", "Hz a camera", "policy", *(f"{u.name}: missed, dropped, p99 ms" for u in URGENCIES)]
+    header = ["load", "DNNs", "Hz per camera", "policy", *(f"{u.name}: missed, dropped, p99 ms" for u in URGENCIES)]
     rows = []
     for load, policy in itertools.product(LOADS, POLICIES):
         found = [row for row in figures["summary"] if (row["load"], row["policy"]) == (load, policy)]

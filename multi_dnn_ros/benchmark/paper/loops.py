@@ -1,6 +1,6 @@
 """Closed loops of the DNNs of one process: each DNN starts its next inference on the result of the previous one.
 
-Every loop begins at once and counts inside a window, so that what is counted runs among DNNs that are all up to speed.
+All loops start at the same time and count within a window, so that the counted inferences run while all DNNs are warm.
 """
 
 from __future__ import annotations

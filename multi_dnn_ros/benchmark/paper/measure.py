@@ -1,7 +1,7 @@
 """All conditions of a set in one run: blocks in which each condition runs once, in random order.
 
-The processes of all conditions of a set stand ready at the same time and idle when it is not their turn. What is done
-is in the file after each block, so that a run that is cut short can be resumed.
+The processes of all conditions of a set are prepared at the same time, and idle while others run. Results are written
+after each block, so that an interrupted run can be resumed.
 """
 
 from __future__ import annotations

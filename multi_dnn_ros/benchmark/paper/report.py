@@ -94,7 +94,7 @@ def _table(of_set: Mapping[str, Any]) -> str:
     conditions, summaries = of_set["conditions"], of_set["summary"]
     header = [
         "condition", "ms", "p95", "p99", f"of {BASELINE}", f"of {ALTERNATIVE}", "times the floor", "inferences/s",
-        f"memory MiB (of {BASELINE})", "CPU us a job", "longest stall ms",
+        f"memory MiB (of {BASELINE})", "CPU us per job", "longest stall ms",
     ]  # fmt: skip
     rows = []
     for name, summary in summaries.items():

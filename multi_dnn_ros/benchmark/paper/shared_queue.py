@@ -1,7 +1,7 @@
 """The framework of Kim, Kim, Kim 2022 (section 3.2, Fig. 2) written directly in Python: the baseline Dcomp.(MT).
 
-DNN threads put jobs, runs of consecutive layers, into one FIFO queue; the threads of a pool take them, issue their
-kernels on a stream of their own, wait for the GPU, and wake the DNN's thread, which puts the next job.
+DNN threads put jobs, runs of consecutive layers, into one FIFO queue. Pool threads take them, issue their kernels on
+their own streams, wait for the GPU, and wake the DNN's thread, which puts the next job.
 """
 
 from __future__ import annotations

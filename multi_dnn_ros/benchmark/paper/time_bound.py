@@ -1,7 +1,7 @@
 """Lower bound for any schedule: the set's memory traffic over the bandwidth, or its operations over the peak rate.
 
-Both rates are the device's limits as the profiler measures them, on the share of it that is used. The floor says
-nothing of the latency of short kernels in sequence, so a deep network at batch 1 stays above it.
+Both rates are the measured limits of the used share of the device. The bound ignores the latency of short sequential
+kernels, so a deep network at batch 1 stays above it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from multi_dnn_ros.compression.macs import Cost, cost
 from multi_dnn_ros.planning.device import Limits, measure_limits
 from multi_dnn_ros.planning.timing import Target
 
-#: (network, alignment of its ranks or None for the original) -> what one inference costs.
+#: (network, alignment of its ranks or None for the original) -> cost of one inference.
 Costs = Mapping[tuple[Network, int | None], Cost]
 
 

@@ -1,1 +1,1 @@
-"""How a generated road scene becomes an image: camera, road surface, meshes, sky, weather and sensor."""
+"""Renders generated road scenes: camera, road surface, meshes, sky, weather and sensor."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Points = npt.NDArray[np.float64]
 
-#: Nothing nearer than this, metres, is drawn: polygons are clipped here.
+#: Near plane, metres: polygons are clipped here.
 NEAR_M = 0.4
 
 
@@ -77,11 +77,11 @@ def clip_near(polygon: Points) -> Points:
 
 
 class RoadPath:
-    """The centre line ahead, by integrating its curvature; all arrays over the same arc lengths `s`."""
+    """The centre line ahead, integrated from its curvature; all arrays over the same arc lengths `s`."""
 
     def __init__(self, s: Points, curvature: Points, bend: float, lateral_m: float) -> None:
         """s: (K,) ascending metres with 0 inside. curvature: (K,) 1/m, right positive. bend: vertical curvature, 1/m.
-        lateral_m: where the camera stands, metres right of the centre line.
+        lateral_m: camera position, metres right of the centre line.
         """
         self.s = s
         step = np.diff(s)

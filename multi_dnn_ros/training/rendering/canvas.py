@@ -1,4 +1,4 @@
-"""The image under construction, together with who owns each of its pixels."""
+"""The image being rendered, with the owner of each pixel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.training.rendering.camera import NEAR_M, Camera, Points, clip
 from multi_dnn_ros.training.rendering.light import Light
 from multi_dnn_ros.training.rendering.mesh import Mesh
 
-#: Owner of the pixels of things that are not in the truth; objects have the numbers 1 to 254.
+#: Owner of pixels of scenery, which is not in the truth; objects have the numbers 1 to 254.
 SCENERY = 255
 
 _SHIFT = 4  # fractional bits of OpenCV's polygon coordinates: edges move by 1/16 pixel
@@ -22,10 +22,10 @@ _LIMIT = 30_000.0  # pixels; OpenCV's fixed-point coordinates overflow far beyon
 
 @dataclass(frozen=True)
 class Silhouette:
-    """What one object covers when nothing stands in front of it.
+    """Pixels that one object covers if not occluded.
 
-    box: x1, y1, x2, y2 in pixels, x2 and y2 exclusive, tight around its pixels inside the image. pixels: how many.
-    inside: share of its projected extent that lies inside the image, 0..1.
+    box: x1, y1, x2, y2 in pixels, x2 and y2 exclusive, tight around its pixels inside the image. pixels: their number.
+    inside: share of its projected extent inside the image, 0..1.
     """
 
     box: tuple[int, int, int, int]
@@ -35,9 +35,8 @@ class Silhouette:
 
 @dataclass
 class Canvas:
-    """image: (H, W, 3) uint8 RGB. owner: (H, W) uint8, the number of the object drawn last at a pixel, 0 = the ground
-    and the sky, SCENERY = a house, a tree, ...
-    lamps: pixel (u, v), size, colour and owner of lights that glow at night.
+    """image: (H, W, 3) uint8 RGB. owner: (H, W) uint8, number of the object drawn last at a pixel, 0 = ground and sky,
+    SCENERY = houses, trees etc. lamps: pixel (u, v), size, colour and owner of lights that glow at night.
     """
 
     camera: Camera
@@ -75,9 +74,9 @@ class Canvas:
         cv2.multiply(self.image[top:], cv2.merge([keep] * 3), dst=self.image[top:], scale=1 / 255)
 
     def draw(self, mesh: Mesh, position: Points, heading: float, number: int = SCENERY) -> Silhouette | None:
-        """Draw a mesh at `position` (3,), turned by `heading` radians; what can be in the truth has a `number`.
+        """Draw a mesh at `position` (3,), rotated by `heading` radians. number: of objects that can be in the truth.
 
-        Returns what it covers, or None when nothing of it falls into the image.
+        Returns its silhouette, or None if it lies outside of the image.
         """
         cos, sin = np.cos(heading), np.sin(heading)
         turn = np.array([[cos, 0.0, -sin], [0.0, 1.0, 0.0], [sin, 0.0, cos]])
@@ -88,7 +87,7 @@ class Canvas:
         starts, counts = mesh.starts, mesh.counts
         if near.any():
             parts = [clip_near(part) for part in np.split(optical, starts[1:])]
-            # What is left of a polygon behind the camera is nothing; a speck keeps the numbering.
+            # Replace a polygon behind the camera by a tiny one, to keep the numbering.
             parts = [part if len(part) >= 3 else np.repeat([[0.0, 1e6, 1.0]], 3, axis=0) for part in parts]
             counts = np.array([len(part) for part in parts], dtype=np.int64)
             starts = np.cumsum(counts) - counts
@@ -107,11 +106,11 @@ class Canvas:
         colours: Points,
         number: int,
     ) -> Silhouette | None:
-        """Fill the polygons that face the camera, lie in the image and are larger than a speck."""
+        """Fill the polygons that face the camera, lie in the image and are larger than _SPECK."""
         low, high = np.minimum.reduceat(pixels, starts), np.maximum.reduceat(pixels, starts)
         one, two = pixels[starts + 1] - pixels[starts], pixels[starts + 2] - pixels[starts]
         facing = ~mesh.one_sided | (one[:, 0] * two[:, 1] - one[:, 1] * two[:, 0] < 0.0)
-        facing &= low[:, 1] > -_LIMIT  # not the specks
+        facing &= low[:, 1] > -_LIMIT  # excludes the tiny ones
         inside = (
             (high[:, 0] >= 0) & (high[:, 1] >= 0) & (low[:, 0] < self.camera.width) & (low[:, 1] < self.camera.height)
         )
@@ -151,7 +150,7 @@ class Canvas:
 
 
 def _fill(image: npt.NDArray[np.uint8], fixed: npt.NDArray[np.int32], colour: list[float] | float, kind: int) -> None:
-    """Fill a polygon in fixed-point pixels. Quadrilaterals are convex here; blobs of trees need not be."""
+    """Fill a polygon in fixed-point pixels. Quadrilaterals are convex here; tree blobs need not be."""
     if len(fixed) <= 6:
         cv2.fillConvexPoly(image, fixed, colour, kind, _SHIFT)
     else:
@@ -161,7 +160,7 @@ def _fill(image: npt.NDArray[np.uint8], fixed: npt.NDArray[np.int32], colour: li
 def fill_polygon(
     image: npt.NDArray[np.uint8], pixels: Points, colour: list[float] | float, convex: bool = True
 ) -> None:
-    """Fill a polygon (K, 2) given to a fraction of a pixel, anti-aliased."""
+    """Fill a polygon (K, 2) with subpixel coordinates, anti-aliased."""
     fixed = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
     if convex:
         cv2.fillConvexPoly(image, fixed, colour, cv2.LINE_AA, _SHIFT)

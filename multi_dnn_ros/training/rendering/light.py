@@ -1,4 +1,4 @@
-"""Light and air: how a surface colour looks at a distance, under the sun, in fog or in the beam of the headlights."""
+"""Light and air: apparent colour of a surface at a distance, in sunlight, in fog or in the headlights."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from multi_dnn_ros.training.rendering.camera import Points
 
-#: Fog hides what keeps less than this share of its contrast: such objects and lane lines are not in the truth.
+#: Minimum remaining contrast in fog for objects and lane lines to be in the truth.
 VISIBLE_CONTRAST = 0.2
 
 
 @dataclass(frozen=True)
 class Light:
     """ambient: (3,) factor on every colour. sun: (3,) unit vector in camera coordinates towards the sun (or moon).
-    contrast: 0..1, how much darker the side away from the sun is. fog: (3,) RGB of the air far away.
-    visibility_m: distance at which contrast falls to 1/e. beam: strength of the camera car's headlights, 0 by day.
+    contrast: 0..1, darkening of the side away from the sun. fog: (3,) RGB of distant air. visibility_m: distance at
+    which contrast falls to 1/e. beam: strength of the headlights, 0 by day.
     """
 
     ambient: Points
@@ -33,13 +33,13 @@ class Light:
         return np.exp(-np.asarray(distance, dtype=np.float64) / self.visibility_m)
 
     def lit(self, colours: Points, normals: Points, glow: Points, distance: float, x: float) -> Points:
-        """(M, 3) colours and normals, `distance` ahead and `x` to the right -> (M, 3) as the camera sees them."""
+        """(M, 3) colours and normals, `distance` ahead and `x` to the right -> (M, 3) apparent colours."""
         facing = 1.0 - self.contrast + self.contrast * np.clip(normals @ self.sun + 0.25, 0.0, 1.0)
         beam = self.beam * np.exp(-distance / 28.0) * np.exp(-((x / (4.0 + 0.25 * distance)) ** 2))
         factor = self.ambient[None, :] * facing[:, None] + beam
         own = colours * (factor * (1.0 - glow[:, None]) + glow[:, None])
         t = float(self.transmittance(distance))
-        # Lamps pierce fog further than surfaces do.
+        # Lamps are visible farther through fog than surfaces.
         keep = t + (np.sqrt(t) - t) * glow[:, None]
         seen: Points = np.clip(own * keep + self.fog * (1.0 - keep), 0.0, 255.0)
         return seen

@@ -1,4 +1,4 @@
-"""Flat-shaded polygons in metres: what every vehicle, pedestrian, house and tree is made of."""
+"""Flat-shaded polygons in metres, of which vehicles, pedestrians, houses and trees consist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mesh:
 
 
 class MeshBuilder:
-    """Collects polygons; `build` freezes them."""
+    """Collects polygons; `build` returns the mesh."""
 
     def __init__(self) -> None:
         self._points: list[Points] = []
@@ -60,7 +60,7 @@ class MeshBuilder:
         *,
         roof: Colour | None = None,
     ) -> dict[str, Points]:
-        """A box that may taper: `bottom` and `top` are (half width, z back, z front).
+        """A possibly tapered box: `bottom` and `top` are (half width, z back, z front).
 
         Returns its faces, (4, 3) each, from the lower left corner counter-clockwise as seen from outside: "back",
         "front", "left", "right".

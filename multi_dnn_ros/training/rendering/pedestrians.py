@@ -1,4 +1,4 @@
-"""Pedestrians: jointed figures in a plane that faces the camera, with a walking cycle, clothes, hair and bags."""
+"""Pedestrians: articulated figures in a plane facing the camera, with a walking cycle, clothes, hair and bags."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HAIR: tuple[Colour, ...] = ((26, 22, 20), (60, 40, 26), (110, 80, 44), (168, 13
 
 @dataclass(frozen=True)
 class Person:
-    """How somebody looks; `figure` poses them. Lengths in metres."""
+    """Appearance of a person; `figure` poses it. Lengths in metres."""
 
     height: float
     girth: float
@@ -60,8 +60,8 @@ class Person:
     def figure(self, phase: float, stride: float, side_on: float) -> Mesh:
         """The figure at a point of its walking cycle.
 
-        phase: radians. stride: 0 standing .. 1 brisk. side_on: -1..1, how much of the walking direction lies in the
-        picture plane (0 = walking towards or away from the camera, the sign is left or right).
+        phase: radians. stride: 0 standing .. 1 brisk. side_on: -1..1, share of the walking direction in the image plane
+        (0 = towards or away from the camera, the sign is left or right).
         """
         h, wide = self.height, self.girth * self.height / 1.72
         swing = 0.55 * stride * np.sin(phase)

@@ -1,4 +1,4 @@
-"""What stands beside the road: trees, houses, lamp posts, signs and small things that are easily taken for people."""
+"""Roadside objects: trees, houses, lamp posts, signs and small objects that are easily mistaken for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _panel(m: MeshBuilder, x0: float, y0: float, x1: float, y1: float, colour: C
 
 
 def tree(rng: np.random.Generator, snow: bool) -> Mesh:
-    """A broad-leaved tree, a conifer or a bush, flat, to be turned to the camera."""
+    """A broad-leaved tree, a conifer or a bush; flat, to be turned to the camera."""
     m = MeshBuilder()
     kind = rng.random()
     leaf = _rgb(rng, ((62, 88, 44), (84, 100, 48), (50, 76, 50), (120, 104, 52))[int(rng.integers(4))], 14)
@@ -49,9 +49,9 @@ def tree(rng: np.random.Generator, snow: bool) -> Mesh:
 
 
 def house(rng: np.random.Generator, lit: float, tall: bool, snow: bool) -> Mesh:
-    """A house with a pitched roof or a block of flats; lit: share of windows with light inside.
+    """A house with a pitched roof or a block of flats; lit: share of lit windows.
 
-    Its wall that faces the road is at x = 0 on either side: stand it half its width away.
+    Its wall facing the road is at x = 0 on either side: place it half its width away.
     """
     m = MeshBuilder()
     wall = _rgb(
@@ -138,7 +138,7 @@ def sign(rng: np.random.Generator) -> Mesh:
 
 
 def street_thing(rng: np.random.Generator) -> Mesh:
-    """A bollard, a bin, a hydrant, a cone, a letter box or a bench: the size of a person or less, and none."""
+    """A bollard, bin, hydrant, cone, letter box or bench: at most as large as a person."""
     m = MeshBuilder()
     kind = int(rng.integers(6))
     if kind == 0:

@@ -1,4 +1,4 @@
-"""Drawing the conditions of a scene by lot: road, light, weather, camera."""
+"""Random conditions of a scene: road, light, weather, camera."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEATHERS = ("clear", "cloudy", "rain", "fog", "snow")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a scene is like; see STYLES, TIMES and WEATHERS."""
+    """Conditions of a scene; see STYLES, TIMES and WEATHERS."""
 
     style: str
     time: str
@@ -125,7 +125,7 @@ def _lines(rng: np.random.Generator, style: str, width: float, own: int, opposin
 
 
 def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Light, Backdrop]:
-    """The light of the hour under the day's weather, and the sky that belongs to it."""
+    """The light for time and weather, and the matching sky."""
     time, weather = conditions.time, conditions.weather
     dull = {"clear": 0.0, "cloudy": 0.55, "rain": 0.85, "fog": 0.9, "snow": 0.8}[weather]
     warm = rng.uniform(0.3, 1.0)
@@ -180,7 +180,7 @@ def light_and_sky(rng: np.random.Generator, conditions: Conditions) -> tuple[Lig
 
 
 def sensor(rng: np.random.Generator, conditions: Conditions, width: int) -> Sensor:
-    """The flaws of the camera."""
+    """The camera's defects."""
     dark = {"day": 1.0, "dusk": 1.6, "night": 2.4}[conditions.time]
     return Sensor(
         blur=float(rng.uniform(0.0, 1.0)) * width / 640,

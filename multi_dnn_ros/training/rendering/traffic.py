@@ -1,4 +1,4 @@
-"""Who moves and stands where: endless streams of vehicles, people and roadside things along the road."""
+"""Moving and standing objects: endless streams of vehicles, people and roadside objects along the road."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from multi_dnn_ros.training.rendering.surroundings import Conditions
 
 CAR, TRUCK, PEDESTRIAN = 0, 1, 2
 
-_STEPS = 32  # poses in a walking cycle, so that a drive need not build every figure anew
+_STEPS = 32  # poses in a walking cycle, cached during a drive
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Things that pass the camera at one speed and come back at the far end as other things.
+    """Objects that pass the camera at one speed and reappear at the far end as different objects.
 
-    kind: what they are. d: metres right of the centre line. offsets: (K,) metres along a ring of `ring` metres that
-    begins `start` metres from the camera. speed: relative to the camera, m/s, away positive. ground: own speed, m/s.
-    sway: amplitude of a slow to and fro, metres (cars ahead in the camera's own lane). across: None, or (from, to)
-    offsets between which they walk to and fro.
+    kind: of the objects. d: metres right of the centre line. offsets: (K,) metres along a ring of `ring` metres that
+    starts `start` metres from the camera. speed: relative to the camera, m/s, away positive. ground: own speed, m/s.
+    sway: amplitude of a slow oscillation, metres (cars ahead in the camera's own lane). across: None, or (from, to)
+    offsets between which they walk back and forth.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Stream:
     across: tuple[float, float] | None = None
 
     def positions(self, seconds: float) -> Iterator[tuple[int, int, float]]:
-        """(slot, how often it has come round, s) of everything in the stream."""
+        """(slot, number of completed rounds, s) of every object in the stream."""
         for slot, offset in enumerate(self.offsets):
             way = offset + self.speed * seconds + self.sway * np.sin(0.35 * seconds + 2.1 * slot)
             turn = int(np.floor(way / self.ring))
@@ -64,7 +64,7 @@ class Actor:
 def plan(
     rng: np.random.Generator, conditions: Conditions, section: RoadSection, speed: float, lane: int
 ) -> list[Stream]:
-    """Streams for a road; speed: of the camera, m/s; lane: which of `section.own` it drives in."""
+    """Streams for a road; speed: of the camera, m/s; lane: index into `section.own` of its lane."""
     streams: list[Stream] = []
 
     def add(kind: str, d: float, gap: float, ring: float, start: float, relative: float, **more: float) -> None:
@@ -159,7 +159,7 @@ def _figure(person: pedestrians.Person, step: int, stride: float, side_on: float
 
 
 class ActorList:
-    """Makes the actors of the streams; each looks the same for as long as it is in sight."""
+    """Creates the actors of the streams; each keeps its appearance while it is visible."""
 
     def __init__(self, key: tuple[int, ...], conditions: Conditions) -> None:
         self._key = key
@@ -167,10 +167,10 @@ class ActorList:
         self._meshes: dict[tuple[int, int, int], tuple[Mesh | pedestrians.Person, int | None, float]] = {}
 
     def actor(self, stream: Stream, slot: int, turn: int, s: float, seconds: float) -> Actor:
-        """What stands in a slot of a stream at a time."""
+        """The object in a slot of a stream at a time."""
         name = (stream.number, slot, turn)
         if name not in self._meshes:
-            if len(self._meshes) > 600:  # a long drive: what has passed is not needed again
+            if len(self._meshes) > 600:  # on a long drive, drop objects that have passed
                 self._meshes.clear()
             self._meshes[name] = self._make(
                 stream, np.random.default_rng((*self._key, stream.number, slot, turn & 0xFFFFFFFF))

@@ -111,7 +111,7 @@ def _wheels(m: MeshBuilder, half: float, axles: tuple[float, ...], radius: float
 def truck(rng: np.random.Generator, lamps_on: bool, braking: bool = False, oncoming: bool = False) -> Mesh:
     """A box van on a lorry chassis, a tipper or an articulated lorry, 6 to 13 m long, facing +z.
 
-    oncoming: it is seen from ahead, so the cab is painted over the load instead of the other way round.
+    oncoming: seen from the front, so the cab is painted over the load, not under it.
     """
     shape = ("box", "tipper", "articulated")[int(rng.choice(3, p=[0.5, 0.2, 0.3]))]
     width = 2.45 * rng.uniform(0.95, 1.04)

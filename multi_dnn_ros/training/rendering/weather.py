@@ -1,4 +1,4 @@
-"""What happens between the scene and the file: lamps that glow, rain, snow, and the camera's own flaws."""
+"""Effects between scene and image: glowing lamps, rain, snow, and the camera's defects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def glow(canvas: Canvas, strength: float) -> None:
     small = np.zeros((height // 4, width // 4, 3), np.uint8)
     for u, v, size, colour, number in canvas.lamps:
         inside = 0 <= u < width and 0 <= v < height
-        if inside and canvas.owner[int(v), int(u)] == number:  # nothing stands before it
+        if inside and canvas.owner[int(v), int(u)] == number:  # not occluded
             radius = int(np.clip(size * 0.35 / 4 + 0.7, 1, 14))
             cv2.circle(small, (int(u / 4), int(v / 4)), radius, colour.tolist(), -1)
     wide = cv2.GaussianBlur(small, (0, 0), 5.0)
@@ -76,7 +76,7 @@ def rain(image: Image, amount: float, rng: np.random.Generator) -> None:
 
 
 def snow(image: Image, amount: float, rng: np.random.Generator) -> None:
-    """Flakes, small far ones and large near ones; amount 0..1."""
+    """Flakes, small distant ones and large near ones; amount 0..1."""
     height, width = image.shape[:2]
     veil: Any = np.zeros((height, width), np.uint8)
     count = int(420 * amount * width / 640)
@@ -89,9 +89,9 @@ def snow(image: Image, amount: float, rng: np.random.Generator) -> None:
 
 
 def expose(image: Image, sensor: Sensor, rng: np.random.Generator) -> Image:
-    """The picture as the camera delivers it: vignette, blur, tone, noise, compression."""
+    """The image as delivered by the camera: vignette, blur, tone, noise, compression."""
     height, width = image.shape[:2]
-    picture: Any = image  # OpenCV's stubs forget the element type
+    picture: Any = image  # OpenCV's stubs lose the element type
     if sensor.vignette > 0:
         picture = cv2.multiply(picture, _corners(width, height, sensor.vignette), scale=1 / 255)
     if sensor.blur > 0.25:

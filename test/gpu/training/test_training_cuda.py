@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from multi_dnn_ros.models.networks import DetectorNet
 from multi_dnn_ros.training import loop
 from multi_dnn_ros.training.batches import ArrayBatches, Inputs
-from multi_dnn_ros.training.graph_replay import replayed, replayed_answers
+from multi_dnn_ros.training.graph_replay import capture_passes, capture_teacher
 from multi_dnn_ros.training.loop import Loss, Schedule, train
 from multi_dnn_ros.training.losses import DetectionLoss
 from multi_dnn_ros.training.precision import autocast
@@ -85,13 +85,13 @@ def test_captured_passes_train_to_the_same_weights(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     captured = []
-    real = loop.replayed
-    monkeypatch.setattr(loop, "replayed", lambda *given: captured.append(real(*given)) or captured[-1])
+    real = loop.capture_passes
+    monkeypatch.setattr(loop, "capture_passes", lambda *given: captured.append(real(*given)) or captured[-1])
     weights, losses = trained(Branches(0.0), precision, inputs)
     assert len(captured) == (1 if inputs is None else 2)
     assert all(type(passes) is not Branches for passes in captured)
     assert not caplog.records
-    monkeypatch.setattr(loop, "replayed", lambda network, image, precision: network)
+    monkeypatch.setattr(loop, "capture_passes", lambda network, image, precision: network)
     expected, expected_losses = trained(Branches(0.0), precision, inputs)
     assert losses == pytest.approx(expected_losses, rel=tolerance)
     assert losses[-1] < losses[0] / 2
@@ -127,7 +127,7 @@ def test_captured_passes_have_the_gradients_of_any_output(kind: str) -> None:
         loss = DetectionLoss((64, 64), DetectorNet.STRIDES)
     network = network.to(GPU).train()
     twin = copy.deepcopy(network)
-    captured = replayed(network, batch["image"], "fp32")
+    captured = capture_passes(network, batch["image"], "fp32")
     assert captured is not network
     for _ in range(3):
         loss(captured(batch["image"]), batch).backward()
@@ -154,7 +154,7 @@ def test_capturing_draws_no_numbers_from_training() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3, device=GPU)
     torch.manual_seed(5)
-    assert replayed(network, torch.rand(4, 3, 8, 8).to(GPU), "fp32") is not network
+    assert capture_passes(network, torch.rand(4, 3, 8, 8).to(GPU), "fp32") is not network
     assert torch.equal(torch.rand(3, device=GPU), expected)
 
 
@@ -169,7 +169,7 @@ def test_a_network_that_looks_at_values_trains_uncaptured(caplog: pytest.LogCapt
 def test_a_captured_teacher_answers_the_same(precision: str) -> None:
     teacher = Branches(0.5).to(GPU).eval()
     images = [batch["image"] for batch in batches().epoch(0)]
-    answer = replayed_answers(teacher, images[0], precision)
+    answer = capture_teacher(teacher, images[0], precision)
     for image in images:
         with torch.no_grad(), autocast(GPU, precision):
             assert torch.allclose(answer(image), teacher(image), rtol=1e-2, atol=1e-2)
