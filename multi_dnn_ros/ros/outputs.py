@@ -21,6 +21,9 @@ from multi_dnn_ros.ros.result_messages import (
 )
 from multi_dnn_ros.vision.results import Lanes
 
+_LANE_MESSAGES = {"points": lane_points_message, "mask": lane_mask_message}
+_DETECTION_MESSAGES = {"detections": detections_message}
+
 
 class ResultPublishers:
     """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay``, and ``~/<dnn>/label_info``.
@@ -58,15 +61,13 @@ class ResultPublishers:
         return {key[0]: publisher for key, publisher in self._publishers.items() if key[-1] == "overlay"}
 
     def publish(self, result: Result) -> None:
-        """Publish one result, empty ones too, with the header of its image; a mask only where somebody listens."""
-        header, camera, dnn = result.frame.context, result.frame.camera, result.dnn
-        if isinstance(result.output, Lanes):
-            self._publishers[camera, dnn, "points"].publish(lane_points_message(result.output, header))
-            mask = self._publishers[camera, dnn, "mask"]
-            if mask.get_subscription_count():  # a picture as large as the camera's
-                mask.publish(lane_mask_message(result.output, header))
-        else:
-            self._publishers[camera, dnn, "detections"].publish(detections_message(result.output, header))
+        """Publish one result, empty ones too, with the header of its image, on the topics that have a subscription."""
+        lanes = isinstance(result.output, Lanes)
+        messages = _LANE_MESSAGES if lanes else _DETECTION_MESSAGES  # small ones first
+        for topic, message in messages.items():
+            publisher = self._publishers[result.frame.camera, result.dnn, topic]
+            if publisher.get_subscription_count():
+                publisher.publish(message(result.output, result.frame.context))
 
     def publish_labels(self, dnn: str, score_threshold: float) -> None:
         """Class names and score threshold of a DNN, kept for late subscribers; nothing for a lane DNN.

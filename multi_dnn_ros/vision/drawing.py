@@ -64,14 +64,15 @@ def _colors(outputs: Sequence[Detections]) -> Mapping[str, Color]:
 
 
 def _draw_lanes(canvas: npt.NDArray[np.uint8], lanes: Lanes, held: bool, scale: float) -> None:
-    if lanes.mask.shape != canvas.shape[:2]:
-        raise ValueError(f"lane mask is {lanes.mask.shape}; the image needs {canvas.shape[:2]}")
-    if not held and lanes.mask.any():
+    mask = lanes.mask
+    if mask.shape != canvas.shape[:2]:
+        raise ValueError(f"lane mask is {mask.shape}; the image needs {canvas.shape[:2]}")
+    if not held and mask.any():
         table = np.zeros((256, 3), np.float32)
         for number in range(1, 256):
             table[number] = lane_color(number)
-        inside = lanes.mask > 0
-        mixed = canvas[inside] * (1 - _LANE_OPACITY) + table[lanes.mask[inside]] * _LANE_OPACITY
+        inside = mask > 0
+        mixed = canvas[inside] * (1 - _LANE_OPACITY) + table[mask[inside]] * _LANE_OPACITY
         canvas[inside] = mixed.astype(np.uint8)
     for lane in lanes.lanes:
         if len(lane.points) > 1:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torchvision.ops import batched_nms
 
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Decoded, Detections, OutputError
 
+#: A tensor is on the CPU.
+ArrayOrTensor = npt.NDArray[Any] | torch.Tensor
 #: Most boxes that go into non-maximum suppression; its time grows with their square.
 MAX_CANDIDATES = 4096
 #: Score threshold of a model that does not bring its own.
@@ -123,42 +126,47 @@ class Decoder:
             )
 
     def select(
-        self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]
+        self,
+        boxes: ArrayOrTensor,
+        scores: ArrayOrTensor,
+        class_ids: ArrayOrTensor,
+        source_size: tuple[int, int],
     ) -> Detections:
         """Candidates (all classes, any order) -> kept classes, over the threshold, after NMS per class, clipped.
 
-        boxes: (N, 4) x1, y1, x2, y2 in input pixels. scores: (N,). class_ids: (N,) int64.
+        boxes: (N, 4) float32 x1, y1, x2, y2 in input pixels. scores: (N,) float32. class_ids: (N,) int64. A decoder
+        with many candidates leaves out those under the threshold itself, before it computes their boxes.
         """
+        # For a few boxes a call into numpy takes a fraction of the time of one into PyTorch.
+        boxes, scores, class_ids = np.asarray(boxes), np.asarray(scores), np.asarray(class_ids)
         chosen = scores >= self.score_threshold
         if self.kept:
-            chosen &= torch.isin(class_ids, torch.tensor(self.kept))
-        indices = chosen.nonzero().squeeze(1)
+            chosen &= np.isin(class_ids, self.kept)
+        indices = np.flatnonzero(chosen)
         if len(indices) > MAX_CANDIDATES:
-            indices = indices[scores[indices].topk(MAX_CANDIDATES).indices]
+            indices = indices[np.argsort(-scores[indices], kind="stable")[:MAX_CANDIDATES]]
         boxes, scores, class_ids = boxes[indices], scores[indices], class_ids[indices]
         boxes = self.preprocess.geometry(source_size).to_source(boxes)
-        first = batched_nms(boxes, scores, class_ids, self.iou_threshold)
-        return self.finish(boxes[first], scores[first], class_ids[first], source_size)
+        if len(indices) > 1:
+            first = batched_nms(*map(torch.from_numpy, (boxes, scores, class_ids)), self.iou_threshold).numpy()
+            boxes, scores, class_ids = boxes[first], scores[first], class_ids[first]
+        return self.finish(boxes, scores, class_ids, source_size)
 
     def finish(
-        self, boxes: torch.Tensor, scores: torch.Tensor, class_ids: torch.Tensor, source_size: tuple[int, int]
+        self,
+        boxes: npt.NDArray[np.float32],
+        scores: npt.NDArray[np.float32],
+        class_ids: npt.NDArray[np.int64],
+        source_size: tuple[int, int],
     ) -> Detections:
         """Detections in source pixels, best first -> clipped to the image, those outside it left out, the best few."""
         height, width = source_size
-        clipped = torch.stack(
-            [
-                boxes[:, 0].clamp(0, width),
-                boxes[:, 1].clamp(0, height),
-                boxes[:, 2].clamp(0, width),
-                boxes[:, 3].clamp(0, height),
-            ],
-            dim=1,
-        )
-        inside = ((clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])).nonzero().squeeze(1)
+        clipped = boxes.clip(0, np.array([width, height, width, height], np.float32))
+        inside = np.flatnonzero((clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1]))
         inside = inside[: self.max_detections]
         return Detections(
-            boxes=clipped[inside].numpy().astype(np.float32, copy=False),
-            scores=scores[inside].numpy().astype(np.float32, copy=False),
-            class_ids=class_ids[inside].numpy().astype(np.int64, copy=False),
+            boxes=clipped[inside].astype(np.float32, copy=False),
+            scores=scores[inside].astype(np.float32, copy=False),
+            class_ids=class_ids[inside].astype(np.int64, copy=False),
             labels=self.labels,
         )
