@@ -121,8 +121,11 @@ def test_a_run_with_a_peer_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--presets", "fast"], "--preset fast: no such file; allowed: builtin, heavy_gpu, null, counter, three_nodes"),
-        (["--presets", "heavy_gpu", "--device", "cpu"], "--preset heavy_gpu needs a GPU"),
+        (
+            ["--presets", "fast"],
+            "--presets fast: no such file; allowed: builtin, heavy_gpu, null, counter, three_nodes",
+        ),
+        (["--presets", "heavy_gpu", "--device", "cpu"], "--presets heavy_gpu needs a GPU"),
         (["--baseline", "none.json"], "--baseline none.json: "),
         (["--baseline", "README.md"], "--baseline README.md: "),
         (["--baseline", "results/demo.json"], "not written by `multi-dnn benchmark host --output`"),
