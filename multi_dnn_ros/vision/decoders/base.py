@@ -102,7 +102,10 @@ class Decoder:
         """Decode one frame. Raises OutputError for a wrong number, shape or class count and for NaN or infinity."""
         self.check(outputs)
         for index, output in enumerate(outputs):
-            expect_finite(f"output {index}", total_of(output), output)
+            # A sum in the output's own type is finite only if every value is, and takes a fifth of the time of one in
+            # float64. It may also overflow: only that one tells then.
+            if not math.isfinite(float(output.sum())):
+                expect_finite(f"output {index}", total_of(output), output)
         return self.decode([output.float() for output in outputs], source_size)
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
