@@ -63,7 +63,7 @@ def matrix(
     """Every combination; the repeats of a case lie as far apart as they can. UsageError for a preset that is none."""
     for preset in presets:
         if preset not in PRESETS and not Path(preset).is_file():
-            raise UsageError(f"--preset {preset}: no such file; allowed: {', '.join(PRESETS)}, or a parameter file")
+            raise UsageError(f"--presets {preset}: no such file; allowed: {', '.join(PRESETS)}, or a parameter file")
     return [
         HostCase(preset, count, size, "" if encoding == "jpeg" else encoding, rate_hz, repeat)
         for repeat in range(repeats)
@@ -81,7 +81,7 @@ def config_of(preset: str, device: str | None, folder: Path) -> NodeConfig:
     have the same topics. UsageError: heavy_gpu without a GPU.
     """
     if preset == "heavy_gpu" and (device == "cpu" or not torch.cuda.is_available()):
-        raise UsageError("--preset heavy_gpu needs a GPU; PyTorch finds none, or --device is cpu")
+        raise UsageError("--presets heavy_gpu needs a GPU; PyTorch finds none, or --device is cpu")
     path = Path(preset) if preset not in PRESETS else config_file(_FILES.get(preset, _FILES["builtin"]))
     config = read_params_file(path)
     if preset == NULL:

@@ -24,7 +24,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 _WARM_UP_S = 3.0
 _PEERS = "multi_dnn_ros.benchmark.peers"
 #: Thread group of each process by the thread's name; the first that fits. "" is the main thread.
-_MIDDLEWARE = r"recv|tev|dq\.|gc$|xmit|lease|dds\.|ros2"
+_MIDDLEWARE = r"recv|tev|dq\.|gc$|xmit|lease|dds\."
 _GROUPS: dict[str, tuple[tuple[str, str], ...]] = {
     # The main thread spins the executor: it takes images, and the timer of the diagnostics runs there.
     "node": (("receive", r"$"), ("decode", "decode-"), ("publish", "reader"), ("diagnostics", "diagnostics"),
@@ -158,8 +158,7 @@ def _read(rig: Rig) -> dict[str, ProcessUsage]:
     found = {}
     for server in rig.servers:
         with suppress(psutil.NoSuchProcess):
-            peer = not isinstance(rig, _PeerRig)
-            found["node" if peer else f"peer {server.name}"] = read_process(server.pid)
+            found[f"peer {server.name}" if isinstance(rig, _PeerRig) else server.name] = read_process(server.pid)
             children = sorted(psutil.Process(server.pid).children(recursive=True), key=lambda child: child.pid)
             for number, child in enumerate(children, start=1):
                 with suppress(FileNotFoundError, ProcessLookupError):

@@ -8,6 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from multi_dnn_ros.engine.task import DropReason, Timing
 
@@ -29,8 +30,10 @@ class Percentiles:
         values = np.fromiter(nanoseconds, dtype=np.float64) / 1e6
         if not len(values):
             return cls()
-        p50, p95, p99 = np.percentile(values, (50, 95, 99))
-        return cls(len(values), float(p50), float(p95), float(p99), float(values.max()))
+        # np.percentile gives the same and takes three times as long, for each of a report's dozens.
+        values.sort()
+        p50, p95, p99 = (_quantile(values, share) for share in (0.50, 0.95, 0.99))
+        return cls(len(values), p50, p95, p99, float(values[-1]))
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,14 @@ class StreamRecorder:
             batch=sum(t.batch for _, t in recent) / len(recent) if recent else 0.0,
             latencies={part: Percentiles.of(columns[part]) for part in TIMINGS},
         )
+
+
+def _quantile(ascending: npt.NDArray[np.float64], share: float) -> float:
+    """Between the two values that it lies between, in proportion, as np.percentile does it."""
+    place = share * (len(ascending) - 1)
+    low = int(place)
+    lower, upper = ascending[low], ascending[min(low + 1, len(ascending) - 1)]
+    return float(lower + (upper - lower) * (place - low))
 
 
 def _rate(times_ns: Iterable[int]) -> float:

@@ -59,7 +59,7 @@ class ResultPublishers:
         return self._kinds
 
     def publish(self, result: Result) -> None:
-        """Publish one result, empty ones too, with the header of its image; pictures only where somebody subscribes.
+        """Publish one result, empty ones too, with the header of its image, on the topics that have a subscription.
 
         TypeError for a result that is not of the DNN's kind.
         """
@@ -68,7 +68,7 @@ class ResultPublishers:
         kind.check(dnn, result.output)
         for topic in sorted(kind.topics, key=lambda topic: topic.picture):  # what is small does not wait for pictures
             publisher = self._publishers[camera, dnn, topic.name]
-            if not topic.picture or publisher.get_subscription_count():
+            if publisher.get_subscription_count():
                 publisher.publish(topic.message(result.output, header))
 
     def publish_labels(self, dnn: str, score_threshold: float) -> None:

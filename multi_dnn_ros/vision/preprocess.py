@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
@@ -28,10 +30,10 @@ class Geometry:
     width: int
     height: int
 
-    def to_source(self, boxes: torch.Tensor) -> torch.Tensor:
-        """Boxes (N, 4) x1, y1, x2, y2 in input pixels -> the same in source pixels."""
-        offset = boxes.new_tensor([self.left, self.top, self.left, self.top])
-        scale = boxes.new_tensor([self.scale_x, self.scale_y, self.scale_x, self.scale_y])
+    def to_source(self, boxes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Boxes (N, 4) float32 x1, y1, x2, y2 in input pixels -> the same in source pixels."""
+        offset = np.array([self.left, self.top, self.left, self.top], np.float32)
+        scale = np.array([self.scale_x, self.scale_y, self.scale_x, self.scale_y], np.float32)
         return (boxes - offset) / scale
 
 

@@ -22,7 +22,7 @@ class Topic:
     msgtype: such as "sensor_msgs/msg/Image". to_message: (result, header) -> message, called in the node's process; as
     "module:function" it is imported with the first node that publishes it, so that the result kind can be used where
     no message package is. header: std_msgs/Header of the image, which the message must carry. picture: messages as
-    large as the image: they are made only while somebody subscribes, and queues have a depth of 1.
+    large as the image, which are published last, in queues of depth 1. Messages are made only for subscribed topics.
     """
 
     name: str

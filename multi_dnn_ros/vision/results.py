@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -49,10 +50,26 @@ class Lane:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Lane lines of one frame. mask: (H, W) uint8 of the source size, pixel = lane number, 0 = none."""
+    """Lane lines of one frame.
 
-    mask: npt.NDArray[np.uint8]
+    numbers: (h, w) uint8, pixel = lane number, 0 = none. size: (H, W) of the source image; None: that of `numbers`.
+    """
+
+    numbers: npt.NDArray[np.uint8]
     lanes: tuple[Lane, ...]
+    size: tuple[int, int] | None = None
+
+    @property
+    def mask(self) -> npt.NDArray[np.uint8]:
+        """(H, W) uint8 of the source size, pixel = lane number, 0 = none.
+
+        Made when somebody asks: at 1280x720 that takes as long as finding the lines, and `numbers`, which travels from
+        the engine process to the node's, is a fifteenth of it.
+        """
+        if self.size is None or self.size == self.numbers.shape:
+            return self.numbers
+        height, width = self.size
+        return np.asarray(cv2.resize(self.numbers, (width, height), interpolation=cv2.INTER_NEAREST), np.uint8)
 
 
 Decoded = Detections | Lanes

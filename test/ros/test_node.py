@@ -9,6 +9,7 @@ import cv2
 import numpy as np
 import pytest
 from node_bench import POISON, Bench, image
+from rclpy.lifecycle import LifecyclePublisher
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, PointCloud2
@@ -352,3 +353,25 @@ def test_two_nodes_in_namespaces_keep_to_themselves(bench: Bench) -> None:
     bench.until(lambda: heard["right_robot"], "right's result")
     assert [message.header.stamp.sec for message in heard["right_robot"]] == [50]
     assert len(heard["left_robot"]) == 3
+
+
+def test_nothing_is_sent_on_topics_without_a_subscription(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: set[str] = set()
+    publish = LifecyclePublisher.publish
+
+    def noted(publisher: LifecyclePublisher, message: object) -> None:
+        sent.add(publisher.topic_name)
+        publish(publisher, message)
+
+    monkeypatch.setattr(LifecyclePublisher, "publish", noted)
+    start(bench, {"dnns": ["lane", "object", "pedestrian"]})
+    heard = bench.listen(OUT, Detection2DArray)
+    camera = bench.camera()
+    camera.publish(image(stamp=1))
+    bench.until(lambda: heard, "a detection")
+    bench.until(lambda: bench.status("lane on front").by_key.get("published") == "1", "the lane result")
+    assert OUT in sent
+    assert {topic for topic in sent if "/front/" in topic} == {OUT}
+    points = bench.listen("/multi_dnn/front/lane/points", PointCloud2)
+    camera.publish(image(stamp=2))
+    bench.until(lambda: [message.header.stamp.sec for message in points] == [2], "the points of the second image")

@@ -198,3 +198,23 @@ def test_points_of_a_line_that_leaves_the_image_end_where_it_leaves() -> None:
     assert len(u) > 30
     assert u.min() >= 0.0
     np.testing.assert_allclose(u, c0 + v * (c1 + v * c2), atol=0.01)
+
+
+def test_values_whose_sum_overflows_float32_are_finite() -> None:
+    raw = torch.zeros(1, 7, 4)
+    raw[0, :4, :2] = 3e38  # two of them add up to more than float32 holds
+    raw[0, :4, 2] = torch.tensor([160.0, 120.0, 40.0, 20.0])
+    raw[0, 4, 2] = 0.9
+    result = YoloDecoder(Preprocess(320, 240), LABELS)((raw,), (240, 320))
+    np.testing.assert_allclose(result.boxes, [[140.0, 110.0, 180.0, 130.0]])
+
+
+@pytest.mark.parametrize("size", [(90, 160), (720, 1280), (721, 1283)])
+def test_a_lane_mask_is_of_the_images_size_and_made_when_it_is_read(size: tuple[int, int]) -> None:
+    logits = torch.full((1, 1, 90, 160), -9.0)
+    logits[:, :, :, 40:44] = 9.0
+    lanes = LaneDecoder(Preprocess(160, 90), ["lane"])((logits,), size)
+    assert lanes.numbers.shape == (90, 160)  # what leaves the engine process
+    expected = cv2.resize(lanes.numbers, size[::-1], interpolation=cv2.INTER_NEAREST)
+    np.testing.assert_array_equal(lanes.mask, expected)
+    assert lanes.mask.max() == 1

@@ -103,8 +103,8 @@ class AnchorDecoder(Decoder):
         """Boxes in input pixels after NMS, best first -> the best few of the kept classes, in source pixels."""
         # Classes that are not wanted must not use up the places of those that are.
         chosen = torch.isin(classes, torch.tensor(self.kept)) if self.kept else slice(self.max_detections)
-        boxes = self.preprocess.geometry(source_size).to_source(boxes[chosen])
-        return self.finish(boxes, scores[chosen], classes[chosen], source_size)
+        found = self.preprocess.geometry(source_size).to_source(boxes[chosen].numpy())
+        return self.finish(found, scores[chosen].numpy(), classes[chosen].numpy(), source_size)
 
 
 SPEC = DecoderSpec(

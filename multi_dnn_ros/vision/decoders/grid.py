@@ -33,16 +33,19 @@ class GridDecoder(Decoder):
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
         cells = outputs[0][0]
         _, rows, columns = cells.shape
-        best, class_ids = cells[5:].max(dim=0)
+        cells = cells.flatten(1)
+        best = cells[5:].amax(dim=0)
         scores = cells[0].clamp(min=0).pow(0.6) * best.clamp(min=0).pow(0.4)
-        row = torch.arange(rows).view(-1, 1)
-        column = torch.arange(columns).view(1, -1)
+        chosen = (scores >= self.score_threshold).nonzero().squeeze(1)
+        cells, scores = cells[:, chosen], scores[chosen]
+        class_ids = cells[5:].argmax(dim=0)
+        row, column = torch.div(chosen, columns, rounding_mode="floor"), chosen % columns
         width, height = self.preprocess.width, self.preprocess.height
         center_x = (column + cells[1].tanh()) * (width / columns)
         center_y = (row + cells[2].tanh()) * (height / rows)
         half_w, half_h = cells[3].sigmoid() * (width / 2), cells[4].sigmoid() * (height / 2)
         boxes = torch.stack([center_x - half_w, center_y - half_h, center_x + half_w, center_y + half_h], dim=-1)
-        return self.select(boxes.view(-1, 4), scores.flatten(), class_ids.flatten(), source_size)
+        return self.select(boxes, scores, class_ids, source_size)
 
 
 SPEC = DecoderSpec(

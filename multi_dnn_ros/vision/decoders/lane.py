@@ -90,8 +90,7 @@ class LaneDecoder(Decoder):
         )
         numbers = np.zeros((height, width), np.uint8)
         numbers.reshape(-1)[pixels] = number_of_pixel
-        drawn = cv2.resize(numbers, source_size[::-1], interpolation=cv2.INTER_NEAREST)
-        return Lanes(np.asarray(drawn, np.uint8), lanes)
+        return Lanes(numbers, lanes, source_size)
 
     def lane_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """(classes, h, w) float32 on any device -> (h, w), lane against none; nothing in it depends on values."""

@@ -31,6 +31,7 @@ _WIDEST_MISS = 6.0 / 320
 _LONGEST_GAP_PER_LENGTH = 8.0
 _SHALLOWEST = 14.0  # pixels sideways a row; a line flatter than this is none of the road ahead
 _NO_BEND = (0.0, 0.0, 1.0)  # row and column of the normal equations that make c2 zero
+_NORMAL = np.array([0, 1, 2, 1, 2, 3, 2, 3, 4])  # sums of the powers of t, 0 to 4, as the 3 x 3 normal equations
 _CURVATURE = 0.35  # how far a line may bend away from its tangent: this times gap squared, per mask width
 
 
@@ -100,6 +101,7 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
     t = (v - origin[number]) / span[number]
     square = t * t
     terms = np.stack([np.ones_like(t), t, square, square * t, square * square, u, u * t, u * square])
+    straight = np.flatnonzero(~bend)
     ridge = (1e-9 * counts)[:, None, None] * np.eye(3)
     solution: Floats = np.zeros((len(counts), 3))
     weighted = terms
@@ -110,8 +112,8 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
             scale = np.maximum(1.4826 * _medians(residuals, number, begins + counts // 2), 0.25)
             weighted = terms * np.minimum(1.0, 1.5 * scale[number] / np.maximum(residuals, 1e-12))
         sums = np.add.reduceat(weighted, begins, axis=1).T
-        normal, right = sums[:, [0, 1, 2, 1, 2, 3, 2, 3, 4]].reshape(-1, 3, 3) + ridge, sums[:, 5:, None]
-        normal[~bend, 2], normal[~bend, :, 2], right[~bend, 2] = _NO_BEND, _NO_BEND, 0.0
+        normal, right = sums[:, _NORMAL].reshape(-1, 3, 3) + ridge, sums[:, 5:, None]
+        normal[straight, 2], normal[straight, :, 2], right[straight, 2] = _NO_BEND, _NO_BEND, 0.0
         solution = np.asarray(np.linalg.solve(normal, right), np.float64)[:, :, 0]
     a, b, c = solution[:, 0], solution[:, 1] / span, solution[:, 2] / span**2
     return np.stack([a - b * origin + c * origin**2, b - 2 * c * origin, c], axis=1)

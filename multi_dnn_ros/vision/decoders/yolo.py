@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder
@@ -33,11 +34,13 @@ class YoloDecoder(Decoder):
         raise OutputError(message)
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
-        rows = outputs[0][0]
-        scores, class_ids = rows[4:].max(dim=0)
-        center, half = rows[:2], rows[2:4].clamp(min=0) / 2
-        boxes = torch.cat([center - half, center + half]).T
-        return self.select(boxes, scores, class_ids, source_size)
+        rows = outputs[0][0].numpy()
+        best = rows[4:].max(axis=0)
+        chosen = np.flatnonzero(best >= self.score_threshold)
+        rows = rows[:, chosen]
+        center, half = rows[:2], rows[2:4].clip(min=0) / 2
+        boxes = np.concatenate([center - half, center + half]).T
+        return self.select(boxes, best[chosen], rows[4:].argmax(axis=0), source_size)
 
 
 SPEC = DecoderSpec(

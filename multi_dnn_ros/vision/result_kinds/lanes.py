@@ -26,14 +26,15 @@ def draw_lanes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
 
 
 def _draw(canvas: Image, lanes: Lanes, held: bool, scale: float) -> None:
-    if lanes.mask.shape != canvas.shape[:2]:
-        raise ValueError(f"lane mask is {lanes.mask.shape}; the image needs {canvas.shape[:2]}")
-    if not held and lanes.mask.any():
+    mask = lanes.mask
+    if mask.shape != canvas.shape[:2]:
+        raise ValueError(f"lane mask is {mask.shape}; the image needs {canvas.shape[:2]}")
+    if not held and mask.any():
         table = np.zeros((256, 3), np.float32)
         for number in range(1, 256):
             table[number] = lane_color(number)
-        inside = lanes.mask > 0
-        mixed = canvas[inside] * (1 - _OPACITY) + table[lanes.mask[inside]] * _OPACITY
+        inside = mask > 0
+        mixed = canvas[inside] * (1 - _OPACITY) + table[mask[inside]] * _OPACITY
         canvas[inside] = mixed.astype(np.uint8)
     for lane in lanes.lanes:
         if len(lane.points) > 1:

@@ -1,0 +1,147 @@
+"""``multi-dnn benchmark host``: what it counts is what was used, and a case names its processes and thread groups."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.benchmark.host_report import compare, host_table, read_baseline
+from multi_dnn_ros.benchmark.thread_usage import ProcessUsage, ThreadKey, Usage, read_process, used_between
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.errors import UsageError
+
+_BURN = """
+import sys, threading, time
+from multi_dnn_ros.common.thread_names import name_threads
+go = threading.Event()
+def burn():
+    go.wait()
+    while time.thread_time() < 0.3:
+        pass
+    print("burnt", flush=True)
+    threading.Event().wait()
+threading.Thread(target=burn, name="decode-front_left_wide", daemon=True).start()
+name_threads()
+print("ready", flush=True)
+sys.stdin.readline()
+go.set()
+sys.stdin.readline()
+"""
+
+
+def groups(place: int, name: str) -> str:
+    return "main" if place == 0 else name
+
+
+def test_the_time_of_a_named_thread_is_that_threads() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", _BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    try:
+        assert child.stdin
+        assert child.stdout
+        assert child.stdout.readline() == "ready\n"
+        first = read_process(child.pid)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "burnt\n"
+        used = used_between(first, read_process(child.pid), groups)
+        assert set(used) == {"main", "decode-front_le"}  # Linux keeps 15 bytes
+        assert 0.28e9 <= used["decode-front_le"].cpu_ns <= 0.6e9
+        assert used["main"].cpu_ns < 0.2e9
+        assert used["main"].switches >= 1
+        child.stdin.close()
+        child.wait(30)
+        with pytest.raises((FileNotFoundError, ProcessLookupError)):
+            read_process(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+
+
+COUNTS = st.integers(0, 10**12)
+USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS)
+
+
+@given(st.lists(st.tuples(USAGES, USAGES, st.sampled_from("abc")), max_size=6))
+def test_groups_are_sums_of_their_threads(threads: list[tuple[Usage, Usage, str]]) -> None:
+    keys = [ThreadKey(number, 5) for number in range(len(threads))]
+    names = {key: name for key, (_, _, name) in zip(keys, threads, strict=True)}
+    before = {key: usage for key, (usage, _, _) in zip(keys, threads, strict=True)}
+    after = {key: usage + more for key, (usage, more, _) in zip(keys, threads, strict=True)}
+    after[ThreadKey(0, 9)] = Usage(cpu_ns=7)  # the number of an ended thread, used again
+    names[ThreadKey(0, 9)] = "new"
+    used = used_between(ProcessUsage(0, {}, before, 0), ProcessUsage(0, names, after, 0), lambda place, name: name)
+    assert used.pop("new") == Usage(cpu_ns=7)
+    assert sum((of.cpu_ns for of in used.values()), 0) == sum(more.cpu_ns for _, more, _ in threads)
+    for name, of in used.items():
+        assert of == sum((more for _, more, its in threads if its == name), Usage())
+
+
+def test_a_run_with_a_peer_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, plot = tmp_path / "host.json", tmp_path / "host.png"
+    begin = time.monotonic()
+    assert main(
+        ["benchmark", "host", "--presets", "null", "three_nodes", "counter", "--cameras", "1", "--sizes", "160x120",
+         "--encodings", "jpeg", "--rate", "20", "--seconds", "2", "--output", str(output), "--plot", str(plot)]
+    ) == 0  # fmt: skip
+    elapsed_s = time.monotonic() - begin
+    found = json.loads(output.read_text())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    null, nodes, counter = found["cases"].values()
+    assert set(null["processes"]) == {"node", "engine 1", "camera camera0"}
+    assert {"receive", "decode", "publish"} <= set(null["processes"]["node"]["groups"])
+    assert null["processes"]["engine 1"]["groups"]["engine"]["cpu_ms"] > 0
+    assert set(nodes["processes"]) == {"peer lane", "peer object", "peer pedestrian", "camera camera0"}
+    assert set(counter["processes"]) == {"peer counter", "camera camera0"}
+    for case in (null, nodes):
+        assert 0 < case["results_hz"] <= 1.5 * case["offered_results_hz"]
+        assert case["latency_ms"]["p99"] >= case["latency_ms"]["p50"] > 0
+        assert 0 < case["cpu_ms_per_result"] < 2e3 * elapsed_s
+    assert counter["latency_ms"] is None
+    assert counter["cpu_ms_per_result"] is None
+    assert 10 < counter["frames_received_hz"] < 40
+    counts = null["accounts"]["null on camera0"]
+    assert counts["offered"] == counts["published"] + sum(counts["dropped"].values())
+    assert "three_nodes 1x160x120@20 jpeg" in capsys.readouterr().out
+
+    ratios = compare(found, read_baseline(output))["ratios"]
+    assert all(value == 1.0 for of in ratios.values() for value in of.values())
+    assert "this run / baseline" in host_table({**found, "baseline": compare(found, found)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--presets", "fast"],
+            "--presets fast: no such file; allowed: builtin, heavy_gpu, null, counter, three_nodes",
+        ),
+        (["--presets", "heavy_gpu", "--device", "cpu"], "--presets heavy_gpu needs a GPU"),
+        (["--baseline", "none.json"], "--baseline none.json: "),
+        (["--baseline", "README.md"], "--baseline README.md: "),
+        (["--baseline", "results/demo.json"], "not written by `multi-dnn benchmark host --output`"),
+        (["--rate", "0"], "--rate"),
+    ],
+)
+def test_what_cannot_be_run_is_told(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["benchmark", "host", *arguments])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    assert code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_runs_without_a_case_in_common_are_not_compared() -> None:
+    figures: dict[str, Any] = {"cases": {"null 1x8x8@1 jpeg": {}}}
+    with pytest.raises(UsageError, match="no case in common; it has other; this run has null 1x8x8@1 jpeg"):
+        compare(figures, {"cases": {"other": {}}})
