@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import multi_dnn_ros.ros  # noqa: F401  makes the message packages importable
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_the_node_serves_what_another_package_brings(domain: int, tmp_path: Path
         assert spot.point.z > 0.9  # white, but for what the resize takes from the edges
         drawn = np.frombuffer(bytes(overlays[0].data), np.uint8).reshape(*SIZE, 3)
         assert tuple(drawn[round(spot.point.y), round(spot.point.x)]) == (255, 0, 255)
-        assert "toy backend prepares 4 jobs of light on cpu" in node.text()
+        assert re.search(r"toy backend prepares \d+ jobs of light on cpu", node.text())
         assert "libtorch" not in Path(f"/proc/{node.process.pid}/maps").read_text()
         for line in BROKEN:
             assert node.text().count(line) == 1, f"{line} in {node.text()}"
@@ -130,7 +131,7 @@ from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name
 from multi_dnn_ros.settings.schema import DnnConfig
 for settings in ({"model": "sofa"}, {"model": "toy_zoo:sofa"}, {"model": "toy_zoo:brightness", "labels": ["spot"]},
-                 {"model": "toy_zoo:brightness", "decoder": "lane", "role": "object"}):
+                 {"model": "toy_zoo:brightness", "labels": ["spot"], "decoder": "lane", "role": "object"}):
     try:
         check_dnn("x", DnnConfig(**{"role": "traffic_light", **settings}))
     except ModelError as error:
