@@ -22,7 +22,7 @@ def test_overhead_reports_both_sides_of_the_same_run():
 
 def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     parameters = tmp_path / "one.yaml"
-    parameters.write_text("/**: {ros__parameters: {dnns: [lane]}}\n")
+    parameters.write_text("/**: {ros__parameters: {dnns: [lane], dnn: {lane: {backend: eager, jobs: 1}}}}\n")
     output = tmp_path / "figures.json"
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     command += ["--alone", "builtin:lane_small", "--rounds", "2", "--output", str(output)]
@@ -41,7 +41,10 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
 def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsys):
     """Of two DNNs: each is made ready here, and in a process of its own."""
     output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"
-    parameters.write_text("/**: {ros__parameters: {dnns: [object, pedestrian]}}\n")
+    parameters.write_text(
+        "/**: {ros__parameters: {dnns: [object, pedestrian], dnn: {"
+        "object: {backend: eager, jobs: 1}, pedestrian: {backend: eager, jobs: 1}}}}\n"
+    )
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     assert main([*command, "--output", str(output)]) == 0
     figures = json.loads(output.read_text())
@@ -56,7 +59,9 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsy
 
 def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monkeypatch):
     parameters = tmp_path / "one.yaml"
-    parameters.write_text("/**: {ros__parameters: {dnns: [pedestrian]}}\n")
+    parameters.write_text(
+        "/**: {ros__parameters: {dnns: [pedestrian], dnn: {pedestrian: {backend: eager, jobs: 1}}}}\n"
+    )
 
     def kill_then_go_on(order, **options):
         (process,) = (child for child in multiprocessing.active_children() if child.name.startswith("DNN"))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from multi_dnn_ros.cli.main import VERBS, build_parser, split_ros_args
+from multi_dnn_ros.cli.main import VERBS, build_parser, main, split_ros_args
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,11 +33,12 @@ def helps() -> list[str]:
     """Examples that `--help` gives."""
     texts = [build_parser().format_help()]
     for verb in VERBS:
-        done = subprocess.run(
-            [sys.executable, "-m", "multi_dnn_ros.cli.main", verb, "--help"], capture_output=True, text=True, check=True
-        )
-        texts.append(done.stdout)
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            main([verb, "--help"])
+        texts.append(text.getvalue())
     lines = [line.strip() for text in texts for line in text.splitlines() if line.startswith("  multi-dnn ")]
+    assert lines
     return sorted({re.split(r"\s{2,}", line)[0] for line in lines})
 
 
@@ -64,13 +66,15 @@ def test_make_targets_exist() -> None:
     assert set(named) <= set(targets)
 
 
-def test_modules_to_run_answer_help() -> None:
+def test_modules_to_run_answer_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     modules = {match for line in CODE for match in re.findall(r"python3? -m (multi_dnn_ros[\w.]*)", line)}
     assert modules
     for module in modules - {"multi_dnn_ros.settings.parameter_table"}:
-        done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "usage:" in done.stdout
+        monkeypatch.setattr(sys, "argv", [module, "--help"])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        assert not ended.value.code
+        assert "usage:" in capsys.readouterr().out
 
 
 def test_launch_arguments_exist() -> None:

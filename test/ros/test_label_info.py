@@ -110,7 +110,8 @@ def test_the_threshold_of_the_label_info_is_the_dnns_and_follows_it(bench: Bench
 
 def test_the_models_own_threshold_is_told_as_its_value(bench: Bench) -> None:
     """0, the parameter's default, stands for it."""
-    start(bench, {"dnn.object.score_threshold": 0.0, "device": "cpu"}, build=build_for_real)
+    quick = {"dnn.object.backend": "eager", "dnn.object.jobs": 1}
+    start(bench, {"dnn.object.score_threshold": 0.0, "device": "cpu", **quick}, build=build_for_real)
     heard = label_infos(bench)
     bench.until(lambda: heard, "label_info")
     assert heard[0].threshold == np.float32(SCORE_THRESHOLDS["object"])
