@@ -12,7 +12,7 @@ MODULES = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_chec
 
 
 def modules_of(make: Callable[..., Any]) -> tuple[str, ...]:
-    """What an engine process imports before it is asked to configure with `make`: its attribute `modules`, else its own.
+    """What an engine process imports before it is asked to configure with `make`: that module, or its `modules`.
 
     A build that wraps another has that attribute.
     """
