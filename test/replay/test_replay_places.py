@@ -29,7 +29,7 @@ def replay(folder: Path, home: Path, *arguments: str) -> dict[str, bytes]:
     return {str(file.relative_to(output)): file.read_bytes() for file in output.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("storage", ["mcap", pytest.param("sqlite3", marks=pytest.mark.long)])
 def test_two_outputs_are_equal_file_by_file(tmp_path: Path, storage: str) -> None:
     outputs = []
     for place, name in (("here", "results"), ("there/in a folder", "other name")):

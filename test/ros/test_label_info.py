@@ -67,7 +67,9 @@ def onnx_file(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("source", ["builtin", "decomposed", "torchvision", "pt2", "onnx"])
+@pytest.mark.parametrize(
+    "source", ["builtin", "decomposed", pytest.param("torchvision", marks=pytest.mark.long), "pt2", "onnx"]
+)
 def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_path: Path, source: str) -> None:
     files = {"decoder": "yolo", "labels": LABELS}
     settings: dict[str, Any] = {
