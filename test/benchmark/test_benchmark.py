@@ -27,7 +27,13 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     command += ["--alone", "builtin:lane_small", "--rounds", "2", "--output", str(output)]
     assert main(command) == 0
-    (alone,) = json.loads(output.read_text())["alone"]
+    figures = json.loads(output.read_text())
+    assert set(figures["ms_per_frame"]) == {"engine", "one thread, one after another", "one process each"}
+    assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
+    assert set(figures["dnns"]) == {"lane"}
+    assert figures["command"].split()[0] == "multi-dnn"
+    assert figures["versions"]["torch"]
+    (alone,) = figures["alone"]
     assert alone["model"] == "builtin:lane_small"
     assert set(alone["cpu_ms"]) == {"ONNX Runtime directly", *alone["over_direct"]}
     assert all(times["samples"] == 2 and times["min"] > 0 for times in alone["cpu_ms"].values())
@@ -38,6 +44,7 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     assert "--alone: argument model is 'builtin:nothing'; allowed: builtin:" in capsys.readouterr().err
 
 
+@pytest.mark.long  # with one DNN above
 def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsys):
     """Of two DNNs: each is made ready here, and in a process of its own."""
     output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"

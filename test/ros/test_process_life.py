@@ -282,8 +282,17 @@ def test_looking_for_what_is_wrong_is_cancelled_too(robot: Robot) -> None:
     assert robot.engines() == []
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
-@pytest.mark.parametrize("state", ["configuring", "active"])
+@pytest.mark.parametrize(
+    ("state", "numbers"),
+    [
+        ("configuring", (signal.SIGINT,)),
+        ("configuring", (signal.SIGTERM,)),
+        ("configuring", (signal.SIGINT, signal.SIGINT)),
+        ("active", (signal.SIGINT, signal.SIGINT)),
+        pytest.param("active", (signal.SIGINT,), marks=pytest.mark.long),  # the first of the two above
+        pytest.param("active", (signal.SIGTERM,), marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_everything_once(robot: Robot, state: str, numbers: tuple[signal.Signals, ...]) -> None:
     before = _shared_memory()
     robot.start(autostart=True)
