@@ -1,4 +1,5 @@
-# Two commands in a fresh clone: `make demo` and `make test`. Each installs what it needs into .venv first.
+# Two commands in a fresh clone: `make demo` and `make test`. CI runs lint, test and test-long. Each installs what it
+# needs into .venv first.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,20 +7,28 @@ BIN := $(VENV)/bin
 # With the name of an extra of setup.py behind it: written when that extra is installed.
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-gpu test-rclpy lint unit install clean
+# Each worker begins with a part of the tests in their order, so that fixtures of modules are made once, and takes over
+# tests of another when it has none left.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal --ignore test/gpu
+
+# Both install into the same environment.
+.NOTPARALLEL:
+
+.PHONY: demo test test-long test-gpu test-rclpy lint install clean
 
 demo: $(INSTALLED)-offline ## generated road -> camera process -> node process -> out/demo
 	$(BIN)/multi-dnn demo --output out/demo
 
-test: lint unit ## what CI runs
+test: test-gpu ## all but the long ones: under six minutes on two cores
+	$(BIN)/python -m pytest --durations 25 $(PARALLEL) -m "not long"
+
+test-long: install ## soaks, scenarios of many processes, large networks
+	$(BIN)/python -m pytest --durations 10 $(PARALLEL) -m long
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-
-unit: test-gpu
-	$(BIN)/python -m pytest --durations 25 --numprocesses auto --maxprocesses 4 --dist loadfile --ignore test/gpu
 
 test-gpu: install ## alone on the GPU, as they look at its clock; PART=engine, backends, training, benchmark or serving: one part
 	$(BIN)/python -m pytest --durations 5 test/gpu/$(PART)

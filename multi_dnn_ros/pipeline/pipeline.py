@@ -1,5 +1,8 @@
-"""What configuring makes, and the engine runs. Apart from :mod:`multi_dnn_ros.pipeline.build`, whose imports take a
-second more than PyTorch's: a pipeline that is made otherwise does not need them."""
+"""The result of configuring: what the engine runs.
+
+Apart from :mod:`multi_dnn_ros.pipeline.build`, whose imports take longer than PyTorch's: a pipeline that is built
+otherwise does not need them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Everything that is made when configuring. dnns: by name, for labels and thresholds.
+    """Everything that configuring builds. dnns: by name, for labels and thresholds.
 
     predictor: of layer times, that of parameter `predictor`; None: none.
     """
@@ -31,5 +34,5 @@ class Pipeline:
 
     @property
     def servers(self) -> int:
-        """Frames that are computed at once: one a worker on a CPU; on a GPU one a DNN, each on its own stream."""
+        """Frames computed at the same time: one per worker on a CPU; on a GPU one per DNN, each on its own stream."""
         return self.workers if self.device.type == "cpu" else len(self.tasks)

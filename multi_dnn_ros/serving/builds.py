@@ -12,8 +12,13 @@ MODULES = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_chec
 
 
 def modules_of(make: Callable[..., Any]) -> tuple[str, ...]:
-    """What an engine process imports before it is asked to configure with `make`."""
-    return MODULES if make is build else (make.__module__,)
+    """What an engine process imports before it is asked to configure with `make`: that module, or its `modules`.
+
+    A build that wraps another has that attribute.
+    """
+    if make is build:
+        return MODULES
+    return getattr(make, "modules", (make.__module__,))
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:

@@ -161,9 +161,14 @@ def test_our_dnns_whole_and_decomposed(model: str) -> None:
     assert len(check_all(dnn.module, dnn.example_inputs(), 4)) == 4
 
 
-def test_torchvision_s_networks() -> None:
+def test_a_network_of_torchvision() -> None:
     torch.manual_seed(0)
     check_all(torchvision.models.mobilenet_v3_small(weights=None).eval(), (torch.zeros(1, 3, 64, 64),), 4)
+
+
+@pytest.mark.long
+def test_a_detector_of_torchvision() -> None:
+    torch.manual_seed(0)
     detector = load_network("torchvision:ssdlite320_mobilenet_v3_large", weights="random")
     check_all(detector.network, (torch.zeros(1, 3, 96, 96),), 4)
 

@@ -22,12 +22,18 @@ def test_overhead_reports_both_sides_of_the_same_run():
 
 def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     parameters = tmp_path / "one.yaml"
-    parameters.write_text("/**: {ros__parameters: {dnns: [lane]}}\n")
+    parameters.write_text("/**: {ros__parameters: {dnns: [lane], dnn: {lane: {backend: eager, jobs: 1}}}}\n")
     output = tmp_path / "figures.json"
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     command += ["--alone", "builtin:lane_small", "--rounds", "2", "--output", str(output)]
     assert main(command) == 0
-    (alone,) = json.loads(output.read_text())["alone"]
+    figures = json.loads(output.read_text())
+    assert set(figures["ms_per_frame"]) == {"engine", "one thread, one after another", "one process each"}
+    assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
+    assert set(figures["dnns"]) == {"lane"}
+    assert figures["command"].split()[0] == "multi-dnn"
+    assert figures["versions"]["torch"]
+    (alone,) = figures["alone"]
     assert alone["model"] == "builtin:lane_small"
     assert set(alone["cpu_ms"]) == {"ONNX Runtime directly", *alone["over_direct"]}
     assert all(times["samples"] == 2 and times["min"] > 0 for times in alone["cpu_ms"].values())
@@ -38,10 +44,14 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     assert "--alone: argument model is 'builtin:nothing'; allowed: builtin:" in capsys.readouterr().err
 
 
+@pytest.mark.long  # with one DNN above
 def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsys):
     """Of two DNNs: each is made ready here, and in a process of its own."""
     output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"
-    parameters.write_text("/**: {ros__parameters: {dnns: [object, pedestrian]}}\n")
+    parameters.write_text(
+        "/**: {ros__parameters: {dnns: [object, pedestrian], dnn: {"
+        "object: {backend: eager, jobs: 1}, pedestrian: {backend: eager, jobs: 1}}}}\n"
+    )
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
     assert main([*command, "--output", str(output)]) == 0
     figures = json.loads(output.read_text())
@@ -56,7 +66,9 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsy
 
 def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monkeypatch):
     parameters = tmp_path / "one.yaml"
-    parameters.write_text("/**: {ros__parameters: {dnns: [pedestrian]}}\n")
+    parameters.write_text(
+        "/**: {ros__parameters: {dnns: [pedestrian], dnn: {pedestrian: {backend: eager, jobs: 1}}}}\n"
+    )
 
     def kill_then_go_on(order, **options):
         (process,) = (child for child in multiprocessing.active_children() if child.name.startswith("DNN"))

@@ -25,7 +25,7 @@ def test_each_case_is_compared_with_the_dnn_alone_and_with_fifo(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "important.json"
-    arguments = ["--device", "cpu", "--repeats", "2", "--seconds", "1", "--jobs", "3", "--others", "3"]
+    arguments = ["--device", "cpu", "--repeats", "2", "--seconds", "0.4", "--jobs", "3", "--others", "3"]
     arguments += ["--important", "squeezenet1_1", "--output", str(output)]
     assert main(["benchmark", "important", *arguments]) == 0
     found = json.loads(output.read_text())

@@ -26,6 +26,7 @@ ONE_DNN = """\
 /**:
   ros__parameters:
     dnns: [object]
+    dnn: {object: {backend: eager, jobs: 1}}
     stale_after_s: 1.0
     diagnostics_period_s: 0.25
 """
@@ -56,7 +57,12 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path:
     found = figures(output)
     assert {name: camera["rate_hz"] for name, camera in found["cameras"].items()} == {"front": 120.0, "rear": 4.0}
     assert found["flood_ratio"] is None
-    assert all(of["exact"] and of["published"] > 0 for of in found["accounts"].values()), found["accounts"]
+    for stream, of in found["accounts"].items():
+        assert of["offered"] == of["published"] + sum(of["dropped"].values()) + of["pending"], found["accounts"]
+        assert of["offered"] == found["cameras"][stream.partition(" on ")[2]]["received"]
+        # On a busy machine the listener may lose results that were published; then it must not be called exact.
+        assert 0 < of["observed"] <= of["published"], found["accounts"]
+        assert of["exact"] == (of["observed"] == of["published"])
     assert found["accounts"]["object on front"]["dropped"]["overwritten"] > 0
     for camera, of in found["fairness"]["dnns"]["object"].items():  # a starved machine serves few: two more or less
         assert of["published_hz"] >= 0.8 * of["share_hz"] - 2.0 / found["seconds"], camera
@@ -171,6 +177,7 @@ def test_nvidia_smi_output_is_parsed() -> None:
     assert parse_output("NVIDIA-SMI has failed") == {}
 
 
+@pytest.mark.long
 def test_camera_faults_are_detected_counted_and_recovered_from(tmp_path: Path, parameters: str) -> None:
     output = tmp_path / "rough.json"
     assert main(
@@ -210,6 +217,7 @@ def test_runs_that_are_too_short_for_a_verdict_are_refused(capsys: pytest.Captur
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_repeated_activation_leaks_nothing(tmp_path: Path, parameters: str) -> None:
     output = tmp_path / "cycles.json"
     assert main(

@@ -216,7 +216,9 @@ def test_a_full_disk_leaves_no_broken_picture(tmp_path: Path) -> None:
 
 def test_replay_onto_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     noise_bag(tmp_path / "in", 8)
-    (tmp_path / "one.yaml").write_text(HEAD + "    dnns: [object]\n    device: cpu\n")
+    (tmp_path / "one.yaml").write_text(
+        HEAD + "    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n    device: cpu\n"
+    )
     program = (
         f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT_BYTES}, {LIMIT_BYTES}));"
         "from multi_dnn_ros.cli.main import main;"

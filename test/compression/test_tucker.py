@@ -247,7 +247,9 @@ class FullRank:
         }
 
 
-@pytest.mark.parametrize("builder", ["squeezenet1_1", "resnet18", "ssdlite320_mobilenet_v3_large"])
+@pytest.mark.parametrize(
+    "builder", ["squeezenet1_1", pytest.param("resnet18", marks=pytest.mark.long), "ssdlite320_mobilenet_v3_large"]
+)
 def test_whole_models_at_full_rank(builder: str) -> None:
     """The other models that the engine's tests name are proved by results/compression_full_rank.json's command."""
     import copy

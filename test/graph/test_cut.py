@@ -52,11 +52,11 @@ def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple
         ("vgg16", 64, (4,)),
         ("resnet18", 64, (1, 7)),
         ("resnet50", 96, (5,)),
-        ("resnet152", 64, (8,)),
-        ("inception_v3", 160, (6,)),
-        ("regnet_y_32gf", 64, (8,)),
+        pytest.param("resnet152", 64, (8,), marks=pytest.mark.long),
+        pytest.param("inception_v3", 160, (6,), marks=pytest.mark.long),
+        pytest.param("regnet_y_32gf", 64, (8,), marks=pytest.mark.long),
         ("mobilenet_v3_large", 96, (3,)),
-        ("densenet121", 64, (8,)),
+        pytest.param("densenet121", 64, (8,), marks=pytest.mark.long),
     ],
 )
 def test_torchvision_classifiers(builder: str, size: int, job_counts: tuple[int, ...]) -> None:

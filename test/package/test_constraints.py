@@ -115,6 +115,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], F
     return asked
 
 
+@pytest.mark.long  # for the Python that runs, `make install` proves it: it installs with these constraints
 @pytest.mark.skipif(
     Version(metadata.version("pip")) < Version("26"),
     reason=f"pip {metadata.version('pip')} downloads whole wheels to read what they need; needs pip 26",

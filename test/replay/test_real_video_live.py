@@ -19,7 +19,10 @@ DETECTOR = DATA / "models" / "FastestDet.onnx"
 RATE_HZ, VIDEO_HZ = 5, 25
 FIRST, COUNT = 112, 50
 
-pytestmark = pytest.mark.skipif(not (VIDEO.exists() and DETECTOR.exists()), reason="needs ../shared/data")
+pytestmark = [
+    pytest.mark.skipif(not (VIDEO.exists() and DETECTOR.exists()), reason="needs ../shared/data"),
+    pytest.mark.long,  # with generated road in test_replay_live
+]
 
 PARAMETERS = """\
 /**:

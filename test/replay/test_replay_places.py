@@ -29,7 +29,7 @@ def replay(folder: Path, home: Path, *arguments: str) -> dict[str, bytes]:
     return {str(file.relative_to(output)): file.read_bytes() for file in output.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
+@pytest.mark.parametrize("storage", ["mcap", pytest.param("sqlite3", marks=pytest.mark.long)])
 def test_two_outputs_are_equal_file_by_file(tmp_path: Path, storage: str) -> None:
     outputs = []
     for place, name in (("here", "results"), ("there/in a folder", "other name")):
@@ -41,7 +41,9 @@ def test_two_outputs_are_equal_file_by_file(tmp_path: Path, storage: str) -> Non
         file.write_bytes(file.read_bytes()[: file.stat().st_size * 3 // 4])
         # Once by a relative, once by an absolute path.
         bag = "drive" if name == "results" else str(folder / "drive")
-        (folder / "one.yaml").write_text("/**:\n  ros__parameters:\n    dnns: [object]\n")
+        (folder / "one.yaml").write_text(
+            "/**:\n  ros__parameters:\n    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n"
+        )
         arguments = ("--storage", storage, "--with-input", "--params-file", "one.yaml")
         outputs.append(replay(folder, home, bag, name, *arguments))
         shutil.rmtree(folder / "drive")

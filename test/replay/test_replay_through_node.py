@@ -19,6 +19,16 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.processes import Child, loopback_environment, reserved_domain
 
 FRAMES = 12
+#: Configured for every replay anew; this backend is ready soonest.
+PARAMETERS = """\
+/**:
+  ros__parameters:
+    device: cpu
+    dnn:
+      lane: {backend: eager, jobs: 1}
+      object: {backend: eager, jobs: 1}
+      pedestrian: {backend: eager, jobs: 1}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +44,18 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Iterator[Child]:
+def parameters_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("parameters") / "robot.yaml"
+    path.write_text(PARAMETERS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], parameters_file: Path
+) -> Iterator[Child]:
     log = tmp_path_factory.mktemp("node") / "node.log"
-    parameters = ("-p", "autostart:=false", "-p", "device:=cpu", "-p", "use_sim_time:=true")
+    parameters = ("--params-file", str(parameters_file), "-p", "autostart:=false", "-p", "use_sim_time:=true")
     with Child("node", ["run", "--ros-args", *parameters], log, environment) as child:
         yield child
 
@@ -80,8 +99,10 @@ def test_every_frame_has_the_results_of_every_dnn(live: Path) -> None:
     assert (summary["frames"], summary["complete"], summary["stopped"]) == (CORRUPT, CORRUPT, "")
 
 
-def test_it_is_the_recording_that_a_replay_without_ros_writes(live: Path, recording: Path, tmp_path: Path) -> None:
-    assert main(["replay", str(recording), str(tmp_path / "offline"), "--device", "cpu"]) == 0
+def test_it_is_the_recording_that_a_replay_without_ros_writes(
+    live: Path, recording: Path, parameters_file: Path, tmp_path: Path
+) -> None:
+    assert main(["replay", str(recording), str(tmp_path / "offline"), "--params-file", str(parameters_file)]) == 0
     for name in ("recording.mcap", "metadata.yaml"):
         assert (tmp_path / "offline" / name).read_bytes() == (live / name).read_bytes()
 
@@ -136,11 +157,11 @@ def test_without_a_node_it_says_which_service_it_waited_for(recording: Path, tmp
     assert not (tmp_path / "results").exists()
 
 
-def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, tmp_path: Path) -> None:
+def test_a_node_that_ends_leaves_what_it_has_done(recording: Path, parameters_file: Path, tmp_path: Path) -> None:
     """Killed at the first result."""
     with reserved_domain() as domain:
         log, environment = tmp_path / "node.log", loopback_environment(domain)
-        parameters = ("-p", "autostart:=false", "-p", "device:=cpu", "-p", "dnns:=[object]")
+        parameters = ("--params-file", str(parameters_file), "-p", "autostart:=false", "-p", "dnns:=[object]")
         with Child("node", ["run", "--ros-args", *parameters], log, environment) as child:
             command = ["replay", str(recording), str(tmp_path / "results"), "--live", "--rate", "0.2"]
             with Child("replay", command, tmp_path / "replay.log", environment) as player:

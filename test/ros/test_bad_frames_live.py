@@ -41,8 +41,8 @@ PARAMETERS = """\
       side: {transport: compressed, qos: reliable, depth: 10}
     dnns: [object, dizzy]
     dnn:
-      object: {jobs: 1}
-      dizzy: {role: object, model: MODEL, decoder: yolo, labels: [thing], jobs: 1, cameras: [front]}
+      object: {backend: eager, jobs: 1}
+      dizzy: {role: object, model: MODEL, decoder: yolo, labels: [thing], backend: eager, jobs: 1, cameras: [front]}
 """
 
 

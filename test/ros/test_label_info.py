@@ -67,7 +67,9 @@ def onnx_file(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("source", ["builtin", "decomposed", "torchvision", "pt2", "onnx"])
+@pytest.mark.parametrize(
+    "source", ["builtin", "decomposed", pytest.param("torchvision", marks=pytest.mark.long), "pt2", "onnx"]
+)
 def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_path: Path, source: str) -> None:
     files = {"decoder": "yolo", "labels": LABELS}
     settings: dict[str, Any] = {
@@ -110,7 +112,8 @@ def test_the_threshold_of_the_label_info_is_the_dnns_and_follows_it(bench: Bench
 
 def test_the_models_own_threshold_is_told_as_its_value(bench: Bench) -> None:
     """0, the parameter's default, stands for it."""
-    start(bench, {"dnn.object.score_threshold": 0.0, "device": "cpu"}, build=build_for_real)
+    quick = {"dnn.object.backend": "eager", "dnn.object.jobs": 1}
+    start(bench, {"dnn.object.score_threshold": 0.0, "device": "cpu", **quick}, build=build_for_real)
     heard = label_infos(bench)
     bench.until(lambda: heard, "label_info")
     assert heard[0].threshold == np.float32(SCORE_THRESHOLDS["object"])

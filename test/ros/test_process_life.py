@@ -39,6 +39,7 @@ PARAMETERS = """\
 /**:
   ros__parameters:
     dnns: [object, pedestrian]
+    dnn: {object: {backend: eager, jobs: 1}, pedestrian: {backend: eager, jobs: 1}}  # ready soonest
     cpu_threads: 1
     diagnostics_period_s: 0.1
 """
@@ -222,7 +223,10 @@ def test_configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
 
 
 def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> None:
-    robot.start(autostart=False)
+    as_users_have_it = (
+        f"dnn.{dnn}.{name}" for dnn in ("object", "pedestrian") for name in ("backend:=auto", "jobs:=4")
+    )
+    robot.start(*as_users_have_it, autostart=False)
     get_state, get_parameters = robot.client(GetState, "get_state"), robot.client(GetParameters, "get_parameters")
     asked = GetParameters.Request(names=["workers", "dnns"])
     configured = robot.ask("configure")
@@ -278,8 +282,17 @@ def test_looking_for_what_is_wrong_is_cancelled_too(robot: Robot) -> None:
     assert robot.engines() == []
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)])
-@pytest.mark.parametrize("state", ["configuring", "active"])
+@pytest.mark.parametrize(
+    ("state", "numbers"),
+    [
+        ("configuring", (signal.SIGINT,)),
+        ("configuring", (signal.SIGTERM,)),
+        ("configuring", (signal.SIGINT, signal.SIGINT)),
+        ("active", (signal.SIGINT, signal.SIGINT)),
+        pytest.param("active", (signal.SIGINT,), marks=pytest.mark.long),  # the first of the two above
+        pytest.param("active", (signal.SIGTERM,), marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_everything_once(robot: Robot, state: str, numbers: tuple[signal.Signals, ...]) -> None:
     before = _shared_memory()
     robot.start(autostart=True)

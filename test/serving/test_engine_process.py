@@ -15,8 +15,9 @@ import pytest
 from engine_rig import Rig, same
 from fake_pipelines import settings
 
+from multi_dnn_ros.benchmark.faults import ExitingBuild
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving import builds, wire
 from multi_dnn_ros.vision.results import Detections, Lanes
 
 Make = Callable[..., Rig]
@@ -191,3 +192,9 @@ def test_what_pickle_cannot_name_is_the_callers_mistake(rig: Make) -> None:
     engine = rig("object")
     with pytest.raises((AttributeError, TypeError)):
         engine.process.send(wire.Configure(settings("object"), ("object",), lambda config, progress: None))
+
+
+def test_what_is_imported_before_configuring_follows_from_the_build() -> None:
+    assert builds.modules_of(builds.build) == builds.MODULES
+    assert builds.modules_of(fake.build) == ("fake_pipelines",)
+    assert builds.modules_of(ExitingBuild(builds.build, "flag")) == builds.MODULES

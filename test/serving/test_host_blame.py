@@ -14,6 +14,7 @@ DNNS = ("guilty", "lane", "object")
 WINDOW_S = 6.0
 
 
+@pytest.mark.long  # in test_host_supervision with processes that are played
 @pytest.mark.parametrize(("value", "standby"), [(SEGFAULT, "hot"), (BUSY, "none")])
 def test_the_guilty_dnn_alone_ends_disabled_is_tried_again_and_all_come_back(value: int, standby: str) -> None:
     """As long as the images are poisoned every process that serves `guilty` is lost."""

@@ -8,6 +8,7 @@ import pytest
 from multi_dnn_ros.benchmark.chaos import ChaosPlan, chaos_table, measure_chaos
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("standby", "seed"), [("hot", 1), ("none", 2)])
 def test_every_frame_ends_once_whatever_is_done_to_the_engine_processes(standby: str, seed: int) -> None:
     config = fake_pipelines.settings(

@@ -97,26 +97,25 @@ def log_until_configured(command: list[str], folder: Path, domain: int) -> str:
     return log
 
 
-def test_one_file_for_several_nodes(tmp_path: Path, domain: int) -> None:
-    """Sections of other nodes are no mistake; a name that is nobody's is a warning with the nearest one."""
-    own = "robot:\n  multi_dnn:\n    ros__parameters: {device: cpu, dnns: [object], zoom_level: 3, threshold: 0.3}\n"
-    path = written(tmp_path, FOREIGN + own)
-    command = ["run", "--params-file", str(path), "--ros-args", "-r", "__ns:=/robot"]
-    log = log_until_configured(command, tmp_path, domain)
-    assert re.search(r"zoom_level: not a parameter of this node, ignored; the nearest name is \S+", log)
-    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.object.iou_threshold" in log
+def test_files_for_several_nodes(tmp_path: Path, domain: int) -> None:
+    """`parameters=[common.yaml, robot.yaml]` of a launch file: sections of other nodes are no mistake.
 
-
-def test_a_file_for_other_nodes_beside_the_nodes_own_is_a_warning(tmp_path: Path, domain: int) -> None:
-    """`parameters=[common.yaml, multi_dnn.yaml]` of a launch file."""
+    A file that holds nothing for this node is a warning, and so is a name that is nobody's, with the nearest one.
+    """
     common = tmp_path / "common.yaml"
     common.write_text(FOREIGN)
-    own = written(tmp_path, "multi_dnn:\n  ros__parameters: {device: cpu, dnns: [object]}\n")
-    command = ["run", "--ros-args", "--params-file", str(common), "--params-file", str(own)]
-    log = log_until_configured(command, tmp_path, domain)
+    own = written(
+        tmp_path,
+        f"{FOREIGN}robot:\n  multi_dnn:\n    ros__parameters: {{device: cpu, dnns: [object], "
+        "dnn: {object: {backend: eager, jobs: 1}}, zoom_level: 3, threshold: 0.3}\n",
+    )
+    files = ["--params-file", str(common), "--params-file", str(own)]
+    log = log_until_configured(["run", "--ros-args", "-r", "__ns:=/robot", *files], tmp_path, domain)
+    assert re.search(r"zoom_level: not a parameter of this node, ignored; the nearest name is \S+", log)
+    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.object.iou_threshold" in log
     (line,) = (line for line in log.splitlines() if "no parameters for node" in line)
     assert "WARN" in line
-    assert f"parameter file {common}: no parameters for node /multi_dnn; its sections are for /lidar" in line
+    assert f"parameter file {common}: no parameters for node /robot/multi_dnn; its sections are for /lidar" in line
 
 
 def test_one_of_several_files_must_hold_something_for_the_node(tmp_path: Path) -> None:
