@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from pages import PAGES, ROOT, inline_code
 
-from multi_dnn_ros.engine.statistics import STAGES
+from multi_dnn_ros.engine.statistics import TIMINGS
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.settings.flat_parameters import fields_of
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
@@ -69,7 +69,7 @@ def test_every_drop_reason_is_explained() -> None:
 
 def test_every_step_of_the_latency_is_explained() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.M)
-    assert set(STAGES) <= set(rows)
+    assert set(TIMINGS) <= set(rows)
 
 
 @pytest.mark.parametrize("page", PAGES)
