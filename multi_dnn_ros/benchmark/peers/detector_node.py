@@ -94,7 +94,7 @@ class DetectorNode:
         probability = 1.0 / (1.0 + np.exp(-logits[0]))
         mask = (probability >= self._known["score_threshold"]).astype(np.uint8)
         count, labels, statistics, _ = cv2.connectedComponentsWithStats(mask)
-        lanes = []
+        lanes: list[npt.NDArray[Any]] = []
         for label in range(1, count):
             if statistics[label, cv2.CC_STAT_AREA] < _LEAST_LANE_PIXELS:
                 continue
@@ -121,9 +121,9 @@ def _image(message: Any) -> npt.NDArray[np.uint8]:
     """(H, W, 3) RGB."""
     if hasattr(message, "format"):
         decoded = cv2.imdecode(np.frombuffer(message.data, np.uint8), cv2.IMREAD_COLOR)
-        return np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB), np.uint8)
-    image = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
-    image = image[:, : 3 * message.width].reshape(message.height, message.width, 3)
+        return np.asarray(cv2.cvtColor(np.asarray(decoded), cv2.COLOR_BGR2RGB), np.uint8)
+    rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
+    image = rows[:, : 3 * message.width].reshape(message.height, message.width, 3)
     if message.encoding not in ("rgb8", "bgr8"):
         raise ValueError(f"encoding is {message.encoding!r}; allowed: rgb8, bgr8")
     return image[:, :, ::-1] if message.encoding == "bgr8" else image

@@ -141,19 +141,20 @@ class Decoder:
         with many candidates leaves out those under the threshold itself, before it computes their boxes.
         """
         # For a few boxes a call into numpy takes a fraction of the time of one into PyTorch.
-        boxes, scores, class_ids = np.asarray(boxes), np.asarray(scores), np.asarray(class_ids)
-        chosen = scores >= self.score_threshold
+        all_boxes, all_scores, all_ids = np.asarray(boxes), np.asarray(scores), np.asarray(class_ids)
+        chosen = all_scores >= self.score_threshold
         if self.kept:
-            chosen &= np.isin(class_ids, self.kept)
+            chosen &= np.isin(all_ids, self.kept)
         indices = np.flatnonzero(chosen)
         if len(indices) > MAX_CANDIDATES:
-            indices = indices[np.argsort(-scores[indices], kind="stable")[:MAX_CANDIDATES]]
-        boxes, scores, class_ids = boxes[indices], scores[indices], class_ids[indices]
-        boxes = self.preprocess.geometry(source_size).to_source(boxes)
+            indices = indices[np.argsort(-all_scores[indices], kind="stable")[:MAX_CANDIDATES]]
+        found, found_scores, found_ids = all_boxes[indices], all_scores[indices], all_ids[indices]
+        found = self.preprocess.geometry(source_size).to_source(found)
         if len(indices) > 1:
-            first = batched_nms(*map(torch.from_numpy, (boxes, scores, class_ids)), self.iou_threshold).numpy()
-            boxes, scores, class_ids = boxes[first], scores[first], class_ids[first]
-        return self.finish(boxes, scores, class_ids, source_size)
+            tensors = (torch.from_numpy(array) for array in (found, found_scores, found_ids))
+            first = batched_nms(*tensors, self.iou_threshold).numpy()
+            found, found_scores, found_ids = found[first], found_scores[first], found_ids[first]
+        return self.finish(found, found_scores, found_ids, source_size)
 
     def finish(
         self,
