@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from rclpy.utilities import get_rmw_implementation_identifier
 
 from multi_dnn_ros.benchmark.host_cases import COUNTER, THREE_NODES, HostCase, config_of
 from multi_dnn_ros.benchmark.load import start_cameras
@@ -61,7 +62,7 @@ def measure_host(
         described[case.name] = case.described()
     return {
         "seconds": seconds,
-        "runtime": "standalone" if is_standalone() else "rclpy",
+        "runtime": "standalone" if is_standalone() else get_rmw_implementation_identifier(),
         "cases": {
             name: {
                 **described[name],
