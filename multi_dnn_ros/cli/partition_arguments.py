@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import natural, size
 from multi_dnn_ros.cli.network_arguments import PRECISIONS
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units
 
 if TYPE_CHECKING:
@@ -63,6 +64,55 @@ def tables_folder(args: argparse.Namespace) -> Path:
 
     folder: Path | None = args.tables
     return folder if folder is not None else default_folder()
+
+
+def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit], dict[str, BatchTable]]:
+    """The units of --units, or all that have a table of the model, and their tables by unit.
+
+    check: a table of another device or version than this machine's is refused. CommandError for a unit without a
+    table, TableError for one that does not fit the others, ProfileError for a file that is no table.
+    """
+    from multi_dnn_ros.partition.executor import identity
+    from multi_dnn_ros.planning.batch_table import TableError, read_table, table_path
+
+    folder = tables_folder(args)
+    chosen: list[Unit] = list(args.units or ())
+    if not chosen:
+        files = sorted(table_path(folder, args.model, "any", args.precision).parent.glob(f"*.{args.precision}.json"))
+        chosen = [parse_units(read_table(file).unit)[0] for file in files]
+    tables: dict[str, BatchTable] = {}
+    for unit in chosen:
+        path = table_path(folder, args.model, unit.name, args.precision)
+        if not path.exists():
+            raise _no_table(args, unit.name, folder)
+        table = read_table(path)
+        first = next(iter(tables.values()), table)
+        asked = (args.model, unit.name, args.precision, first.shape, first.parameters)
+        found = (table.model, table.unit, table.precision, table.shape, table.parameters)
+        if found != asked:
+            raise TableError(
+                f"{path} is a table of {found}; expected (model, unit, precision, shape, parameters) {asked}"
+            )
+        if check:
+            device = identity(unit, args.precision)
+            if table.device != device:
+                raise TableError(
+                    f"{path} was measured on '{table.device}'; {unit.name} is '{device}' now: measure again with "
+                    "`multi-dnn partition profile --replace`"
+                )
+        if not table.largest:
+            raise TableError(f"{path} holds no batch size that was measured without a failure")
+        tables[unit.name] = table
+    if not tables:
+        raise _no_table(args, "any unit", folder)
+    return chosen, tables
+
+
+def _no_table(args: argparse.Namespace, unit: str, folder: Path) -> CommandError:
+    return CommandError(
+        f"there is no table of {args.model} on {unit} at precision {args.precision} in {folder}; measure one with "
+        "`multi-dnn partition profile`"
+    )
 
 
 @contextmanager
