@@ -71,9 +71,7 @@ def test_the_others_take_several_steps_where_they_cannot_hold_all_at_once() -> N
 
 
 def test_without_a_unit_left_there_is_an_error_that_names_each_reason() -> None:
-    with pytest.raises(
-        CommandError, match=r"no unit is left .*no outputs.*a/die=1 was ended.*b/full=1 ran out"
-    ) as told:
+    with pytest.raises(CommandError, match=r"no unit is left .*no outputs.*a/die=1 was ended.*full=1 ran out") as told:
         run("fake:a/die=1,fake:b/full=1", 4)
     assert "SIGKILL" in str(told.value)
 
