@@ -112,9 +112,11 @@ def _run(args: argparse.Namespace) -> int:
     done = _measure(args, units, tables, plan, images)
     largest = _check_outputs(args, units, tables, plan, images, done)
     print(f"\n{_run_table(plan, done)}")
-    measured = done.measured_ms
-    print(f"\npredicted {plan.total_ms:.4g} ms, measured {measured:.4g} ms ({measured / plan.total_ms - 1:+.1%}); "
-          f"largest difference from another unit's outputs {largest:.2g} of their scale")  # fmt: skip
+    found = f"measured {done.measured_ms:.4g} ms ({done.measured_ms / plan.total_ms - 1:+.1%})"
+    if not done.rounds:
+        found = "not measured, as a unit failed before a round was complete"
+    print(f"\npredicted {plan.total_ms:.4g} ms, {found}")
+    print(f"largest difference from another unit's outputs: {largest:.2g} of their scale")
     if done.failures:
         print(f"{len(done.failures)} units failed, {done.repeated_images} images were computed by others in "
               f"{done.recovery_ms:.4g} ms: {'; '.join(done.failures)}")  # fmt: skip
