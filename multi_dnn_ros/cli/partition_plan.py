@@ -120,18 +120,18 @@ def _run(args: argparse.Namespace) -> int:
     if done.failures:
         print(f"{len(done.failures)} units failed, {done.repeated_images} images were computed by others in "
               f"{done.recovery_ms:.4g} ms: {'; '.join(done.failures)}")  # fmt: skip
+    if args.output is not None:
+        _write_outputs(args.output, done.outputs)
+        print(f"outputs of {batch} images in {args.output}")
     compared: list[dict[str, Any]] = []
     if args.compare:
-        others = plan_subsets({name: tables[name] for name in tables}, batch, args.search)
+        others = plan_subsets(tables, batch, args.search)
         compared = _compare(args, units, tables, others, images, done)
     if args.plot is not None:
         from multi_dnn_ros.partition.plots import plan_bars, run_bars, write_gantt
 
         bars = {"predicted": plan_bars(plan), **({"measured": run_bars(done)} if done.rounds else {})}
         write_gantt(args.plot, f"{args.model}, batch {batch}", bars)
-    if args.output is not None:
-        _write_outputs(args.output, done.outputs)
-        print(f"outputs of {batch} images in {args.output}")
     if args.report is not None:
         write_json(args.report, {**provenance(), "model": args.model, "batch": batch, "plan": _plan_json(plan),
                                  **_run_json(done), "difference": largest, "subsets": compared})  # fmt: skip
@@ -201,7 +201,11 @@ def _compare(
         if plan is None:
             rows.append([" + ".join(subset), "-", "-", "-", "-", "cannot hold the batch"])
             continue
-        done = _measure(args, units, tables, plan, images)
+        try:
+            done = _measure(args, units, tables, plan, images)
+        except CommandError as error:  # its only unit failed; the other subsets may not contain it
+            rows.append([" + ".join(subset), _counts(plan), f"{plan.total_ms:.4g}", "-", "-", str(error)])
+            continue
         difference = disagreement(done.outputs, first.outputs)
         rows.append([" + ".join(subset), _counts(plan), f"{plan.total_ms:.4g}", f"{done.measured_ms:.4g}",
                      f"{done.measured_ms / plan.total_ms - 1:+.1%}", f"{difference:.2g}"])  # fmt: skip
