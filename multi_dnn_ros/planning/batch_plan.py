@@ -67,13 +67,14 @@ def plan_exact(units: Mapping[str, Times], batch: int) -> Plan:
     for own in times.values():
         longer = np.full(batch + 1, np.inf)
         choice = np.zeros(batch + 1, dtype=np.int64)
-        for images in range(batch + 1):
-            ends = np.maximum(least[images::-1], own[: images + 1])  # [n]: n images here, the others before
-            choice[images] = np.argmin(ends)
-            longer[images] = ends[choice[images]]
+        for among in range(batch + 1):  # images of this unit and those before
+            ends = np.maximum(least[among::-1], own[: among + 1])  # [n]: n images here, the others before
+            choice[among] = np.argmin(ends)
+            longer[among] = ends[choice[among]]
         least = longer
         choices.append(choice)
-    images, left = {}, batch
+    images: dict[str, int] = {}
+    left = batch
     for name, choice in zip(reversed(times), reversed(choices), strict=True):
         images[name] = int(choice[left])
         left -= images[name]
