@@ -250,7 +250,8 @@ def _write_outputs(path: Path, outputs: Sequence[Array]) -> None:
     from multi_dnn_ros.common.atomic_files import written_beside
 
     with written_beside(path) as beside, beside.open("wb") as file:
-        np.savez(file, **{f"output_{index}": output for index, output in enumerate(outputs)})
+        arrays: dict[str, Any] = {f"output_{index}": output for index, output in enumerate(outputs)}
+        np.savez(file, **arrays)
 
 
 def _counts(plan: Plan) -> str:

@@ -31,14 +31,13 @@ def write_gantt(path: Path, title: str, groups: Mapping[str, Sequence[Bar]]) -> 
     with optional("a Gantt chart"):
         from matplotlib.figure import Figure
 
-    lines = [(f"{unit} ({group})", *bar, place) for place, (group, bars) in enumerate(groups.items())
-             for unit, *bar in bars]  # fmt: skip
+    lines = [(group, place, bar) for place, (group, bars) in enumerate(groups.items()) for bar in bars]
     figure = Figure(figsize=(9, 1.2 + 0.5 * len(lines)), layout="constrained")
     axes = figure.subplots()
-    for row, (_, images, begin, end, place) in enumerate(lines):
+    for row, (_, place, (_, images, begin, end)) in enumerate(lines):
         axes.barh(row, end - begin, left=begin, color=f"C{place}")
         axes.text(begin + (end - begin) / 2, row, f"{images}", ha="center", va="center", color="white")
-    axes.set_yticks(range(len(lines)), [line[0] for line in lines])
+    axes.set_yticks(range(len(lines)), [f"{bar[0]} ({group})" for group, _, bar in lines])
     axes.invert_yaxis()
     axes.set_xlabel("ms")
     axes.set_title(f"{title}: images of each unit")

@@ -11,7 +11,7 @@ from typing import Any
 
 from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import BlockForm, receive_block
-from multi_dnn_ros.partition.executor import Array, Executor, executor_class, random_images
+from multi_dnn_ros.partition.executor import Array, Executor, RunTimes, executor_class, random_images
 from multi_dnn_ros.planning.batch_units import Unit
 
 _WARM_UP = 2
@@ -100,7 +100,7 @@ class _Server:
             executor.attach(images.array, tuple(block.array for block in blocks[1:]))
         outputs = tuple(block.array for block in blocks[1:])
 
-        def once() -> Any:
+        def once() -> RunTimes:
             return executor.transfer(images.array) if request.transfer else executor.run(images.array, outputs)
 
         begin = time.monotonic()
@@ -108,7 +108,7 @@ class _Server:
             once()
             if time.monotonic() - begin > request.limit_s / 2:
                 break
-        samples = []
+        samples: list[RunTimes] = []
         begin = time.monotonic()
         while len(samples) < request.samples:
             if len(samples) >= request.least and time.monotonic() - begin > request.limit_s:
