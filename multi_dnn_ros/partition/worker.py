@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -121,8 +122,6 @@ class _Server:
 
 def is_memory_error(error: BaseException | None) -> bool:
     """Whether memory did not suffice, on the host or the device, be it behind another error that followed from it."""
-    from multi_dnn_ros.backends.device_errors import is_out_of_memory
-
     first = error
     while error is not None:
         # PyTorch's CPU allocator and ONNX Runtime raise RuntimeError subclasses with no type of their own for this.
@@ -130,6 +129,10 @@ def is_memory_error(error: BaseException | None) -> bool:
         if isinstance(error, MemoryError) or "can't allocate memory" in text or "bad_alloc" in text:
             return True
         error = error.__cause__ or error.__context__
+    if "torch" not in sys.modules:  # then it is no error of PyTorch, whose import takes seconds
+        return False
+    from multi_dnn_ros.backends.device_errors import is_out_of_memory
+
     return is_out_of_memory(first)
 
 
