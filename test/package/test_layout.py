@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "compression": {"common", "models", "planning"},
     "training": {"common", "settings", "vision", "models", "compression", "planning"},
     "profiling": {"common", "graph", "models", "backends", "planning"},
+    "partition": {"common", "backends", "planning", "pipeline", "serving", "profiling"},
     "ros": {"common", "settings", "vision", "standalone", "engine", "serving"},
     "bags": {"common", "ros"},
     "camera": {"common", "vision", "training", "ros", "bags"},

@@ -1,0 +1,149 @@
+"""Arguments that the actions of ``multi-dnn partition`` share, and what they name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.arguments import natural, size
+from multi_dnn_ros.cli.network_arguments import PRECISIONS
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.partition.executor import NetworkRequest
+    from multi_dnn_ros.planning.batch_table import BatchTable
+
+
+def units(text: str) -> tuple[Unit, ...]:
+    """The value of --units."""
+    try:
+        return parse_units(text)
+    except UnitError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model, its precision, and where its tables are."""
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="builtin:<name>, torchvision:<builder>, or a .pt2, .onnx or .safetensors file")
+    add("--precision", choices=PRECISIONS, default="auto",
+        help="as the node's parameter dnn.<dnn>.precision (default: %(default)s)")  # fmt: skip
+    add("--tables", type=Path, metavar="DIR", help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")
+
+
+def add_units(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """--units."""
+    default = "" if required else " (default: every unit with a table)"
+    parser.add_argument(
+        "--units", type=units, required=required, metavar="UNIT,...", help=f"such as cpu:8,cuda:0,cuda:1/16sms{default}"
+    )
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """How the network is loaded."""
+    add = parser.add_argument
+    add("--weights", default="", help="of a torchvision builder: a file, a name, random (default; times are the same)")
+    add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
+    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+
+
+def network_request(args: argparse.Namespace) -> NetworkRequest:
+    """Of add_model and add_network."""
+    from multi_dnn_ros.partition.executor import NetworkRequest
+
+    return NetworkRequest(args.model, args.weights, args.num_classes, args.size)
+
+
+def tables_folder(args: argparse.Namespace) -> Path:
+    """--tables, or its default."""
+    from multi_dnn_ros.planning.batch_table import default_folder
+
+    folder: Path | None = args.tables
+    return folder if folder is not None else default_folder()
+
+
+def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit], dict[str, BatchTable]]:
+    """The units of --units, or all that have a table of the model, and their tables by unit.
+
+    check: a table of another device or version than this machine's is refused. CommandError for a unit without a
+    table, TableError for one that does not fit the others, ProfileError for a file that is no table.
+    """
+    from multi_dnn_ros.partition.executor import identity
+    from multi_dnn_ros.planning.batch_table import TableError, read_table, table_path
+
+    folder = tables_folder(args)
+    chosen: list[Unit] = list(args.units or ())
+    if not chosen:
+        files = sorted(table_path(folder, args.model, "any", args.precision).parent.glob(f"*.{args.precision}.json"))
+        chosen = [parse_units(read_table(file).unit)[0] for file in files]
+    tables: dict[str, BatchTable] = {}
+    for unit in chosen:
+        path = table_path(folder, args.model, unit.name, args.precision)
+        if not path.exists():
+            raise _no_table(args, unit.name, folder)
+        table = read_table(path)
+        first = next(iter(tables.values()), table)
+        asked = (args.model, unit.name, args.precision, first.shape, first.parameters)
+        found = (table.model, table.unit, table.precision, table.shape, table.parameters)
+        if found != asked:
+            raise TableError(
+                f"{path} is a table of {found}; expected (model, unit, precision, shape, parameters) {asked}"
+            )
+        if check:
+            device = identity(unit, args.precision)
+            if table.device != device:
+                raise TableError(
+                    f"{path} was measured on '{table.device}'; {unit.name} is '{device}' now: measure again with "
+                    "`multi-dnn partition profile --replace`"
+                )
+        if not table.largest:
+            raise TableError(f"{path} holds no batch size that was measured without a failure")
+        tables[unit.name] = table
+    if not tables:
+        raise _no_table(args, "any unit", folder)
+    return chosen, tables
+
+
+def _no_table(args: argparse.Namespace, unit: str, folder: Path) -> CommandError:
+    return CommandError(
+        f"there is no table of {args.model} on {unit} at precision {args.precision} in {folder}; measure one with "
+        "`multi-dnn partition profile`"
+    )
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on the terminal while inside; gives what moves it: (done, total, what is measured)."""
+    from tqdm import tqdm
+
+    with tqdm(unit="size", disable=None, leave=False) as bar:
+
+        def update(done: int, total: int, what: str) -> None:
+            bar.total = total
+            bar.n = done
+            bar.set_description(what, refresh=True)
+
+        yield update
+
+
+def row_table(table: BatchTable) -> str:
+    """The rows of one table for people: milliseconds, medians with half the distance of the quartiles."""
+    from multi_dnn_ros.common.reporting import table as markdown
+    from multi_dnn_ros.common.reporting import three_digits
+
+    lines = []
+    for row in table.rows:
+        total = row.total
+        if total is None:
+            lines.append([str(row.batch), "-", "-", "-", "-", "-", "-", row.failure])
+            continue
+        cells = [three_digits(of.p50) if of else "-" for of in (row.input, row.compute, row.output)]
+        spread = f"{three_digits(total.p50)} ± {three_digits((total.p75 - total.p25) / 2)}"
+        lines.append([str(row.batch), *cells, spread, three_digits(total.p50 / row.batch), str(row.samples), ""])
+    return markdown(
+        ["batch", "input ms", "compute ms", "output ms", "total ms", "ms per image", "samples", "note"], lines
+    )

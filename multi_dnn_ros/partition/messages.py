@@ -1,0 +1,99 @@
+"""What the command and the process of a unit say to each other. Both ends are ours and of one version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multi_dnn_ros.partition.blocks import BlockForm
+from multi_dnn_ros.partition.executor import NetworkRequest, OutputForm, RunTimes
+
+
+@dataclass(frozen=True)
+class Open:
+    """Load the network; answered with Opened."""
+
+    network: NetworkRequest
+    precision: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """See :class:`multi_dnn_ros.partition.executor.Executor`."""
+
+    device: str
+    shape: tuple[int, int, int]
+    parameters: int
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make the network ready for so many images; answered with Prepared."""
+
+    batch: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    outputs: tuple[OutputForm, ...]
+
+
+@dataclass(frozen=True)
+class Attach:
+    """The blocks of these forms follow, inputs first; answered with Attached."""
+
+    inputs: BlockForm
+    outputs: tuple[BlockForm, ...]
+
+
+@dataclass(frozen=True)
+class Attached:
+    pass
+
+
+@dataclass(frozen=True)
+class Run:
+    """Compute images `first` to `first + count - 1` of the attached block; answered with Ran."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Ran:
+    """begin_ns, end_ns: on the monotonic clock, which all processes of a machine share."""
+
+    begin_ns: int
+    end_ns: int
+    times: RunTimes
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Time random images, or with `transfer` their way to the device and back; answered with Measured.
+
+    samples: how many; fewer, but at least `least`, where they take longer than limit_s together.
+    """
+
+    batch: int
+    samples: int
+    least: int
+    limit_s: float
+    transfer: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    times: tuple[RunTimes, ...]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Instead of any other answer. text: what was raised."""
+
+    text: str
+    out_of_memory: bool
+
+
+Request = Open | Prepare | Attach | Run | Measure
+Reply = Opened | Prepared | Attached | Ran | Measured | Failed

@@ -1,0 +1,193 @@
+"""Units that PyTorch's devices and our backends make: CPUs by threads, GPUs by SMs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from multi_dnn_ros.backends import Stage
+from multi_dnn_ros.backends.green_contexts import make_stream, unmet
+from multi_dnn_ros.backends.precision import PRECISIONS
+from multi_dnn_ros.backends.registry import BACKENDS
+from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.partition.executor import Array, NetworkRequest, OutputForm, RunTimes
+from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_backend, choose_device
+from multi_dnn_ros.planning.batch_units import Unit, UnitError
+from multi_dnn_ros.planning.timing import Target, prepared
+from multi_dnn_ros.profiling.network import load
+from multi_dnn_ros.serving.pinned import PinnedImages
+
+
+class TorchExecutor:
+    """See :class:`multi_dnn_ros.partition.executor.Executor`.
+
+    One batch size is ready at a time. PyTorch's number of threads is the unit's from here on, in the whole process.
+    """
+
+    def __init__(self, unit: Unit, network: NetworkRequest, precision: str) -> None:
+        """Raises UnitError, ModelError."""
+        self._target = _target(unit, precision)
+        if self._target.device.type == "cpu":
+            torch.set_num_threads(_threads(unit))
+        self._device = self._target.name()
+        self._network = load(network.model, weights=network.weights, num_classes=network.num_classes, size=network.size)
+        self._parameters = sum(tensor.numel() for tensor in self._network.module.parameters())
+        self._chain: tuple[Stage, ...] = ()
+        self._pinned: list[PinnedImages] = []
+        self._stream = (
+            make_stream(self._target.device, self._target.sms) if self._target.device.type == "cuda" else None
+        )
+
+    @staticmethod
+    def identity(unit: Unit, precision: str) -> str:
+        """What `device` of an executor of this unit says. Raises UnitError."""
+        target = _target(unit, precision)
+        with _with_threads(_threads(unit) if target.device.type == "cpu" else torch.get_num_threads()):
+            return target.name()
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        channels, height, width = self._network.shape[1:]
+        return channels, height, width
+
+    @property
+    def parameters(self) -> int:
+        return self._parameters
+
+    @property
+    def tolerance(self) -> float:
+        return PRECISIONS[self._target.precision].tolerance(self._target.device)
+
+    def prepare(self, batch: int) -> tuple[OutputForm, ...]:
+        """Raises UnitError for a network whose outputs do not have the batch as their first axis."""
+        self._chain = ()
+        if self._stream is not None:
+            torch.cuda.empty_cache()
+        images = torch.rand(batch, *self.shape, generator=torch.Generator().manual_seed(0))
+        chain = prepared(self._network.module, (images,), self._target)
+        with self._computing():
+            outputs = _through(chain, images.to(self._target.device))
+        for index, output in enumerate(outputs):
+            if not output.ndim or len(output) != batch:
+                raise UnitError(
+                    f"{self._network.name} cannot be divided by images: output {index} of {batch} images has the shape "
+                    f"{tuple(output.shape)}"
+                )
+        self._chain = chain
+        return tuple(OutputForm(tuple(each.shape[1:]), str(each.dtype).removeprefix("torch.")) for each in outputs)
+
+    def attach(self, inputs: Array, outputs: tuple[Array, ...]) -> None:
+        for pinned in self._pinned:
+            pinned.close()
+        self._pinned = []
+        if self._stream is None:
+            return
+        for array in (inputs, *outputs):
+            pinned = PinnedImages(self._target.device)
+            pinned.pin(array.reshape(-1).view(np.uint8))
+            self._pinned.append(pinned)
+
+    def run(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:
+        if self._stream is not None:
+            return self._run_on_gpu(images, outputs)
+        with torch.inference_mode():
+            began = time.perf_counter()
+            results = _through(self._chain, torch.from_numpy(images))
+            computed = time.perf_counter()
+            for place, result in zip(outputs, results, strict=True):
+                torch.from_numpy(place).copy_(result)
+            ended = time.perf_counter()
+        return RunTimes(0.0, 1e3 * (computed - began), 1e3 * (ended - computed))
+
+    def transfer(self, images: Array) -> RunTimes:
+        place = np.empty_like(images)
+        if self._stream is not None:
+            return self._on_gpu(images, lambda image: (image,), (place,))
+        began = time.perf_counter()
+        copied = torch.from_numpy(images).clone()
+        read = time.perf_counter()
+        torch.from_numpy(place).copy_(copied)
+        return RunTimes(1e3 * (read - began), 0.0, 1e3 * (time.perf_counter() - read))
+
+    def _run_on_gpu(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:
+        return self._on_gpu(images, lambda image: _through(self._chain, image), outputs)
+
+    def _on_gpu(self, images: Array, work: Any, outputs: tuple[Array, ...]) -> RunTimes:
+        with self._computing():
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+            marks[0].record()
+            image = torch.from_numpy(images).to(self._target.device, non_blocking=True)
+            marks[1].record()
+            results = work(image)
+            marks[2].record()
+            for place, result in zip(outputs, results, strict=True):
+                torch.from_numpy(place).copy_(result, non_blocking=True)
+            marks[3].record()
+            marks[3].synchronize()
+        gaps = [before.elapsed_time(after) for before, after in itertools.pairwise(marks)]
+        return RunTimes(gaps[0], gaps[1], gaps[2])
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        if self._stream is None:
+            with torch.inference_mode():
+                yield
+            return
+        torch.cuda.set_device(self._target.device)  # per thread
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            yield
+
+
+def _target(unit: Unit, precision: str) -> Target:
+    """Where the unit computes. UnitError names it and what is allowed."""
+    if unit.backend != "auto" and unit.backend not in BACKENDS.names():
+        raise UnitError(
+            f"unit '{unit.name}': backend '{unit.backend}' is not known; allowed: {', '.join(BACKENDS.names())}"
+        )
+    try:
+        device = choose_device(unit.device)
+        backend = check_backend(unit.backend, device, precision)
+    except ConfigError as error:
+        raise UnitError(f"unit '{unit.name}': {error}") from None
+    if unit.sms:
+        problem = unmet(device, unit.sms)
+        if problem:
+            raise UnitError(f"unit '{unit.name}': {problem}")
+    if device.type == "cpu" and unit.threads > cpu_count():
+        raise UnitError(f"unit '{unit.name}' has {unit.threads} threads; this process may use {cpu_count()} cores")
+
+    def make_backend() -> Any:
+        return choose_backend(backend, device, precision, dnn=f"the network on {unit.name}")
+
+    return Target(device, backend, make_backend, precision, sms=unit.sms)
+
+
+def _threads(unit: Unit) -> int:
+    return unit.threads or cpu_count()
+
+
+@contextmanager
+def _with_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _through(chain: tuple[Stage, ...], image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    carried: tuple[torch.Tensor, ...] = (image,)
+    for stage in chain:
+        carried = stage(carried)
+    return carried

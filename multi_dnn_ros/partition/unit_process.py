@@ -1,0 +1,175 @@
+"""Processes of units, seen from the command: started, asked, waited for with a limit, ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, TypeVar
+
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.partition import messages
+from multi_dnn_ros.partition.blocks import Block
+from multi_dnn_ros.partition.executor import NetworkRequest
+from multi_dnn_ros.partition.worker import main
+from multi_dnn_ros.planning.batch_units import Unit
+
+R = TypeVar("R", bound=messages.Reply)
+
+#: Loading a network and compiling it for a batch size can take minutes; more than this is a hang.
+PREPARE_TIMEOUT_S = 1800.0
+_END_TIMEOUT_S = 5.0
+
+
+class UnitFailure(CommandError):
+    """A unit did not do what it was asked for. lost: its process is gone. out_of_memory: and why it failed."""
+
+    def __init__(self, unit: str, text: str, *, lost: bool, out_of_memory: bool) -> None:
+        super().__init__(f"unit {unit} {text}")
+        self.unit = unit
+        self.text = text
+        self.lost = lost
+        self.out_of_memory = out_of_memory
+
+
+class UnitHandle:
+    """One unit. `opened` is set once its network is loaded."""
+
+    def __init__(self, unit: Unit, connection: Connection[Any, Any], process: Any) -> None:
+        self.unit = unit
+        self.connection = connection
+        self.opened: messages.Opened | None = None
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def send(self, request: messages.Request, blocks: Sequence[Block] = ()) -> None:
+        """UnitFailure where its process is gone."""
+        try:
+            self.connection.send(request)
+            for block in blocks:
+                block.send(self.connection)
+        except OSError:
+            raise self._lost() from None
+
+    def receive(self, expected: type[R], timeout_s: float) -> R:
+        """The answer to the last request; UnitFailure. A process that does not answer in time is killed."""
+        try:
+            if not self.connection.poll(timeout_s):
+                self._process.kill()
+                self._process.join(_END_TIMEOUT_S)
+                text = f"gave no answer within {timeout_s:g} s; its process was killed"
+                raise UnitFailure(self.unit.name, text, lost=True, out_of_memory=False)
+            reply: Any = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+        if isinstance(reply, messages.Failed):
+            what = "ran out of memory" if reply.out_of_memory else "failed"
+            text = f"{what}: {reply.text}"
+            raise UnitFailure(self.unit.name, text, lost=False, out_of_memory=reply.out_of_memory)
+        if not isinstance(reply, expected):
+            raise TypeError(f"{self.unit.name} answered {type(reply).__name__}; expected {expected.__name__}")
+        return reply
+
+    def ask(self, request: messages.Request, expected: type[R], timeout_s: float, blocks: Sequence[Block] = ()) -> R:
+        """Send and receive."""
+        self.send(request, blocks)
+        return self.receive(expected, timeout_s)
+
+    def _lost(self) -> UnitFailure:
+        self._process.join(_END_TIMEOUT_S)
+        code = self._process.exitcode
+        if code is None:
+            self._process.kill()
+            return UnitFailure(self.unit.name, "closed its connection", lost=True, out_of_memory=False)
+        if code >= 0:
+            return UnitFailure(self.unit.name, f"ended with exit code {code}", lost=True, out_of_memory=False)
+        number = signal.Signals(-code)
+        # The kernel ends a process with SIGKILL when the machine's memory is used up; nothing else here sends it.
+        maybe = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
+        text = f"was ended by {number.name}{maybe}"
+        return UnitFailure(self.unit.name, text, lost=True, out_of_memory=number == signal.SIGKILL)
+
+
+class UnitProcesses:
+    """Processes of several units; a context manager that ends them. Units with equal `process` share one."""
+
+    def __init__(self, units: Iterable[Unit]) -> None:
+        self.handles: dict[str, UnitHandle] = {}
+        self._processes: list[Any] = []
+        groups: dict[str, list[Unit]] = {}
+        for unit in units:
+            groups.setdefault(unit.process, []).append(unit)
+        context = multiprocessing.get_context("spawn")  # a CUDA context does not survive a fork
+        try:
+            for name, group in groups.items():
+                pairs = [context.Pipe() for _ in group]
+                theirs = [(unit, there) for unit, (_, there) in zip(group, pairs, strict=True)]
+                process = context.Process(target=main, args=(theirs,), name=f"unit {name}", daemon=True)
+                process.start()
+                self._processes.append(process)
+                for unit, (here, there) in zip(group, pairs, strict=True):
+                    there.close()  # so that the end of the process closes the pair
+                    self.handles[unit.name] = UnitHandle(unit, here, process)
+        except BaseException:
+            self.close()
+            raise
+
+    def open(self, network: NetworkRequest, precision: str, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
+        """Load the network in all of them. Raises UnitFailure."""
+        for handle in self.handles.values():
+            handle.send(messages.Open(network, precision))
+        for handle in self.handles.values():
+            handle.opened = handle.receive(messages.Opened, timeout_s)
+
+    def run(
+        self, shares: Mapping[str, tuple[int, int]], timeout_s: float
+    ) -> tuple[dict[str, messages.Ran], dict[str, UnitFailure], int]:
+        """Run (first, count) of each unit at once: (answers, failures, monotonic ns at which the first was asked)."""
+        answers: dict[str, messages.Ran] = {}
+        failures: dict[str, UnitFailure] = {}
+        begin = time.monotonic_ns()
+        for name, (first, count) in shares.items():
+            try:
+                self.handles[name].send(messages.Run(first, count))
+            except UnitFailure as failure:
+                failures[name] = failure
+        waiting = {name: self.handles[name] for name in shares if name not in failures}
+        deadline = time.monotonic() + timeout_s
+        while waiting:
+            left = max(0.0, deadline - time.monotonic())
+            ready = wait([handle.connection for handle in waiting.values()], left)
+            for name, handle in list(waiting.items()):
+                if ready and handle.connection not in ready:
+                    continue
+                del waiting[name]
+                try:
+                    # Without any that is ready the time is up, and receive() says so of each.
+                    answers[name] = handle.receive(messages.Ran, timeout_s if ready else 0.0)
+                except UnitFailure as failure:
+                    failures[name] = failure
+        return answers, failures, begin
+
+    def close(self) -> None:
+        """End the processes: by closing their connections, by force where that takes too long."""
+        for handle in self.handles.values():
+            handle.connection.close()
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+    def __enter__(self) -> UnitProcesses:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

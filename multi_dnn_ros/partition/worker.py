@@ -1,0 +1,141 @@
+"""The process of one or more units: answers requests until the other end is closed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from multi_dnn_ros.partition import messages
+from multi_dnn_ros.partition.blocks import BlockForm, receive_block
+from multi_dnn_ros.partition.executor import Array, Executor, RunTimes, executor_class, random_images
+from multi_dnn_ros.planning.batch_units import Unit
+
+_WARM_UP = 2
+
+
+def main(units: Sequence[tuple[Unit, Connection[Any, Any]]]) -> None:
+    """Serve each unit in a thread; of a single unit in the main thread, as PyTorch's threads belong to who calls."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our end closes the connection
+    if len(units) == 1:
+        _Server(*units[0]).serve()
+        return
+    threads = [threading.Thread(target=_Server(unit, end).serve, name=unit.name) for unit, end in units]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class _Server:
+    def __init__(self, unit: Unit, connection: Connection[Any, Any]) -> None:
+        self._unit = unit
+        self._connection = connection
+        self._executor: Executor | None = None
+        self._inputs: Array | None = None
+        self._outputs: tuple[Array, ...] = ()
+
+    def serve(self) -> None:
+        while True:
+            try:
+                request: messages.Request = self._connection.recv()
+            except (EOFError, OSError):
+                return
+            reply: messages.Reply
+            try:
+                reply = self._answer(request)
+            except Exception as error:
+                reply = messages.Failed(_text(error), is_memory_error(error))
+            try:
+                self._connection.send(reply)
+            except OSError:
+                return
+
+    def _answer(self, request: messages.Request) -> messages.Reply:
+        if isinstance(request, messages.Attach):
+            return self._attach(request)
+        if isinstance(request, messages.Open):
+            self._executor = executor_class(self._unit)(self._unit, request.network, request.precision)
+            own = self._executor
+            return messages.Opened(own.device, own.shape, own.parameters, own.tolerance)
+        executor = self._executor
+        if executor is None:
+            raise RuntimeError(f"{self._unit.name} was asked for {type(request).__name__} before Open")
+        if isinstance(request, messages.Prepare):
+            return messages.Prepared(executor.prepare(request.batch))
+        if isinstance(request, messages.Run):
+            return self._run(executor, request)
+        return self._measure(executor, request)
+
+    def _attach(self, request: messages.Attach) -> messages.Reply:
+        # All blocks are received whatever happens: they are part of the stream of messages.
+        arrays = [receive_block(self._connection, form) for form in (request.inputs, *request.outputs)]
+        self._inputs, self._outputs = arrays[0], tuple(arrays[1:])
+        if self._executor is not None:
+            self._executor.attach(self._inputs, self._outputs)
+        return messages.Attached()
+
+    def _run(self, executor: Executor, request: messages.Run) -> messages.Ran:
+        if self._inputs is None:
+            raise RuntimeError(f"{self._unit.name} was asked to run before its images were attached")
+        part = slice(request.first, request.first + request.count)
+        begin = time.monotonic_ns()
+        times = executor.run(self._inputs[part], tuple(output[part] for output in self._outputs))
+        return messages.Ran(begin, time.monotonic_ns(), times)
+
+    def _measure(self, executor: Executor, request: messages.Measure) -> messages.Measured:
+        from multi_dnn_ros.partition.blocks import Block
+
+        images = Block(BlockForm((request.batch, *executor.shape), "float32"))
+        images.array[:] = random_images(executor.shape, request.batch)
+        blocks = [images]
+        if request.transfer:
+            executor.attach(images.array, ())
+        else:
+            forms = executor.prepare(request.batch)
+            blocks += [Block(BlockForm((request.batch, *form.shape), form.dtype)) for form in forms]
+            executor.attach(images.array, tuple(block.array for block in blocks[1:]))
+        outputs = tuple(block.array for block in blocks[1:])
+
+        def once() -> RunTimes:
+            return executor.transfer(images.array) if request.transfer else executor.run(images.array, outputs)
+
+        begin = time.monotonic()
+        for _ in range(_WARM_UP):
+            once()
+            if time.monotonic() - begin > request.limit_s / 2:
+                break
+        samples: list[RunTimes] = []
+        begin = time.monotonic()
+        while len(samples) < request.samples:
+            if len(samples) >= request.least and time.monotonic() - begin > request.limit_s:
+                break
+            samples.append(once())
+        for block in blocks:
+            block.close()
+        return messages.Measured(tuple(samples))
+
+
+def is_memory_error(error: BaseException | None) -> bool:
+    """Whether memory did not suffice, on the host or the device, be it behind another error that followed from it."""
+    first = error
+    while error is not None:
+        # PyTorch's CPU allocator and ONNX Runtime raise RuntimeError subclasses with no type of their own for this.
+        text = str(error)
+        if isinstance(error, MemoryError) or "can't allocate memory" in text or "bad_alloc" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    if "torch" not in sys.modules:  # then it is no error of PyTorch, whose import takes seconds
+        return False
+    from multi_dnn_ros.backends.device_errors import is_out_of_memory
+
+    return is_out_of_memory(first)
+
+
+def _text(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,66 @@
+"""One batch over a GPU, shares of its SMs and the CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from multi_dnn_ros.backends import green_contexts
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.planning.batch_table import read_table
+
+MODEL = ["torchvision:squeezenet1_1", "--size", "64x64"]
+
+
+def measured_and_run(folder: Path, units: str, *, precision: str = "auto", batch: int = 12) -> dict:
+    """The report of `partition run` after `partition profile`."""
+    common = [*MODEL, "--units", units, "--precision", precision, "--tables", str(folder)]
+    report = folder / "run.json"
+    assert main(["partition", "profile", *common, "--max-batch", "8", "--samples", "5"]) == 0
+    assert main(["partition", "run", *common, "--batch", str(batch), "--rounds", "3", "--report", str(report)]) == 0
+    return json.loads(report.read_text())
+
+
+def test_a_gpu_and_the_cpu_give_the_outputs_of_one_of_them(tmp_path: Path) -> None:
+    report = measured_and_run(tmp_path, "cuda:0,cpu:1")
+    assert not report["failures"]
+    assert report["measured_ms"] > 0.0
+    assert sum(report["plan"]["images"].values()) == 12
+    table = read_table(tmp_path / "torchvision-squeezenet1_1" / "cuda-0.auto.json")
+    assert all(row.input.p50 > 0.0 and row.compute.p50 > 0.0 and row.output.p50 > 0.0 for row in table.rows)
+    assert torch.cuda.get_device_name(0) in table.device
+
+
+def test_shares_of_one_gpu_run_at_the_same_time(tmp_path: Path) -> None:
+    problem = green_contexts.unmet(torch.device("cuda:0"), 16)
+    if problem:
+        pytest.skip(problem)
+    report = measured_and_run(tmp_path, "cuda:0/16sms,cuda:0/8sms", precision="fp16", batch=16)
+    assert not report["failures"]
+    first, second = report["rounds"][-1]
+    assert first["begin_ms"] < second["end_ms"]
+    assert second["begin_ms"] < first["end_ms"]
+
+
+def test_two_gpus_share_a_batch(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs; PyTorch sees {torch.cuda.device_count()}")
+    assert not measured_and_run(tmp_path, "cuda:0,cuda:1", precision="fp16")["failures"]
+
+
+def test_gpu_memory_that_does_not_suffice_is_noted(tmp_path: Path) -> None:
+    from multi_dnn_ros.partition import messages
+    from multi_dnn_ros.partition.executor import NetworkRequest
+    from multi_dnn_ros.partition.unit_process import UnitFailure, UnitProcesses
+    from multi_dnn_ros.planning.batch_units import parse_units
+
+    with UnitProcesses(parse_units("cuda:0")) as processes:
+        processes.open(NetworkRequest("torchvision:squeezenet1_1", size=(2048, 2048)), "auto")
+        handle = processes.handles["cuda:0"]
+        with pytest.raises(UnitFailure, match="ran out of memory") as told:
+            handle.ask(messages.Prepare(1024), messages.Prepared, 240.0)
+        assert told.value.out_of_memory
+        assert not told.value.lost

@@ -1,0 +1,96 @@
+"""Units whose times, limits and failures are given by their names, and tables of such times."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import numpy as np
+
+from multi_dnn_ros.partition.executor import OutputForm, RunTimes
+from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, batch_sizes
+from multi_dnn_ros.planning.batch_units import Unit, UnitError, UnitKind
+
+SHAPE = (3, 4, 4)
+
+
+def parse(text: str) -> Unit:
+    """fake:<name>[/<option>=<number>]...: ms per image, most images, die (killed in a run), fail, hang, wrong."""
+    match = re.fullmatch(r"fake:(\w+)((?:/\w+=[0-9.]+)*)", text)
+    if match is None:
+        raise UnitError(f"unit '{text}' is not of the form {KIND.form}")
+    options = tuple((name, float(value)) for name, value in re.findall(r"/(\w+)=([0-9.]+)", match[2]))
+    return Unit(text, f"fake:{match[1]}", "partition_fakes:FakeExecutor", options=options)
+
+
+KIND = UnitKind("fake", "fake:NAME[/OPTION=NUMBER]...", parse)
+
+
+class FakeExecutor:
+    """The mean and the first pixel of each image, after so many milliseconds."""
+
+    def __init__(self, unit: Unit, network, precision: str) -> None:
+        self._options = dict(unit.options)
+        if self._options.get("absent"):
+            raise UnitError(f"unit '{unit.name}': there is no such device")
+        self.device = self.identity(unit, precision)
+        self.shape, self.parameters, self.tolerance = SHAPE, 7, 1e-4
+        self._ready = 0
+
+    @staticmethod
+    def identity(unit: Unit, precision: str) -> str:
+        return f"fake device; {precision}; version 1"
+
+    def prepare(self, batch: int) -> tuple[OutputForm, ...]:
+        if batch > self._options.get("most", 1e9):
+            raise MemoryError(f"{batch} images do not fit")
+        self._ready = batch
+        return OutputForm((), "float32"), OutputForm((1, 1), "float32")
+
+    def attach(self, inputs, outputs) -> None:
+        pass
+
+    def run(self, images, outputs) -> RunTimes:
+        assert len(images) == self._ready
+        if self._options.get("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._options.get("exit"):
+            os._exit(3)
+        if self._options.get("full"):
+            raise MemoryError("the device is full")
+        if self._options.get("fail"):
+            raise RuntimeError("a kernel failed")
+        if self._options.get("hang"):
+            time.sleep(600)
+        began = time.perf_counter()
+        time.sleep(self._options.get("ms", 1.0) * len(images) / 1e3)
+        outputs[0][:] = images.mean(axis=(1, 2, 3)) + self._options.get("wrong", 0.0)
+        outputs[1][:] = images[:, :1, 0, :1]
+        return RunTimes(0.0, 1e3 * (time.perf_counter() - began), 0.0)
+
+    def transfer(self, images) -> RunTimes:
+        if len(images) > self._options.get("most", 1e9):
+            raise MemoryError(f"{len(images)} images do not fit")
+        return RunTimes(0.1 * len(images), 0.0, 0.05 * len(images))
+
+
+def row(batch: int, ms: float) -> Row:
+    spread, none = Spread.of([ms]), Spread.of([0.0])
+    return Row(batch=batch, samples=1, input=none, compute=spread, output=none, total=spread)
+
+
+def table(unit: str, ms_per_image: float, most: int = 64, offset_ms: float = 0.0, **fields) -> BatchTable:
+    """Of a unit with an offset and the same time for every image."""
+    given = {
+        "model": "fake", "shape": SHAPE, "parameters": 7, "unit": unit, "precision": "auto",
+        "device": "fake device; auto; version 1",
+    }  # fmt: skip
+    rows = tuple(row(batch, offset_ms + ms_per_image * batch) for batch in batch_sizes(most))
+    return BatchTable(**{**given, "rows": rows, **fields})
+
+
+def expected(images: np.ndarray) -> list[np.ndarray]:
+    """What FakeExecutor computes."""
+    return [images.mean(axis=(1, 2, 3)), images[:, :1, 0, :1]]

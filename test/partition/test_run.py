@@ -1,0 +1,156 @@
+"""A batch on several units: order and completeness of outputs, failures in the middle, and the command."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from partition_fakes import SHAPE, expected, table
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common.errors import CommandError
+from multi_dnn_ros.partition.executor import NetworkRequest, random_images
+from multi_dnn_ros.partition.run import BatchRun, disagreement, run_batch
+from multi_dnn_ros.planning.batch_plan import Plan, plan_exact
+from multi_dnn_ros.planning.batch_table import table_path, write_table
+from multi_dnn_ros.planning.batch_units import parse_units
+
+
+def run(names: str, batch: int, *, most: int = 64, rounds: int = 2, timeout_s: float = 60.0) -> tuple[Plan, BatchRun]:
+    units = parse_units(names)
+    tables = {unit.name: table(unit.name, 1.0, most=most) for unit in units}
+    plan = plan_exact(tables, batch)
+    assert all(plan.images.values())
+    images = random_images(SHAPE, batch)
+    done = run_batch(units, tables, plan, NetworkRequest("fake"), "auto", images, rounds=rounds, timeout_s=timeout_s)
+    for own, right in zip(done.outputs, expected(images), strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-6)
+    return plan, done
+
+
+def test_outputs_are_complete_and_in_the_order_of_the_inputs() -> None:
+    plan, done = run("fake:a,fake:b/ms=2,fake:c", 13)
+    assert len(done.rounds) == 2
+    for shares in done.rounds:
+        assert {share.unit: share.count for share in shares} == dict(plan.images)
+        assert sorted((share.first, share.count) for share in shares)[0][0] == 0
+        assert all(0.0 <= share.begin_ms <= share.end_ms for share in shares)
+    assert set(done.utilization()) == set(plan.images)
+    assert all(0.0 < part <= 1.0 for part in done.utilization().values())
+    assert not done.failures
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("die=1", "was ended by SIGKILL"),
+        ("exit=1", "ended with exit code 3"),
+        ("full=1", "ran out of memory: the device is full"),
+        ("most=2", "ran out of memory: 4 images do not fit"),
+        ("fail=1", "failed: a kernel failed"),
+    ],
+)
+def test_the_images_of_a_unit_that_fails_are_computed_by_the_others(option: str, said: str) -> None:
+    _, done = run(f"fake:a,fake:bad/{option},fake:c", 12)
+    assert len(done.failures) == 1
+    assert said in done.failures[0]
+    assert done.repeated_images == 4
+    assert done.recovery_ms > 0.0
+
+
+def test_a_unit_that_hangs_is_killed_and_replaced() -> None:
+    _, done = run("fake:a,fake:bad/hang=1", 4, timeout_s=3.0)
+    assert "gave no answer within" in done.failures[0]
+
+
+def test_the_others_take_several_steps_where_they_cannot_hold_all_at_once() -> None:
+    _, done = run("fake:a,fake:bad/die=1,fake:worse/fail=1", 9, most=3)
+    assert len(done.failures) == 2
+    assert done.repeated_images == 6
+
+
+def test_without_a_unit_left_there_is_an_error_that_names_each_reason() -> None:
+    with pytest.raises(CommandError, match=r"no unit is left .*no outputs.*a/die=1 was ended.*full=1 ran out") as told:
+        run("fake:a/die=1,fake:b/full=1", 4)
+    assert "SIGKILL" in str(told.value)
+
+
+def test_differences_are_relative_to_the_scale_and_what_is_not_finite_must_agree() -> None:
+    one = [np.array([1.0, 100.0], np.float32)]
+    assert disagreement([np.array([2.0, 100.0], np.float32)], one) == pytest.approx(0.01)
+    assert disagreement(one, one) == 0.0
+    assert disagreement([np.array([np.nan, 100.0], np.float32)], one) == float("inf")
+    assert disagreement([], one) == float("inf")
+
+
+@pytest.fixture
+def stored(tmp_path):
+    def store(*names: str) -> list[str]:
+        for name in names:
+            write_table(table_path(tmp_path, "fake", name, "auto"), table(name, 1.0, most=32))
+        return ["partition", "run", "fake", "--tables", str(tmp_path), "--units", ",".join(names), "--rounds", "2"]
+
+    return store
+
+
+def test_the_command_writes_outputs_report_and_plot(stored, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = random_images(SHAPE, 9, seed=5)
+    np.save(tmp_path / "in.npy", images)
+    files = [str(tmp_path / name) for name in ("in.npy", "out.npz", "run.json", "run.png")]
+    begin = stored("fake:a/ms=1", "fake:b/ms=1")
+    options = ["--input", files[0], "--output", files[1], "--report", files[2], "--plot", files[3], "--compare"]
+    assert main([*begin, *options]) == 0
+    printed = capsys.readouterr().out
+    assert "largest difference from another unit's outputs: 0 of their scale" in printed
+    outputs = np.load(files[1])
+    for own, right in zip((outputs["output_0"], outputs["output_1"]), expected(images), strict=True):
+        np.testing.assert_allclose(own, right, rtol=1e-6)
+    report = json.loads((tmp_path / "run.json").read_text())
+    assert sum(report["plan"]["images"].values()) == 9
+    assert [entry["units"] for entry in report["subsets"]] == [
+        ["fake:a/ms=1"], ["fake:b/ms=1"], ["fake:a/ms=1", "fake:b/ms=1"]
+    ]  # fmt: skip
+    assert all(entry["difference"] < 1e-6 and entry["measured_ms"] > 4.0 for entry in report["subsets"])
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
+    stored, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.npz"
+    assert main([*stored("fake:a", "fake:b/wrong=1"), "--batch", "4", "--output", str(out)]) == 1
+    assert "outputs differ from those of" in capsys.readouterr().err
+    assert main([*stored("fake:a/die=1", "fake:b/die=1"), "--batch", "4", "--output", str(out)]) == 1
+    assert "no unit is left for 4 images" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_command_refuses_images_that_do_not_fit(stored, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin, path = stored("fake:a"), tmp_path / "in.npy"
+    for content, said in (
+        (np.zeros((2, 3, 5, 4), np.float32), "holds float32 (2, 3, 5, 4); expected float32 (N, 3, 4, 4)"),
+        (np.zeros((2, *SHAPE), np.float64), "holds float64"),
+        (np.zeros((0, *SHAPE), np.float32), "holds float32 (0, 3, 4, 4)"),
+    ):
+        np.save(path, content)
+        assert main([*begin, "--input", str(path)]) == 1
+        assert said in capsys.readouterr().err
+    path.write_bytes(b"broken")
+    assert main([*begin, "--input", str(path)]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    assert main(begin) == 2
+    assert "--batch or --input is needed" in capsys.readouterr().err
+
+
+def test_two_cpu_units_run_a_network(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["torchvision:squeezenet1_1", "--size", "32x32", "--num-classes", "3", "--tables", str(tmp_path)]
+    units = ["--units", "cpu:1,cpu:1/torchscript"]
+    assert main(["partition", "profile", *model, *units, "--max-batch", "4", "--samples", "3"]) == 0
+    report = tmp_path / "run.json"
+    assert main(["partition", "run", *model, *units, "--batch", "6", "--rounds", "2", "--report", str(report)]) == 0
+    content = json.loads(report.read_text())
+    assert content["plan"]["search"] == "exact"
+    assert content["difference"] < 1e-3
+    assert content["measured_ms"] > 0.0
+    assert not content["failures"]

@@ -1,0 +1,214 @@
+"""Batch sizes, tables of times, and how they are measured and continued."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_fakes import row, table
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.partition import measure
+from multi_dnn_ros.partition.executor import NetworkRequest
+from multi_dnn_ros.partition.measure import Sampling, profile_unit
+from multi_dnn_ros.partition.unit_process import UnitFailure
+from multi_dnn_ros.planning.batch_table import (
+    CSV_HEADER,
+    BatchTable,
+    Row,
+    TableError,
+    batch_sizes,
+    csv_rows,
+    read_table,
+    table_path,
+    write_table,
+)
+from multi_dnn_ros.planning.batch_units import parse_unit
+from multi_dnn_ros.planning.profile import ProfileError
+
+FAKE = NetworkRequest("fake")
+FAST = Sampling(3, 1.0)
+
+
+def test_sizes_are_powers_of_two_and_their_neighbours() -> None:
+    assert batch_sizes(1) == (1,)
+    assert batch_sizes(20) == (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)
+    assert batch_sizes(32)[-3:] == (17, 31, 32)
+    assert {127, 128, 129} <= set(batch_sizes(129))
+
+
+@given(st.integers(1, 5000))
+def test_sizes_end_with_the_largest_and_rise(most: int) -> None:
+    sizes = batch_sizes(most)
+    assert sizes[0] == 1
+    assert sizes[-1] == most
+    assert list(sizes) == sorted(set(sizes))
+
+
+def test_times_between_two_sizes_lie_on_the_line_between_them() -> None:
+    of = table("fake:a", 2.0, most=17, offset_ms=1.0)
+    assert of.predict_ms(0) == 0.0
+    assert of.predict_ms(16) == 33.0
+    assert of.predict_ms(12) == pytest.approx(25.0)
+    with pytest.raises(TableError, match="measured up to 17 images of fake, not 18"):
+        of.predict_ms(18)
+    # Nothing is known to take less than the smallest batch that was measured.
+    assert table("fake:a", 1.0, rows=(row(4, 8.0),)).predict_ms(2) == 8.0
+
+
+def test_a_size_that_failed_ends_what_the_unit_can_hold() -> None:
+    failed = Row(batch=8, samples=0, failure="ran out of memory")
+    of = table("fake:a", 1.0, most=4).with_rows([failed, row(16, 16.0)])
+    assert of.largest == 4
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path) -> None:
+    of = table("cuda:0/16sms", 1.0, most=9)
+    path = table_path(tmp_path, "torchvision:resnet18", of.unit, "fp16")
+    assert path == tmp_path / "torchvision-resnet18" / "cuda-0=16sms.fp16.json"
+    write_table(path, of)
+    assert read_table(path) == of
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content.update(format="multi_dnn_ros batch times 2"),
+        lambda content: content["rows"].reverse(),
+        lambda content: content["rows"][0].update(total=None),
+        lambda content: content["rows"][0].update(failure="ran out of memory"),
+        lambda content: content["rows"][0]["total"].update(p50=float("nan")),
+        lambda content: content.pop("unit"),
+    ],
+)
+def test_a_file_that_is_no_table_is_named(tmp_path, damage) -> None:
+    path = tmp_path / "table.json"
+    content = json.loads(table("fake:a", 1.0, most=3).model_dump_json())
+    damage(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ProfileError, match=r"table\.json: is no table of batch times"):
+        read_table(path)
+
+
+def test_csv_has_a_line_for_each_size() -> None:
+    failed = Row(batch=4, samples=0, failure="ran out of memory")
+    lines = csv_rows([table("fake:a", 1.5, most=3).with_rows([failed])])
+    assert [len(line) for line in lines] == [len(CSV_HEADER)] * 4
+    second, last = (dict(zip(CSV_HEADER, lines[at], strict=True)) for at in (1, 3))
+    assert (second["batch"], second["total_p50_ms"], second["compute_p75_ms"]) == ("2", "3", "3")
+    assert (last["total_p50_ms"], last["failure"]) == ("", "ran out of memory")
+
+
+def test_profiling_measures_every_size_and_stores_it(tmp_path) -> None:
+    seen: list[tuple[int, int, str]] = []
+    unit = parse_unit("fake:a/ms=2")
+    of = profile_unit(unit, FAKE, "auto", batch_sizes(5), tmp_path, sampling=FAST, provenance={"by": "test"},
+                      progress=lambda *step: seen.append(step))  # fmt: skip
+    assert [row.batch for row in of.rows] == [1, 2, 3, 4, 5]
+    # Asleep for so long at least, whatever else runs here.
+    assert all(row.total.p50 >= 2.0 * row.batch for row in of.rows)
+    assert all(row.samples == 3 and row.compute.p50 <= row.total.p50 for row in of.rows)
+    assert seen[0] == (0, 5, "fake:a/ms=2 batch 1")
+    assert seen[-1][:2] == (5, 5)
+    assert read_table(table_path(tmp_path, "fake", unit.name, "auto")) == of
+    assert of.provenance == {"by": "test"}
+
+
+def test_profiling_goes_on_where_it_was_interrupted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = parse_unit("fake:a")
+
+    def interrupted(done: int, total: int, what: str) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_unit(unit, FAKE, "auto", batch_sizes(9), tmp_path, sampling=FAST, progress=interrupted)
+    path = table_path(tmp_path, "fake", unit.name, "auto")
+    first = read_table(path)
+    assert [row.batch for row in first.rows] == [1, 2, 3]
+    monkeypatch.setattr(measure, "_now", lambda: "later")
+    rest = profile_unit(unit, FAKE, "auto", batch_sizes(9), tmp_path, sampling=FAST)
+    assert rest.rows[:3] == first.rows
+    assert {row.measured_at for row in rest.rows[3:]} == {"later"}
+    again = profile_unit(unit, FAKE, "auto", [2], tmp_path, sampling=FAST, refresh=True)
+    assert [row.batch for row in again.rows if row.measured_at == "later"] == [2, *(row.batch for row in rest.rows[3:])]
+
+
+def test_running_out_of_memory_is_noted_and_ends_the_profile(tmp_path) -> None:
+    unit = parse_unit("fake:small/most=4")
+    of = profile_unit(unit, FAKE, "auto", batch_sizes(32), tmp_path, sampling=FAST)
+    assert of.largest == 4
+    assert (of.rows[-1].batch, of.rows[-1].failure) == (5, "ran out of memory: 5 images do not fit")
+    assert profile_unit(unit, FAKE, "auto", batch_sizes(32), tmp_path, sampling=FAST) == of
+
+
+def test_a_process_that_is_killed_counts_as_out_of_memory_and_one_that_fails_does_not(tmp_path) -> None:
+    of = profile_unit(parse_unit("fake:a/die=1"), FAKE, "auto", [1, 2], tmp_path, sampling=FAST)
+    assert [row.failure for row in of.rows] == ["was ended by SIGKILL, as the kernel does when memory runs out"]
+    with pytest.raises(UnitFailure, match=r"unit fake:a/exit=1 ended with exit code 3"):
+        profile_unit(parse_unit("fake:a/exit=1"), FAKE, "auto", [1], tmp_path, sampling=FAST)
+    with pytest.raises(UnitFailure, match="failed: a kernel failed"):
+        profile_unit(parse_unit("fake:a/fail=1"), FAKE, "auto", [1], tmp_path, sampling=FAST)
+    with pytest.raises(UnitFailure, match="there is no such device"):
+        profile_unit(parse_unit("fake:a/absent=1"), FAKE, "auto", [1], tmp_path, sampling=FAST)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("parameters", 8), ("shape", (3, 8, 8)), ("device", "fake device; auto; version 0")]
+)
+def test_a_table_of_another_model_or_version_is_refused_unless_replaced(tmp_path, field: str, value) -> None:
+    unit = parse_unit("fake:a")
+    path = table_path(tmp_path, "fake", unit.name, "auto")
+    write_table(path, table(unit.name, 1.0, most=2, **{field: value}))
+    with pytest.raises(TableError, match=rf"{field} .*--replace"):
+        profile_unit(unit, FAKE, "auto", [1], tmp_path, sampling=FAST)
+    assert len(read_table(path).rows) == 2
+    replaced = profile_unit(unit, FAKE, "auto", [1], tmp_path, sampling=FAST, replace=True)
+    assert [row.batch for row in replaced.rows] == [1]
+
+
+def test_the_command_profiles_two_cpu_units(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = ["partition", "profile", "torchvision:squeezenet1_1", "--size", "32x32", "--num-classes", "3"]
+    where = ["--tables", str(tmp_path), "--units", "cpu:1,cpu:1/torchscript"]
+    assert main([*begin, *where, "--max-batch", "3", "--samples", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "torchvision:squeezenet1_1 on cpu:1:" in printed
+    first, second = (read_table(path) for path in sorted((tmp_path / "torchvision-squeezenet1_1").iterdir()))
+    assert (first.unit, second.unit) == ("cpu:1", "cpu:1/torchscript")
+    assert "; torchscript; " in second.device
+    assert "1 threads" in first.device
+    assert first.shape == (3, 32, 32)
+    assert [row.batch for row in first.rows] == [1, 2, 3]
+    assert all(row.compute.p50 > 0.0 and row.input.p50 == 0.0 for row in first.rows)
+    assert first.provenance["versions"]["torch"]
+
+
+def test_the_command_measures_transfers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    begin = ["partition", "io", "fake", "--units"]
+    assert main([*begin, "fake:a/most=8", "--batch", "2", "--max-batch", "12", "--increment", "4"]) == 0
+    lines = list(csv.reader(capsys.readouterr().out.splitlines(), delimiter="|"))
+    cells = [[cell.strip() for cell in line[1:-1]] for line in lines if len(line) > 5][2:]
+    assert [(line[0], line[1], line[3]) for line in cells[:2]] == [("2", "0.2", "0.1"), ("6", "0.6", "0.3")]
+    assert (cells[2][0], cells[2][-1]) == ("10", "ran out of memory: 10 images do not fit")
+    assert main([*begin, "cpu:1", "--batch", "4", "--max-batch", "2"]) == 2
+    assert "--max-batch is 2" in capsys.readouterr().err
+
+
+def test_help_needs_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\nfrom multi_dnn_ros.cli.main import build_parser\n"
+        "build_parser().parse_args(['partition', 'profile', 'm', '--units', 'cpu:1,cuda:0', '--max-batch', '4'])\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_table_keeps_its_type() -> None:
+    assert isinstance(table("fake:a", 1.0).without([1]), BatchTable)

@@ -1,0 +1,83 @@
+"""Names of units, and kinds of units from other packages."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import partition_fakes
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.planning import batch_units
+from multi_dnn_ros.planning.batch_units import UnitError, UnitKind, crowded, parse_unit, parse_units, unit_kinds
+
+
+def test_a_name_says_device_threads_sms_and_backend() -> None:
+    units = parse_units("cpu, cpu:8,cuda,cuda:1/16sms,cpu:2/torchscript,cuda:0/8sms/inductor")
+    assert [(unit.name, unit.device, unit.threads, unit.sms, unit.backend) for unit in units] == [
+        ("cpu", "cpu", 0, 0, "auto"),
+        ("cpu:8", "cpu", 8, 0, "auto"),
+        ("cuda:0", "cuda:0", 0, 0, "auto"),
+        ("cuda:1/16sms", "cuda:1", 0, 16, "auto"),
+        ("cpu:2/torchscript", "cpu", 2, 0, "torchscript"),
+        ("cuda:0/8sms/inductor", "cuda:0", 0, 8, "inductor"),
+    ]
+
+
+def test_shares_of_one_gpu_run_in_one_process_and_cpu_units_do_not() -> None:
+    first, second, third, fourth = parse_units("cuda:0/16sms,cuda:0/8sms,cpu:1,cpu:2")
+    assert first.process == second.process
+    assert len({first.process, third.process, fourth.process}) == 3
+
+
+@pytest.mark.parametrize("text", ["", "cpu:0", "cpu:x", "cuda:0/sms", "cuda:0/16", "cuda/0sms", "tpu", "cpu:1,cpu:1",
+                                  "cuda,cuda:0", "cpu,", "cpu:99999"])  # fmt: skip
+def test_what_is_no_unit_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(UnitError, match=r"cpu\[:THREADS\]|cuda\[:NUMBER\]|twice|allowed|form"):
+        parse_units(text)
+
+
+@given(st.text(max_size=20))
+def test_any_text_is_a_unit_of_this_name_or_a_unit_error(text: str) -> None:
+    try:
+        unit = parse_unit(text)
+    except UnitError:
+        return
+    assert parse_unit(unit.name) == unit
+
+
+def test_another_package_adds_a_kind_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("npu", "partition_npu:KIND", batch_units.GROUP)
+    monkeypatch.setattr(batch_units, "entry_points", lambda group: [point] if group == batch_units.GROUP else [])
+    with pytest.raises(UnitError, match="'npu' cannot be used: partition_npu:KIND"):
+        parse_unit("npu:0")
+    monkeypatch.setattr(partition_fakes, "NPU", UnitKind("npu", "npu:NUMBER", partition_fakes.parse), raising=False)
+    point = EntryPoint("npu", "partition_fakes:NPU", batch_units.GROUP)
+    assert unit_kinds()["npu"].form == "npu:NUMBER"
+    with pytest.raises(ValueError, match="registered already"):
+        batch_units.register(UnitKind("fake", "", partition_fakes.parse))
+
+
+def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
+    assert "3 threads, and there are 2 cores" in crowded(parse_units("cpu:1,cpu:2"), 2)
+    assert "4 threads" in crowded(parse_units("cpu,cpu:2"), 2)
+    assert crowded(parse_units("cpu:1,cuda:0"), 1) == ""
+    assert crowded(parse_units("cpu:1,cpu:1/torchscript"), 2) == ""
+
+
+def test_the_command_names_a_unit_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    begin = ["partition", "profile", "builtin:lane_small", "--max-batch", "2", "--tables", str(tmp_path), "--units"]
+    for unit, said in (
+        ("cuda:99", "unit 'cuda:99': parameter device is 'cuda:99', but PyTorch sees"),
+        ("cpu:1000", "has 1000 threads; this process may use"),
+        ("cpu/cuda_graph", "unit 'cpu/cuda_graph': parameter dnn.<dnn>.backend is 'cuda_graph'"),
+        ("cpu/nothing", "backend 'nothing' is not known; allowed: eager"),
+    ):
+        assert main([*begin, unit]) == 1
+        assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit):
+        main([*begin, "tpu"])
+    assert "unit 'tpu' is of no known kind; allowed: cpu[:THREADS]" in capsys.readouterr().err
