@@ -15,6 +15,16 @@ import onnxruntime
 
 from multi_dnn_ros.backends.onnx_export import ExportedChain, memory_file
 
+#: Types of tensors that pass between operators, as ONNX Runtime names them.
+_ELEMENTS = {
+    f"tensor({name})": getattr(onnx.TensorProto, element)
+    for name, element in {
+        "float": "FLOAT", "double": "DOUBLE", "float16": "FLOAT16", "bfloat16": "BFLOAT16", "bool": "BOOL",
+        "int8": "INT8", "uint8": "UINT8", "int16": "INT16", "uint16": "UINT16", "int32": "INT32", "uint32": "UINT32",
+        "int64": "INT64", "uint64": "UINT64",
+    }.items()
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Part:
@@ -64,6 +74,7 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
         tuple(name for name, job in made.items() if job < begin and last_use.get(name, -1) >= begin)
         for begin in range(1, len(chain.carried))
     ]
+    _declare(model, {name for names in carried for name in names})
     rows = [chain.inputs, *carried, chain.carried[-1]]
     results = {name: constants[name] for name in chain.carried[-1] if name in constants}
     parts = []
@@ -72,6 +83,26 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
         is_last = job == len(chain.carried) - 1
         parts.append(Part(_part(model, own, job, gives) if own else None, takes, gives, results if is_last else {}))
     return parts
+
+
+def _declare(model: onnx.ModelProto, names: set[str]) -> None:
+    """Add the types of these values where the model does not say them: what its optimizer made has none."""
+    graph = model.graph
+    names -= {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
+    if not names:
+        return
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(names))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(asked.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    for value in session.get_outputs():
+        if value.name in names:
+            element = _ELEMENTS[value.type]
+            graph.value_info.append(onnx.helper.make_tensor_value_info(value.name, element, None))
 
 
 def _jobs(nodes: Sequence[onnx.NodeProto], makers: dict[str, int], carried: Sequence[Sequence[str]]) -> dict[int, int]:
@@ -121,7 +152,7 @@ def _part(model: onnx.ModelProto, nodes: list[onnx.NodeProto], job: int, gives: 
 
 
 def _value(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
-    return known[name] if name in known else onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+    return known[name]
 
 
 def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:

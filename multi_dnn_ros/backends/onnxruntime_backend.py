@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -12,6 +13,9 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.torchscript import TorchScript
 from multi_dnn_ros.common.reasons import reason_of
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.backends.quantization import Calibration
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +28,19 @@ class OnnxRuntime:
     that nobody waits for need not pay.
 
     tolerance: largest error of the DNN's results, relative to their scale. dnn: its name, for the log. fallback: the
-    backend for what cannot be exported; None: TorchScript.
+    backend for what cannot be exported; None: TorchScript. calibration: compute in int8, with these images; a DNN that
+    is too far from float32 then stays float32, which one line in the log says.
     """
 
-    def __init__(self, tolerance: float = 1e-4, dnn: str = "", fallback: Backend | None = None) -> None:
+    def __init__(
+        self,
+        tolerance: float = 1e-4,
+        dnn: str = "",
+        fallback: Backend | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
         self._tolerance = tolerance
+        self._calibration = calibration
         self._dnn = dnn or "the DNN"
         self._fallback = fallback or TorchScript(tolerance, dnn)
 
@@ -48,9 +60,17 @@ class OnnxRuntime:
             raise ValueError(f"backend onnxruntime runs on a CPU; the device is {device}")
         try:
             # Imported here: a platform without wheels of it has TorchScript.
-            from multi_dnn_ros.backends.onnxruntime_sessions import make_sessions
+            from multi_dnn_ros.backends.onnxruntime_sessions import make_int8_sessions, make_sessions
 
-            return make_sessions([stage.to(device).eval() for stage in stages], inputs, self._tolerance, shared)
+            stages = [stage.to(device).eval() for stage in stages]
+            if self._calibration is not None:
+                try:
+                    return make_int8_sessions(stages, inputs, self._calibration, self._dnn, shared)
+                except Exception as error:  # whatever the library raises, float32 serves
+                    if is_out_of_memory(error):
+                        raise
+                    log.warning("%s stays float32, as in int8: %s", self._dnn, reason_of(error))
+            return make_sessions(stages, inputs, self._tolerance, shared)
         except Exception as error:  # whatever exporter or runtime raises, TorchScript takes more
             if is_out_of_memory(error):
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +15,16 @@ from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.onnx_export import export_chain, memory_file
+from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
+from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantized
 
 #: Weights of at least so many bytes lie outside of the sessions, which may share them.
 _LEAST_SHARED_BYTES = 1024
 _WARM_UP_CALLS = 2
+
+
+log = logging.getLogger(__name__)
 
 
 def make_sessions(
@@ -32,28 +37,68 @@ def make_sessions(
     ONNX Runtime raises.
     """
     shared = shared or Shared()
+    ready = _sessions(export_chain(stages, inputs), shared)
+    image = probe(inputs)
+    expected = _through(stages, image)
+    for chain in _ways(ready):
+        for _ in range(_WARM_UP_CALLS):
+            check_agreement(_through(chain, image), expected, tolerance)
+    return tuple(ready)
+
+
+def make_int8_sessions(
+    stages: Sequence[nn.Module],
+    inputs: Tensors,
+    calibration: Calibration,
+    dnn: str,
+    shared: Shared | None = None,
+) -> tuple[Stage, ...]:
+    """As `make_sessions`, quantized to int8 and compared with float32 on images that calibration did not see.
+
+    Where the error is too large with every layer in int8, the layers before the outputs stay float32, with a line in
+    the log. dnn: the DNN's name, for it. ValueError where the error is too large even then.
+    """
+    shared = shared or Shared()
     exported = export_chain(stages, inputs)
+    calibrate, compare = calibration.split(len(inputs[0]))
+    expected = [_through(stages, image) for image in compare]
+    try:
+        return _int8(exported, calibrate, compare, expected, calibration, shared)
+    except ValueError as error:
+        log.info("%s in int8: the layers before the outputs stay float32, as with them %s", dnn, error)
+    return _int8(exported, calibrate, compare, expected, calibration, shared, heads=False)
+
+
+def _int8(
+    exported: ExportedChain, calibrate: Sequence[Tensors], compare: Sequence[Tensors], expected: Sequence[Tensors],
+    calibration: Calibration, shared: Shared, *, heads: bool = True,
+) -> tuple[Stage, ...]:  # fmt: skip
+    ready = _sessions(quantized(exported, calibrate, calibration.progress, heads=heads), shared)
+    for chain in _ways(ready):
+        check_quantized([_through(chain, image) for image in compare], expected)
+    return tuple(ready)
+
+
+def _sessions(exported: ExportedChain, shared: Shared) -> list[SessionStage]:
     parts = optimize_parts(exported)
     ready = []
     while parts:  # a model in memory is as large as its weights, so none stays longer than needed
         ready.append(SessionStage(parts.pop(0), shared))
-    chains: list[Sequence[SessionStage]] = [ready]
     if len(ready) > 1:
-        whole = SessionStage(optimize_whole(exported), shared)
-        ready[0].chain = whole
-        chains.append([whole])
-    image = probe(inputs)
+        ready[0].chain = SessionStage(optimize_whole(exported), shared)
+    return ready
+
+
+def _ways(ready: Sequence[SessionStage]) -> list[Sequence[SessionStage]]:
+    """Job by job and, of several, as one."""
+    return [ready] if ready[0].chain is None else [ready, [ready[0].chain]]
+
+
+def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
     with torch.inference_mode():
-        expected = image
         for stage in stages:
-            expected = stage(expected)
-        for chain in chains:
-            for _ in range(_WARM_UP_CALLS):
-                results = image
-                for part in chain:
-                    results = part(results)
-                check_agreement(results, expected, tolerance)
-    return tuple(ready)
+            carried = stage(carried)
+    return carried
 
 
 class SessionStage:

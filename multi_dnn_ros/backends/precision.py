@@ -15,6 +15,7 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
+from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.reasons import reason_of
 
 log = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ class Precision:
         """Largest error of a job relative to the scale of its results.
 
         fp16 and TF32 have 10 bits behind the point: 1e-2 leaves room for the roundings of a deep job. bf16 has three
-        bits less.
+        bits less. For int8 this is between several images and each alone; backends.quantization compares with float32.
         """
-        if self.dtype is torch.bfloat16:
+        if self.dtype is torch.bfloat16 or self.name == "int8":
             return 8e-2
         if self.dtype is torch.float32 and (self.tf32 is False or device.type == "cpu"):
             return 1e-4
@@ -58,6 +59,7 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("tf32", torch.float32, tf32=True),
         Precision("fp16", torch.float16),
         Precision("bf16", torch.bfloat16),
+        Precision("int8", torch.float32),  # of what is carried between jobs; ONNX Runtime computes in integers
     )
 }
 
@@ -70,7 +72,9 @@ def allowed_precisions(device_type: str, backend: str, capability: tuple[int, in
     be captured computes as the process is set).
     """
     if device_type != "cuda":
-        return ("auto", "fp32") if backend == "onnxruntime" else ("auto", "fp32", "bf16")
+        if backend == "onnxruntime":
+            return ("auto", "fp32", "int8") if has_int8_products() else ("auto", "fp32")
+        return ("auto", "fp32", "bf16")
     ampere = capability is not None and capability >= AMPERE
     captured = backend in ("cuda_graph", "inductor")
     names = {"auto": True, "fp32": captured, "tf32": captured and ampere, "fp16": True, "bf16": ampere}

@@ -30,6 +30,7 @@ from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline.calibration import calibration_inputs
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend, default_workers, timing_target
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
@@ -92,6 +93,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 settings.precision,
                 dnn=name,
                 progress=progress,
+                calibration=partial(calibration_inputs, settings.calibration_images, dnns[name].preprocess),
             )
             plan, task = planned_apart(
                 settings.sms,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 
-from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
@@ -17,6 +17,7 @@ from multi_dnn_ros.backends.inductor import Inductor
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.torchscript import TorchScript
+from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.planning.job_plan import ROUNDS
 from multi_dnn_ros.planning.timing import Target
@@ -70,12 +71,13 @@ _ONLY_ON = {"onnxruntime": "cpu", "cuda_graph": "cuda"}
 def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto") -> str:
     """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there.
 
-    precision: parameter `dnn.<dnn>.precision`, which decides what `auto` is: ONNX Runtime computes in float32 here.
+    precision: parameter `dnn.<dnn>.precision`, which decides what `auto` is: ONNX Runtime computes in float32 and int8.
     """
     if name == "auto":
         if device.type == "cuda":
             return "cuda_graph"
-        return "onnxruntime" if precision in allowed_precisions(device.type, "onnxruntime") else "torchscript"
+        possible = ("int8", *allowed_precisions(device.type, "onnxruntime"))  # where int8 is not, the error says why
+        return "onnxruntime" if precision in possible else "torchscript"
     if _ONLY_ON.get(name, device.type) != device.type:
         others = (other for other in BACKENDS if _ONLY_ON.get(other, device.type) == device.type)
         raise ConfigError(
@@ -90,9 +92,12 @@ def check_backend(name: str, device: torch.device, precision: str = "auto", dnn:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
+        reason = ""
+        if precision == "int8" and name == "onnxruntime" and not has_int8_products():
+            reason = ", as this CPU has no 8-bit dot product (AVX512-VNNI, AVX-VNNI; asimddp on aarch64)"
         raise ConfigError(
             f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
-            f"{', '.join(allowed)}"
+            f"{', '.join(allowed)}{reason}"
         )
     return name
 
@@ -104,11 +109,12 @@ def choose_backend(
     *,
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
+    calibration: Callable[[], Sequence[Tensors]] | None = None,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
-    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
-    on this device.
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. calibration: gives the DNN's
+    inputs for images of its camera, which int8 needs. ConfigError where it cannot run on this device.
     """
     name = check_backend(name, device, precision, dnn)
     chosen = PRECISIONS[precision]
@@ -119,7 +125,7 @@ def choose_backend(
     elif name == "torchscript":
         backend = TorchScript(tolerance, dnn)
     elif name == "onnxruntime":
-        backend = OnnxRuntime(tolerance, dnn)
+        backend = _onnxruntime(tolerance, dnn, precision, progress, calibration)
     elif name == "inductor":
         backend = Inductor(dnn, progress, tolerance)
     else:
@@ -130,17 +136,36 @@ def choose_backend(
     # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
     if captured and (name == "cuda_graph" or chosen.dtype is not torch.float32):
         backend = FusedActivations(backend, tolerance, dnn)
-    if precision != "auto":
+    if precision not in ("auto", "int8"):
         backend = InPrecision(chosen, backend, dnn)
     return FastestConvolutions(backend) if captured else backend
+
+
+def _onnxruntime(
+    tolerance: float,
+    dnn: str,
+    precision: str,
+    progress: Callable[[str], None],
+    inputs: Callable[[], Sequence[Tensors]] | None,
+) -> Backend:
+    if precision != "int8":
+        return OnnxRuntime(tolerance, dnn)
+    if inputs is None:
+        raise ConfigError(f"dnn.{dnn}: int8 is calibrated on images of a whole DNN; here there are none")
+    from multi_dnn_ros.backends.quantization import Calibration
+
+    calibration = Calibration(inputs, lambda text: progress(f"{dnn}: {text}"))
+    return OnnxRuntime(PRECISIONS["fp32"].tolerance(torch.device("cpu")), dnn, calibration=calibration)
 
 
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
     """Where and how the layers of DNN `name` are timed: by the backend that serves it, on its share of the SMs.
 
-    But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it.
+    But inductor would compile each layer by itself, for minutes: what it compiles is timed as it runs without it. And
+    int8 is calibrated on whole DNNs: its layers are timed in float32, which takes longer.
     """
     serves = backend_name(settings.backend, device, name, settings.precision)
     times = serves if serves != "inductor" else backend_name("auto", device, name, settings.precision)
-    make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
-    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)
+    precision = "auto" if settings.precision == "int8" else settings.precision
+    make_backend = partial(choose_backend, times, device, precision, dnn=f"{name}, while it is timed,")
+    return Target(device, times, make_backend, precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)

@@ -104,10 +104,16 @@ class DnnConfig(_Section):
         "cannot be exported), cuda_graph on a GPU. inductor: compiled before, which takes minutes once (kept in "
         "~/.cache/multi_dnn_ros/inductor), and captured as cuda_graph on a GPU.",
     )
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
         "auto",
         description="Numbers that its layers compute in; auto: float32, whose convolutions PyTorch rounds to TF32 on a "
-        "GPU; fp32: without that; tf32: matrix products too. On a CPU: auto, fp32, bf16.",
+        "GPU; fp32: without that; tf32: matrix products too. On a CPU: auto, fp32, bf16, and with backend onnxruntime "
+        "int8 where the CPU has 8-bit dot products (VNNI); a DNN whose results differ too much in int8 stays float32.",
+    )
+    calibration_images: str = Field(
+        "",
+        description="With precision int8: a folder of 8 or more images of its camera, on which the ranges of its "
+        "layers are measured when it is first configured; empty: generated road images of this package.",
     )
     capture_preprocess: bool = Field(
         False,
