@@ -118,13 +118,15 @@ def _quantize(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> o
     # Imported here: for what is found in the cache it is not needed.
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-    class Reader(onnxruntime.quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+    class Reader(onnxruntime.quantization.CalibrationDataReader):
         def __init__(self) -> None:
             self._left = iter(inputs)
 
         def get_next(self) -> dict[str, Any] | None:
             tensors = next(self._left, None)
-            return tensors and {name: tensor.numpy() for name, tensor in zip(chain.inputs, tensors, strict=True)}
+            if tensors is None:
+                return None
+            return {name: tensor.numpy() for name, tensor in zip(chain.inputs, tensors, strict=True)}
 
     with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_int8_") as folder, _quiet():
         plain, result = Path(folder) / "plain.onnx", Path(folder) / "int8.onnx"
