@@ -58,14 +58,16 @@ class OnnxRuntime:
         """
         if device.type != "cpu":
             raise ValueError(f"backend onnxruntime runs on a CPU; the device is {device}")
+        # Outside of what is caught below: images that cannot be read are the user's to mend.
+        images = None if self._calibration is None else self._calibration.split(len(inputs[0]))
         try:
             # Imported here: a platform without wheels of it has TorchScript.
             from multi_dnn_ros.backends.onnxruntime_sessions import make_int8_sessions, make_sessions
 
             stages = [stage.to(device).eval() for stage in stages]
-            if self._calibration is not None:
+            if self._calibration is not None and images is not None:
                 try:
-                    return make_int8_sessions(stages, inputs, self._calibration, self._dnn, shared)
+                    return make_int8_sessions(stages, inputs, images, self._dnn, self._calibration.progress, shared)
                 except Exception as error:  # whatever the library raises, float32 serves
                     if is_out_of_memory(error):
                         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
@@ -17,7 +17,7 @@ from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
-from multi_dnn_ros.backends.quantization import Calibration, check_quantized, quantized
+from multi_dnn_ros.backends.quantization import check_quantized, quantized
 
 #: Weights of at least so many bytes lie outside of the sessions, which may share them.
 _LEAST_SHARED_BYTES = 1024
@@ -49,34 +49,33 @@ def make_sessions(
 def make_int8_sessions(
     stages: Sequence[nn.Module],
     inputs: Tensors,
-    calibration: Calibration,
+    images: tuple[Sequence[Tensors], Sequence[Tensors]],
     dnn: str,
+    progress: Callable[[str], None],
     shared: Shared | None = None,
 ) -> tuple[Stage, ...]:
     """As `make_sessions`, quantized to int8 and compared with float32 on images that calibration did not see.
 
     Where the error is too large with every layer in int8, the layers before the outputs stay float32, with a line in
-    the log. dnn: the DNN's name, for it. ValueError where the error is too large even then.
+    the log. images: to calibrate on, and to compare on. dnn: the DNN's name, for the log. progress: gets a line before
+    what takes seconds. ValueError where the error is too large even then.
     """
     shared = shared or Shared()
     exported = export_chain(stages, inputs)
-    calibrate, compare = calibration.split(len(inputs[0]))
+    calibrate, compare = images
     expected = [_through(stages, image) for image in compare]
+
+    def ready(*, heads: bool) -> tuple[Stage, ...]:
+        made = _sessions(quantized(exported, calibrate, progress, heads=heads), shared)
+        for chain in _ways(made):
+            check_quantized([_through(chain, image) for image in compare], expected)
+        return tuple(made)
+
     try:
-        return _int8(exported, calibrate, compare, expected, calibration, shared)
+        return ready(heads=True)
     except ValueError as error:
         log.info("%s in int8: the layers before the outputs stay float32, as with them %s", dnn, error)
-    return _int8(exported, calibrate, compare, expected, calibration, shared, heads=False)
-
-
-def _int8(
-    exported: ExportedChain, calibrate: Sequence[Tensors], compare: Sequence[Tensors], expected: Sequence[Tensors],
-    calibration: Calibration, shared: Shared, *, heads: bool = True,
-) -> tuple[Stage, ...]:  # fmt: skip
-    ready = _sessions(quantized(exported, calibrate, calibration.progress, heads=heads), shared)
-    for chain in _ways(ready):
-        check_quantized([_through(chain, image) for image in compare], expected)
-    return tuple(ready)
+    return ready(heads=False)
 
 
 def _sessions(exported: ExportedChain, shared: Shared) -> list[SessionStage]:
@@ -104,8 +103,8 @@ def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
 class SessionStage:
     """A job as a session. chain: of a first job, the whole DNN as one session.
 
-    weights: what the session reads where it lies; those of `shared` where they are equal. What the stage returns lies
-    in memory of its own, that of an input or that of a constant.
+    weights: what the session reads where it lies; those of `shared` where they are equal. operators: of its model.
+    What the stage returns lies in memory of its own, that of an input or that of a constant.
     """
 
     def __init__(self, part: Part, shared: Shared) -> None:
@@ -116,7 +115,9 @@ class SessionStage:
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
         self._makes: list[str] = []
+        self.operators: frozenset[str] = frozenset()
         if part.model is not None:
+            self.operators = frozenset(node.op_type for node in part.model.graph.node)
             self._reads = frozenset(value.name for value in part.model.graph.input)
             self._makes = [value.name for value in part.model.graph.output]
             self.weights, self._session = _session(part.model, shared)

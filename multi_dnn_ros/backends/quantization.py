@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -185,14 +186,16 @@ def _key(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The library logs advice, through the root logger."""
+    """The library logs advice, through the root logger, and numpy warns of ranges that are not numbers."""
     root = logging.getLogger()
     filtered = _NotOfQuantization()
     for handler in root.handlers:
         handler.addFilter(filtered)
     root.addFilter(filtered)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         root.removeFilter(filtered)
         for handler in root.handlers:
