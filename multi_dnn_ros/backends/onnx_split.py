@@ -31,13 +31,15 @@ class Part:
     """Consecutive nodes of an optimized model; model None: no node is left for this job.
 
     takes, gives: names of the values that are carried into it and out of it, in order. Those that are outputs of
-    `model` it computes, those of `constants` are always the same, the others it passes on.
+    `model` it computes, those of `constants` are always the same, the others it passes on. guards: further outputs of
+    `model`; with NaN in one of them the results are not to be trusted.
     """
 
     model: onnx.ModelProto | None
     takes: tuple[str, ...]
     gives: tuple[str, ...]
     constants: Mapping[str, onnx.TensorProto]
+    guards: tuple[str, ...] = ()
 
 
 def optimize_whole(chain: ExportedChain) -> Part:
@@ -46,8 +48,10 @@ def optimize_whole(chain: ExportedChain) -> Part:
     model.CopyFrom(chain.model)
     outputs = {value.name: value for value in model.graph.output}
     del model.graph.output[:]
-    model.graph.output.extend(outputs[name] for name in dict.fromkeys(chain.carried[-1]) if name in outputs)
-    (part,) = optimize_parts(ExportedChain(model, chain.carried[-1:]))
+    model.graph.output.extend(
+        outputs[name] for name in dict.fromkeys((*chain.carried[-1], *chain.guards)) if name in outputs
+    )
+    (part,) = optimize_parts(ExportedChain(model, chain.carried[-1:], chain.guards))
     return part
 
 
@@ -63,6 +67,12 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     jobs = _jobs(nodes, makers, chain.carried)
     needed = _ancestors(nodes, makers, chain.carried[-1])
+    guards: dict[str, int] = {}
+    for name in chain.guards:  # with the last of the nodes that it looks at
+        found = _ancestors(nodes, makers, [name])
+        guards[name] = max((jobs[index] for index in found & needed), default=0)
+        jobs.update((index, guards[name]) for index in found - needed)
+        needed |= found
     made = {value.name: -1 for value in model.graph.input if value.name not in constants}
     last_use = dict.fromkeys(chain.carried[-1], len(chain.carried))
     for index in sorted(needed):
@@ -81,7 +91,9 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
     for job, (takes, gives) in enumerate(pairwise(rows)):
         own = [nodes[index] for index in sorted(needed) if jobs[index] == job]
         is_last = job == len(chain.carried) - 1
-        parts.append(Part(_part(model, own, job, gives) if own else None, takes, gives, results if is_last else {}))
+        guarded = tuple(name for name, own_job in guards.items() if own_job == job)
+        part = _part(model, own, job, (*gives, *guarded)) if own else None
+        parts.append(Part(part, takes, gives, results if is_last else {}, guarded))
     return parts
 
 

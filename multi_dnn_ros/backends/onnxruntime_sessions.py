@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
+from multi_dnn_ros.backends.onnx_guards import add_guards
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
 from multi_dnn_ros.backends.quantization import check_quantized, quantized
 
@@ -79,6 +81,7 @@ def make_int8_sessions(
 
 
 def _sessions(exported: ExportedChain, shared: Shared) -> list[SessionStage]:
+    exported = add_guards(exported)
     parts = optimize_parts(exported)
     ready = []
     while parts:  # a model in memory is as large as its weights, so none stays longer than needed
@@ -104,13 +107,14 @@ class SessionStage:
     """A job as a session. chain: of a first job, the whole DNN as one session.
 
     weights: what the session reads where it lies; those of `shared` where they are equal. operators: of its model.
-    What the stage returns lies in memory of its own, that of an input or that of a constant.
+    What the stage returns lies in memory of its own, that of an input or that of a constant. Where a guard holds NaN,
+    all results that can be are NaN, as PyTorch's would be in places; FloatingPointError where none can be.
     """
 
     def __init__(self, part: Part, shared: Shared) -> None:
         self.chain: SessionStage | None = None
         self.weights: list[Any] = []
-        self._takes, self._gives = part.takes, part.gives
+        self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
         self._constants = {name: _copied(tensor) for name, tensor in part.constants.items()}
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
@@ -127,8 +131,20 @@ class SessionStage:
         if self._session is not None:
             fed = {name: tensor.contiguous().numpy() for name, tensor in values.items() if name in self._reads}
             made = self._session.run(self._makes, fed)
-            values.update((name, torch.from_numpy(array)) for name, array in zip(self._makes, made, strict=True))
+            results = dict(zip(self._makes, made, strict=True))
+            if any(np.isnan(results[name]).any() for name in self._guards):
+                _spoil([array for name, array in results.items() if name in self._gives])
+            values.update((name, torch.from_numpy(array)) for name, array in results.items())
         return tuple(values[name] for name in self._gives)
+
+
+def _spoil(arrays: Sequence[Any]) -> None:
+    """Make NaN of what a job computed from NaN, in place."""
+    floating = [array for array in arrays if np.issubdtype(array.dtype, np.floating)]
+    if not floating:
+        raise FloatingPointError("NaN inside the DNN")
+    for array in floating:
+        array.fill(np.nan)
 
 
 def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from pathlib import Path
@@ -181,6 +182,24 @@ def test_a_network_with_nan_in_its_weights_is_not_quantized(caplog: pytest.LogCa
     stages = int8(module)
     assert "lane stays float32, as in int8" in caplog.text
     assert run(stages, pictures(1)[0])[0].isnan().any()
+
+
+@needs_int8
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_nan_that_a_frame_makes_is_not_rounded_to_a_number(jobs: int) -> None:
+    class Logarithm(Residual):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.log(image))
+
+    stages = int8(seeded(Logarithm), jobs)
+    whole = stages[0].chain or stages[0]
+    assert "QLinearConv" in operators(whole)
+    image = torch.rand(1, 3, 32, 48) + 0.01
+    assert whole((image,))[0].isfinite().all()
+    image[0, 1, 10, 10] = -1.0
+    assert whole((image,))[0].isnan().all()
+    with pytest.raises(FloatingPointError, match="NaN inside the DNN") if jobs > 1 else contextlib.nullcontext():
+        assert run(stages, (image,))[0].isnan().all()
 
 
 @needs_int8
