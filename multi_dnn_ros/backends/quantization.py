@@ -119,7 +119,7 @@ def _worst(own: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     """(root mean square error, standard deviation) of the worst channel of an output, (images, batch, ...).
 
     Boxes in pixels and scores are often rows of one tensor, where an error of all scores would not be seen beside the
-    boxes. The shortest axis counts as that of the channels. A channel that hardly varies is held to a hundredth of the
+    boxes. The shortest axis counts as that of the channels. A channel that hardly varies is held to 1e-4 of the
     whole output's deviation.
     """
     if own.ndim >= 5 or (own.ndim == 4 and min(own.shape[2:]) < max(own.shape[2:])):
@@ -128,7 +128,7 @@ def _worst(own: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     else:
         own, right = own.reshape(1, -1), right.reshape(1, -1)
     errors = (own - right).square().mean(1).sqrt()
-    scales = right.std(1, correction=0).clamp(min=0.01 * float(right.std(correction=0)))
+    scales = right.std(1, correction=0).clamp(min=1e-4 * float(right.std(correction=0)))
     worst = int((errors - TOLERANCE * scales).argmax())
     return float(errors[worst]), float(scales[worst])
 
