@@ -32,11 +32,13 @@ class ExportError(ValueError):
 @dataclass(frozen=True)
 class ExportedChain:
     """model: its inputs are those of the first job. carried: per job the names of the values that it hands over, in
-    order; those of the last job are the DNN's outputs. A job may hand over an input of the model.
+    order; those of the last job are the DNN's outputs. A job may hand over an input of the model. guards: further
+    outputs of the model, see onnx_guards.
     """
 
     model: onnx.ModelProto
     carried: tuple[tuple[str, ...], ...]
+    guards: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import torch
@@ -14,12 +16,17 @@ from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.onnx_export import export_chain, memory_file
+from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
+from multi_dnn_ros.backends.onnx_guards import add_guards
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
+from multi_dnn_ros.backends.quantization import check_quantized, quantized
 
 #: Weights of at least so many bytes lie outside of the sessions, which may share them.
 _LEAST_SHARED_BYTES = 1024
 _WARM_UP_CALLS = 2
+
+
+log = logging.getLogger(__name__)
 
 
 def make_sessions(
@@ -32,46 +39,89 @@ def make_sessions(
     ONNX Runtime raises.
     """
     shared = shared or Shared()
+    ready = _sessions(export_chain(stages, inputs), shared)
+    image = probe(inputs)
+    expected = _through(stages, image)
+    for chain in _ways(ready):
+        for _ in range(_WARM_UP_CALLS):
+            check_agreement(_through(chain, image), expected, tolerance)
+    return tuple(ready)
+
+
+def make_int8_sessions(
+    stages: Sequence[nn.Module],
+    inputs: Tensors,
+    images: tuple[Sequence[Tensors], Sequence[Tensors]],
+    dnn: str,
+    progress: Callable[[str], None],
+    shared: Shared | None = None,
+) -> tuple[Stage, ...]:
+    """As `make_sessions`, quantized to int8 and compared with float32 on images that calibration did not see.
+
+    Where the error is too large with every layer in int8, the layers before the outputs stay float32, with a line in
+    the log. images: to calibrate on, and to compare on. dnn: the DNN's name, for the log. progress: gets a line before
+    what takes seconds. ValueError where the error is too large even then.
+    """
+    shared = shared or Shared()
     exported = export_chain(stages, inputs)
+    calibrate, compare = images
+    expected = [_through(stages, image) for image in compare]
+
+    def ready(*, heads: bool) -> tuple[Stage, ...]:
+        made = _sessions(quantized(exported, calibrate, progress, heads=heads), shared)
+        for chain in _ways(made):
+            check_quantized([_through(chain, image) for image in compare], expected)
+        return tuple(made)
+
+    try:
+        return ready(heads=True)
+    except ValueError as error:
+        log.info("%s in int8: the layers before the outputs stay float32, as with them %s", dnn, error)
+    return ready(heads=False)
+
+
+def _sessions(exported: ExportedChain, shared: Shared) -> list[SessionStage]:
+    exported = add_guards(exported)
     parts = optimize_parts(exported)
     ready = []
     while parts:  # a model in memory is as large as its weights, so none stays longer than needed
         ready.append(SessionStage(parts.pop(0), shared))
-    chains: list[Sequence[SessionStage]] = [ready]
     if len(ready) > 1:
-        whole = SessionStage(optimize_whole(exported), shared)
-        ready[0].chain = whole
-        chains.append([whole])
-    image = probe(inputs)
+        ready[0].chain = SessionStage(optimize_whole(exported), shared)
+    return ready
+
+
+def _ways(ready: Sequence[SessionStage]) -> list[Sequence[SessionStage]]:
+    """Job by job and, of several, as one."""
+    return [ready] if ready[0].chain is None else [ready, [ready[0].chain]]
+
+
+def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
     with torch.inference_mode():
-        expected = image
         for stage in stages:
-            expected = stage(expected)
-        for chain in chains:
-            for _ in range(_WARM_UP_CALLS):
-                results = image
-                for part in chain:
-                    results = part(results)
-                check_agreement(results, expected, tolerance)
-    return tuple(ready)
+            carried = stage(carried)
+    return carried
 
 
 class SessionStage:
     """A job as a session. chain: of a first job, the whole DNN as one session.
 
-    weights: what the session reads where it lies; those of `shared` where they are equal. What the stage returns lies
-    in memory of its own, that of an input or that of a constant.
+    weights: what the session reads where it lies; those of `shared` where they are equal. operators: of its model.
+    What the stage returns lies in memory of its own, that of an input or that of a constant. Where a guard holds NaN,
+    all results that can be are NaN, as PyTorch's would be in places; FloatingPointError where none can be.
     """
 
     def __init__(self, part: Part, shared: Shared) -> None:
         self.chain: SessionStage | None = None
         self.weights: list[Any] = []
-        self._takes, self._gives = part.takes, part.gives
+        self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
         self._constants = {name: _copied(tensor) for name, tensor in part.constants.items()}
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
         self._makes: list[str] = []
+        self.operators: frozenset[str] = frozenset()
         if part.model is not None:
+            self.operators = frozenset(node.op_type for node in part.model.graph.node)
             self._reads = frozenset(value.name for value in part.model.graph.input)
             self._makes = [value.name for value in part.model.graph.output]
             self.weights, self._session = _session(part.model, shared)
@@ -81,8 +131,20 @@ class SessionStage:
         if self._session is not None:
             fed = {name: tensor.contiguous().numpy() for name, tensor in values.items() if name in self._reads}
             made = self._session.run(self._makes, fed)
-            values.update((name, torch.from_numpy(array)) for name, array in zip(self._makes, made, strict=True))
+            results = dict(zip(self._makes, made, strict=True))
+            if any(np.isnan(results[name]).any() for name in self._guards):
+                _spoil([array for name, array in results.items() if name in self._gives])
+            values.update((name, torch.from_numpy(array)) for name, array in results.items())
         return tuple(values[name] for name in self._gives)
+
+
+def _spoil(arrays: Sequence[Any]) -> None:
+    """Make NaN of what a job computed from NaN, in place."""
+    floating = [array for array in arrays if np.issubdtype(array.dtype, np.floating)]
+    if not floating:
+        raise FloatingPointError("NaN inside the DNN")
+    for array in floating:
+        array.fill(np.nan)
 
 
 def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:

@@ -16,6 +16,7 @@ from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, probe
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.registry import BACKENDS
+from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ class Precision:
         """Largest error of a job relative to the scale of its results.
 
         fp16 and TF32 have 10 bits behind the point: 1e-2 leaves room for the roundings of a deep job. bf16 has three
-        bits less.
+        bits less. For int8 this is between several images and each alone; backends.quantization compares with float32.
         """
-        if self.dtype is torch.bfloat16:
+        if self.dtype is torch.bfloat16 or self.name == "int8":
             return 8e-2
         if self.dtype is torch.float32 and (self.tf32 is False or device.type == "cpu"):
             return 1e-4
@@ -60,6 +61,7 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("tf32", torch.float32, tf32=True),
         Precision("fp16", torch.float16),
         Precision("bf16", torch.bfloat16),
+        Precision("int8", torch.float32),  # of what is carried between jobs; ONNX Runtime computes in integers
     )
 }
 
@@ -73,7 +75,9 @@ def allowed_precisions(device_type: str, backend: str, capability: tuple[int, in
     """
     names = BACKENDS.get(backend).precisions.get(device_type, ())
     ampere = capability is not None and capability >= AMPERE
-    return tuple(name for name in names if device_type != "cuda" or ampere or name not in _OF_AMPERE)
+    if device_type == "cuda":
+        return tuple(name for name in names if ampere or name not in _OF_AMPERE)
+    return tuple(name for name in names if name != "int8" or has_int8_products())
 
 
 class InPrecision:

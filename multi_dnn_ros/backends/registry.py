@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.common import extensions
 
 ALL_PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
@@ -23,7 +23,8 @@ class BackendRequest:
 
     device: that the jobs run on. tolerance: largest error of a job, relative to the scale of its results, with which a
     compiled or captured job is accepted. dtype: that layers compute in. dnn: its name, for messages. progress: gets a
-    line for each step of what takes long.
+    line for each step of what takes long. precision: value of the parameter `dnn.<dnn>.precision`. calibration: gives
+    the DNN's inputs for images of its camera; always there with int8.
     """
 
     device: torch.device
@@ -31,6 +32,8 @@ class BackendRequest:
     dtype: torch.dtype = torch.float32
     dnn: str = ""
     progress: Callable[[str], None] = _silent
+    precision: str = "auto"
+    calibration: Callable[[], Sequence[Tensors]] | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class BackendSpec:
     name: value of the parameter `dnn.<dnn>.backend`.
     factory: makes the backend. Casting to the precision is done around it, see backends/precision.py.
     precisions: values of the parameter `dnn.<dnn>.precision` by type of device ("cpu", "cuda"); it runs on no other
-    type. Of these, tf32 and bf16 on a GPU also need compute capability 8.0.
+    type. Of these, tf32 and bf16 on a GPU also need compute capability 8.0, int8 on a CPU 8-bit dot products.
     captures: types of device on which jobs are captured as CUDA graphs, so that TF32 can differ from DNN to DNN.
     fuses: types of device on which it makes one operation of a convolution and its activation.
     compiles: preparing takes minutes; layers are then timed by the device's automatic backend instead.

@@ -12,6 +12,7 @@ from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive
 from multi_dnn_ros.cli.benchmark_chaos import add_chaos
 from multi_dnn_ros.cli.benchmark_host import add_host
 from multi_dnn_ros.cli.benchmark_paper import add_deadlines, add_important, add_paper, add_paper_report
+from multi_dnn_ros.cli.benchmark_precisions import add_precisions
 from multi_dnn_ros.cli.camera import ENCODINGS
 from multi_dnn_ros.cli.log_folder import log_folder
 from multi_dnn_ros.cli.network_arguments import check_writable
@@ -31,6 +32,7 @@ examples:
   multi-dnn benchmark cpu --output results/benchmark_cpu.json
   multi-dnn benchmark cpu --params-file my_robot.yaml --frames 50
   multi-dnn benchmark cpu --alone builtin:object --alone torchvision:resnet50
+  multi-dnn benchmark precisions builtin:object torchvision:resnet50
   multi-dnn benchmark overhead
   multi-dnn benchmark load --minutes 10 --output results/load_cpu.json --plot results/load_cpu.png
   multi-dnn benchmark load --params-file my_robot.yaml --camera front=1280x720@30:rgb8 --camera rear=640x480@10:jpeg
@@ -62,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         add_options(scenario)
         scenario.add_argument("--output", type=Path, help="write the figures to this JSON file")
         scenario.set_defaults(run=run, measure=measure)
-    for add in (add_paper, add_paper_report, add_deadlines, add_important, add_chaos, add_host):
+    for add in (add_paper, add_paper_report, add_deadlines, add_important, add_chaos, add_host, add_precisions):
         add(scenarios)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,7 @@ examples:
   multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
   multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
   multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
+  multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
   multi-dnn evaluate people.onnx --decoder yolo --labels person --data coco:coco
   multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
 """
@@ -89,6 +92,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     times.add_argument("--latency", action="store_true", help="time all of them in turns")
     add_target(times)
+    times.add_argument(
+        "--calibration-images",
+        default="",
+        metavar="DIR",
+        help="with --precision int8: images that the ranges of layers are measured on, as parameter calibration_images "
+        "of the node (default: generated road images of this package)",
+    )
     parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
     parser.set_defaults(run=run, libraries=("pycocotools",))
 
@@ -111,10 +121,13 @@ def run(args: argparse.Namespace) -> int:
     for network in networks[1:]:
         if network.task != networks[0].task:
             raise UsageError(f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}")
-    target = _target(args) if args.served or args.latency else None
-    entries = [_scored(args, network, device, target if args.served else None) for network in networks]
-    if args.latency and target is not None:
-        _add_latency(args, target, networks, entries)
+    targets = [_target(args, network) for network in networks] if args.served or args.latency else []
+    entries = [
+        _scored(args, network, device, target if args.served else None)
+        for network, target in zip_longest(networks, targets)
+    ]
+    if args.latency:
+        _add_latency(args, targets[0], networks, entries)
     rows = [row for group in entries for row in group]
     content = {**provenance(), "device": str(device), "task": networks[0].task, "networks": rows}
     header, lines = rows_of(content)
@@ -127,10 +140,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _target(args: argparse.Namespace) -> Target:
-    target = read_target(args)
+def _target(args: argparse.Namespace, network: Trainable) -> Target:
+    target = read_target(args, calibration=partial(_calibration, args.calibration_images, network))
     target.make_backend()  # refuses a precision that the device does not have, before minutes of scoring
     return target
+
+
+def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ...]]:
+    """Inputs of the network for images of a folder, as scoring makes them."""
+    import torch
+
+    from multi_dnn_ros.pipeline.calibration import calibration_images
+    from multi_dnn_ros.training.datasets import framed
+
+    frames = (torch.from_numpy(framed(image.numpy(), network.framing)) for image in calibration_images(folder))
+    return [(network.inputs(frame[None].float() / 255.0),) for frame in frames]
 
 
 def _scored(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,14 @@ from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from multi_dnn_ros.backends import Backend
+    from multi_dnn_ros.backends import Backend, Tensors
     from multi_dnn_ros.models.dnn import Source
     from multi_dnn_ros.planning.timing import Target
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
 #: As the parameter dnn.<dnn>.precision.
-PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
+PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
 #: Of an argument that names a network.
 MODEL_HELP = ", ".join(extensions.model_forms())
 DATA_HELP = """\
@@ -144,8 +144,17 @@ def check_backend(args: argparse.Namespace) -> None:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(known)}")
 
 
-def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
-    """Where networks are timed: --device, --sms, --backend and --precision."""
+def read_target(
+    args: argparse.Namespace, batch: int = 1, calibration: Callable[[], Sequence[Tensors]] | None = None
+) -> Target:
+    """Where networks are timed: --device, --sms, --backend and --precision.
+
+    calibration: inputs of a network, on which int8 is calibrated. UsageError for int8 without them.
+    """
+    if args.precision == "int8" and calibration is None:
+        raise UsageError(
+            "--precision int8 is calibrated on images of the network that is served; use evaluate --served"
+        )
     from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device
     from multi_dnn_ros.planning.timing import Target
@@ -156,7 +165,7 @@ def read_target(args: argparse.Namespace, batch: int = 1) -> Target:
     check_partition(device, args.sms)
 
     def make_backend() -> Backend:
-        return choose_backend(args.backend, device, args.precision)
+        return choose_backend(args.backend, device, args.precision, calibration=calibration)
 
     return Target(device, name, make_backend, args.precision, batch, sms=args.sms or 0)
 

@@ -30,6 +30,7 @@ from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend, default_workers, timing_target
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
@@ -73,6 +74,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 settings.precision,
                 dnn=name,
                 progress=progress,
+                calibration=partial(_calibration, name, settings, dnns[name]),
             )
             plan, task = planned_apart(
                 settings.sms,
@@ -105,6 +107,15 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
     return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+
+
+def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:
+    """Inputs of the DNN on which int8 is calibrated. ConfigError."""
+    try:
+        return [*calibration_inputs(settings.calibration_images, dnn.preprocess)]
+    except CalibrationError as error:
+        where = f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}'"
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _job_by_job(task: DnnTask) -> DnnTask:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-from multi_dnn_ros.backends import Backend
+from multi_dnn_ros.backends import Backend, Tensors
 from multi_dnn_ros.backends.capture import FastestConvolutions
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
+from multi_dnn_ros.common.cpu_features import has_int8_products
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.common.reporting import cpu_count
 from multi_dnn_ros.planning.job_plan import ROUNDS
@@ -82,9 +83,12 @@ def check_backend(name: str, device: torch.device, precision: str = "auto", dnn:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
+        reason = ""
+        if precision == "int8" and name == "onnxruntime" and not has_int8_products():
+            reason = ", as this CPU has no 8-bit dot product (AVX512-VNNI, AVX-VNNI; asimddp on aarch64)"
         raise ConfigError(
             f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
-            f"{', '.join(allowed)}"
+            f"{', '.join(allowed)}{reason}"
         )
     return name
 
@@ -96,15 +100,19 @@ def choose_backend(
     *,
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
+    calibration: Callable[[], Sequence[Tensors]] | None = None,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
-    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. ConfigError where it cannot run
-    on this device.
+    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. calibration: gives the DNN's
+    inputs for images of its camera, which int8 needs. ConfigError where it cannot run on this device.
     """
     name = check_backend(name, device, precision, dnn)
+    if precision == "int8" and calibration is None:
+        raise ConfigError(f"dnn.{dnn}: int8 is calibrated on images of a whole DNN; here there are none")
     spec, chosen = _spec(name, dnn), PRECISIONS[precision]
-    backend = spec.factory(BackendRequest(device, chosen.tolerance(device), chosen.dtype, dnn, progress))
+    request = BackendRequest(device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration)
+    backend = spec.factory(request)
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
     return FastestConvolutions(backend) if device.type in spec.captures else backend
@@ -114,10 +122,11 @@ def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Targe
     """Where and how the layers of DNN `name` are timed: by the backend that serves it, on its share of the SMs.
 
     But a backend that compiles would compile each layer by itself, for minutes: what it compiles is timed as it runs
-    without it.
+    without it. And int8 is calibrated on whole DNNs: its layers are timed in float32, which takes longer.
     """
     serves = backend_name(settings.backend, device, name, settings.precision)
     compiles = _spec(serves, name).compiles
     times = backend_name("auto", device, name, settings.precision) if compiles else serves
-    make_backend = partial(choose_backend, times, device, settings.precision, dnn=f"{name}, while it is timed,")
-    return Target(device, times, make_backend, settings.precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)
+    precision = "auto" if settings.precision == "int8" else settings.precision
+    make_backend = partial(choose_backend, times, device, precision, dnn=f"{name}, while it is timed,")
+    return Target(device, times, make_backend, precision, rounds=ROUNDS, sms=settings.sms, served_by=serves)

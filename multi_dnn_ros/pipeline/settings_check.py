@@ -21,6 +21,7 @@ from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
+from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
 from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
 from multi_dnn_ros.planning.profile import ProfileError
@@ -122,6 +123,12 @@ def _of_execution(name: str, settings: DnnConfig, device: torch.device | None) -
         check_backend(settings.backend, device, settings.precision, name)
     except ConfigError as error:
         yield str(error)
+    else:
+        if settings.precision == "int8":
+            try:
+                calibration_files(settings.calibration_images)
+            except CalibrationError as error:
+                yield f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}': {error}"
     if not settings.sms:
         return
     problem = green_contexts.unmet(device, settings.sms)

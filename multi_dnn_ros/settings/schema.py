@@ -139,10 +139,16 @@ class DnnConfig(_Section):
         "cannot be exported), cuda_graph on a GPU. inductor compiles the jobs with TorchInductor, which takes minutes "
         "the first time (cached in ~/.cache/multi_dnn_ros/inductor), and captures them on a GPU.",
     )
-    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16"] = Field(
+    precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
         "auto",
         description="Number format of the layers. auto: float32, with TF32 convolutions on a GPU (PyTorch's default). "
-        "fp32: float32 without TF32. tf32: TF32 for matrix products too. A CPU takes auto, fp32 and bf16.",
+        "fp32: float32 without TF32. tf32: TF32 for matrix products too. A CPU takes auto, fp32, bf16 and, with "
+        "backend onnxruntime and 8-bit dot products (VNNI), int8; a DNN that differs too much in int8 stays float32.",
+    )
+    calibration_images: str = Field(
+        "",
+        description="With precision int8: a folder of at least 8 images of the DNN's camera, on which the value ranges "
+        "of its layers are measured when it is first configured. Empty: generated road images of this package.",
     )
     capture_preprocess: bool = Field(
         False,

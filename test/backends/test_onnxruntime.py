@@ -254,6 +254,32 @@ def test_nan_is_not_swallowed() -> None:
         assert through(chain, (image,))[0].isnan().all()  # type: ignore[arg-type]
 
 
+class Pooled(Residual):
+    """The logarithm of an image, which is NaN where that is negative, in front of max pooling."""
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        image = self.first(torch.log(image))
+        image = nn.functional.max_pool2d(nn.functional.max_pool2d(image, 3, 2), 2)
+        return self.last(torch.relu(self.second(image)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_nan_of_single_frames_is_not_swallowed_by_max_pooling(jobs: int) -> None:
+    class Rarely(Pooled):
+        """The logarithm is NaN under -50 only, of which the comparison at configuring has none."""
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return super().forward(image + 50.0)
+
+    stages = check_all(seeded(Rarely), IMAGE, jobs)
+    image = torch.rand(1, 3, 32, 48)
+    bad = image.clone()
+    bad[0, 1, 10, 10] = -60.0
+    for chain in [stages, [stages[0].chain]] if jobs > 1 else [stages]:
+        assert through(chain, (bad,))[0].isnan().all()  # type: ignore[arg-type]
+        assert through(chain, (image,))[0].isfinite().all()  # type: ignore[arg-type]
+
+
 def test_a_session_that_fails_fails_for_its_frame_alone() -> None:
     stages = sessions(seeded(Residual), IMAGE, 2)
     for chain in (stages, [stages[0].chain]):

@@ -1,0 +1,98 @@
+"""Each network alone on one core in float32, int8 and bfloat16, as the node serves it."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends.agreement import probe
+from multi_dnn_ros.common.captured_warnings import CapturedWarnings
+from multi_dnn_ros.common.cpu_features import has_bf16_products
+from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.sources import load_network
+from multi_dnn_ros.pipeline.calibration import calibration_inputs
+from multi_dnn_ros.pipeline.choices import backend_name, check_backend, choose_backend
+from multi_dnn_ros.vision.preprocess import Preprocess
+
+BASELINE = "fp32"
+#: What networks without a size of their own take, as classifiers are trained.
+_SIZE = (224, 224)
+_CPU = torch.device("cpu")
+
+
+def measure_precisions(
+    models: Sequence[str], precisions: Sequence[str], folder: str, rounds: int, seed: int
+) -> list[dict[str, Any]]:
+    """Milliseconds of processor time of one image, batch 1, one thread, in one job, for each of `models`.
+
+    All precisions, and float32, run once per round in random order, in the calling thread; preprocessing is left out.
+    models: as parameter `dnn.<dnn>.model`; torchvision's have random weights. folder: parameter `calibration_images`.
+    Raises ConfigError for a precision that this CPU does not have.
+    """
+    for precision in precisions:
+        check_backend("auto", _CPU, precision)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [_measure(model, precisions, folder, rounds, random.Random(seed)) for model in models]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure(model: str, precisions: Sequence[str], folder: str, rounds: int, order: random.Random) -> dict[str, Any]:
+    torch.manual_seed(0)
+    source = load_network(model, weights="random" if model.startswith("torchvision:") else "default")
+    width, height = source.size or _SIZE
+    inputs = probe((torch.zeros(1, 3, height, width),))
+    names = [BASELINE, *(name for name in precisions if name != BASELINE)]
+    chains, warnings = {}, {}
+    for name in names:
+        with CapturedWarnings("multi_dnn_ros.backends") as captured:
+            chains[name] = _prepared(source, model, name, folder, inputs)
+        warnings[name] = captured.messages
+    times: dict[str, list[float]] = {name: [] for name in names}
+    load = os.getloadavg()[0]
+    with torch.inference_mode():
+        for _ in tqdm(range(rounds), desc=model, unit="round", disable=None):
+            for name in order.sample(names, len(names)):
+                begin = time.thread_time()
+                carried = inputs
+                for stage in chains[name]:
+                    carried = stage(carried)
+                times[name].append((time.thread_time() - begin) * 1e3)
+    base = times[BASELINE]
+    return {
+        "model": model,
+        "input": [height, width],
+        "load_average": [load, os.getloadavg()[0]],
+        "bf16_instructions": has_bf16_products(),
+        "backend": {name: backend_name("auto", _CPU, precision=name) for name in names},
+        "warnings": warnings,
+        "cpu_ms": {name: distribution(samples) for name, samples in times.items()},
+        "over_fp32": {
+            name: {
+                "medians": statistics.median(times[name]) / statistics.median(base),
+                "minima": min(times[name]) / min(base),
+            }
+            for name in names[1:]
+        },
+    }
+
+
+def _prepared(source: Source, model: str, precision: str, folder: str, inputs: Tensors) -> Sequence[Stage]:
+    height, width = inputs[0].shape[2:]
+    own = {key: source.preprocess[key] for key in ("mean", "std") if key in source.preprocess}
+    images = partial(calibration_inputs, folder, Preprocess(width, height, **own))
+    backend = choose_backend("auto", _CPU, precision, dnn=model, calibration=images)
+    return backend.prepare(cut(source.network, inputs, 1, fold_batch_norm=True), inputs, _CPU)

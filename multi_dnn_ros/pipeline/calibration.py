@@ -1,0 +1,52 @@
+"""The images on which int8 is calibrated: those of a folder, or the generated road images of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+
+from multi_dnn_ros.vision.preprocess import Preprocess
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
+#: Fewer leave the ranges to chance; more take longer and change little.
+LEAST, MOST = 8, 32
+_OWN = Path(__file__).resolve().parents[1] / "calibration_images"
+
+
+class CalibrationError(ValueError):
+    """A folder of images for calibration cannot be used; the message names it and what is expected."""
+
+
+def calibration_files(folder: str) -> Sequence[Path]:
+    """At most MOST image files of `folder`, evenly spaced by name; "": this package's own. CalibrationError."""
+    path = Path(folder).expanduser() if folder else _OWN
+    if not path.is_dir():
+        raise CalibrationError(f"{path}: no such folder; expected a folder of {LEAST} images or more")
+    try:
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+    except OSError as error:
+        raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
+    if len(found) < LEAST:
+        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(SUFFIXES)}); expected {LEAST} or more")
+    count = min(MOST, len(found))
+    return [found[index * len(found) // count] for index in range(count)]
+
+
+def calibration_inputs(folder: str, preprocess: Preprocess) -> list[tuple[torch.Tensor]]:
+    """Those images as a DNN's inputs, (1, 3, height, width) float32 each. CalibrationError."""
+    return [preprocess(image) for image in calibration_images(folder)]
+
+
+def calibration_images(folder: str) -> list[torch.Tensor]:
+    """Those files as (H, W, 3) uint8 RGB. CalibrationError names the first that cannot be read."""
+    images = []
+    for file in calibration_files(folder):
+        image = cv2.imread(str(file), cv2.IMREAD_COLOR)
+        if image is None:
+            raise CalibrationError(f"{file}: not a readable image")
+        images.append(torch.from_numpy(np.ascontiguousarray(image[..., ::-1])))
+    return images

@@ -1,0 +1,333 @@
+"""Precision int8: calibrated on images, near float32 on others, or float32 and the reason in the log."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends.batches import prepare_batches, stacked
+from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
+from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
+from multi_dnn_ros.backends.quantization import Calibration, check_quantized
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.common import cpu_features
+from multi_dnn_ros.common.cpu_features import has_int8_products
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.calibration import calibration_files, calibration_images
+from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend
+from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.settings.flat_parameters import to_config
+
+CPU = torch.device("cpu")
+IMAGE = (torch.zeros(1, 3, 32, 48),)
+needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="the CPU has no 8-bit dot product")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "multi_dnn_ros" / "int8"
+
+
+class Residual(nn.Module):
+    """Convolutions, a sum, pooling, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)
+        self.last = nn.Linear(16, 7)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        image = self.first(image).relu()
+        image = torch.relu(self.second(image) + image)
+        return self.last(image.mean((2, 3)))
+
+
+class Cancels(Residual):
+    """Carries small differences on a large sum, of which 8 bits leave nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Conv2d(16, 16, 1)
+        with torch.no_grad():
+            self.first.bias.fill_(300.0)  # type: ignore[union-attr]
+            self.second.weight.sub_(self.second.weight.mean((1, 2, 3), keepdim=True))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        image = self.third(self.second(self.first(image).relu()).relu())
+        return self.last(image[:, :, 3:-3, 3:-3].mean((2, 3)))
+
+
+class OddHead(nn.Module):
+    """An output whose scale int8 cannot hold together with its differences; the layers before can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 3, 1, 1), nn.ReLU())
+        self.head = nn.Conv2d(16, 4, 1)
+        with torch.no_grad():
+            self.head.bias[0] = 300.0  # type: ignore[index]
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.head(self.body(image))
+        return rows[:, :1], rows[:, 1:]
+
+
+def seeded(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+def pictures(count: int = 16) -> list[Tensors]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.rand(1, 3, 32, 48, generator=generator) * (0.5 + index / count),) for index in range(count)]
+
+
+def int8(module: nn.Module, jobs: int = 1, progress: list[str] | None = None) -> tuple[SessionStage, ...]:
+    calibration = Calibration(pictures, progress.append if progress is not None else lambda text: None)
+    backend = OnnxRuntime(dnn="lane", calibration=calibration)
+    return backend.prepare(cut(module, IMAGE, jobs), IMAGE, CPU)  # type: ignore[return-value]
+
+
+def operators(stage: SessionStage) -> str:
+    """Of the optimized model that a stage runs."""
+    return " ".join(sorted(stage.operators))
+
+
+def run(stages: tuple[SessionStage, ...], carried: Tensors) -> Tensors:
+    for stage in stages:
+        carried = stage(carried)
+    return carried
+
+
+@needs_int8
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_it_computes_in_integers_near_float32(jobs: int) -> None:
+    module = seeded(Residual)
+    stages = int8(module, jobs)
+    whole = stages[0].chain or stages[0]
+    assert "QLinearConv" in operators(whole)
+    assert len(stages) == jobs
+    image = (torch.rand(1, 3, 32, 48),)
+    with torch.inference_mode():
+        (expected,) = (module(*image),)
+        for (found,) in (run(stages, image), whole(image)):
+            assert found.dtype == torch.float32
+            assert not torch.equal(found, expected)
+            assert float((found - expected).abs().max()) < 0.1 * float(expected.std())
+
+
+@needs_int8
+def test_the_second_time_the_model_comes_from_the_cache_unless_the_weights_are_others(cache: Path) -> None:
+    lines: list[str] = []
+    first = int8(seeded(Residual), progress=lines)
+    assert lines == [f"calibrating int8 on 12 images; the result is kept in {cache}"]
+    again = int8(seeded(Residual), progress=lines)
+    assert len(lines) == len(list(cache.iterdir())) == 1
+    assert torch.equal(run(first, pictures(1)[0])[0], run(again, pictures(1)[0])[0])
+    other = seeded(Residual)
+    with torch.no_grad():
+        other.last.weight.mul_(2.0)  # type: ignore[union-attr, operator]
+    int8(other, progress=lines)
+    assert len(lines) == len(list(cache.iterdir())) == 2
+
+
+@needs_int8
+def test_a_damaged_file_in_the_cache_is_made_again(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    int8(seeded(Residual))
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(b"rubbish" * 100)
+    assert "QLinearConv" in operators(int8(seeded(Residual))[0])
+    assert f"{file} is not used and made again" in caplog.text
+    assert file.read_bytes() == whole
+
+
+@needs_int8
+def test_heads_that_lose_too_much_stay_float32(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        (stage,) = int8(seeded(OddHead))
+    assert "lane in int8: the layers before the outputs stay float32, as with them output 0 is off by" in caplog.text
+    assert {"QLinearConv", "Conv"} <= {name.removeprefix("Fused") for name in stage.operators}
+
+
+@needs_int8
+def test_a_dnn_that_loses_too_much_stays_float32_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    module = seeded(Cancels)
+    stages = int8(module)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line.startswith("lane stays float32, as in int8: output 0 is off by")
+    assert "allowed is 0.2 of that" in line
+    assert "QLinearConv" not in operators(stages[0])
+    image = (torch.rand(1, 3, 32, 48),)
+    with torch.inference_mode():
+        torch.testing.assert_close(run(stages, image)[0], module(*image), rtol=1e-3, atol=1e-3)
+
+
+@needs_int8
+def test_a_network_with_nan_in_its_weights_is_not_quantized(caplog: pytest.LogCaptureFixture) -> None:
+    module = seeded(Residual)
+    with torch.no_grad():
+        module.first.weight[0] = float("nan")  # type: ignore[union-attr, index, operator]
+    stages = int8(module)
+    assert "lane stays float32, as in int8" in caplog.text
+    assert run(stages, pictures(1)[0])[0].isnan().any()
+
+
+@needs_int8
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_nan_that_a_frame_makes_is_not_rounded_to_a_number(jobs: int) -> None:
+    class Logarithm(Residual):
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.log(image))
+
+    stages = int8(seeded(Logarithm), jobs)
+    whole = stages[0].chain or stages[0]
+    assert "QLinearConv" in operators(whole)
+    image = torch.rand(1, 3, 32, 48) + 0.01
+    assert whole((image,))[0].isfinite().all()
+    image[0, 1, 10, 10] = -1.0
+    assert whole((image,))[0].isnan().all()
+    with pytest.raises(FloatingPointError, match="NaN inside the DNN") if jobs > 1 else contextlib.nullcontext():
+        assert run(stages, (image,))[0].isnan().all()
+
+
+@needs_int8
+def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
+    module = seeded(Residual)
+    chains = {size: cut(module, stacked(IMAGE, size), 2) for size in (1, 2)}
+    backend = choose_backend("auto", CPU, "int8", calibration=pictures)
+    ready = prepare_batches(backend, chains, IMAGE, CPU, 8e-2)
+    images = torch.cat([pictures()[2][0], pictures()[9][0]])
+    (together,) = run(ready[2], (images,))  # type: ignore[arg-type]
+    for row in range(2):
+        (alone,) = run(ready[1], (images[row : row + 1],))  # type: ignore[arg-type]
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "message"),
+    [
+        ([0.0, 1.3], [0.0, 1.0], "output 0 is off by 0.212 .* with a standard deviation of 0.5, allowed is 0.2 of"),
+        ([0.0, float("nan")], [0.0, 1.0], "output 0 holds NaN"),
+        ([0.0, 1.0], [0, 1], "output 0 has another shape or type"),
+        ([0, 1], [1, 1], "output 0 differs in 50.0% of its values, allowed is 10%"),
+    ],
+)
+def test_the_comparison_names_the_output_and_what_is_allowed(found: list, wanted: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_quantized([(torch.tensor(found),)], [(torch.tensor(wanted),)])
+    check_quantized([(torch.tensor(wanted),)], [(torch.tensor(wanted),)])
+
+
+@needs_int8
+def test_our_lane_dnn_from_its_parameters() -> None:
+    lines: list[str] = []
+    flat = {"device": "cpu", "dnns": ["lane"], "dnn.lane.model": "builtin:lane_small", "dnn.lane.precision": "int8"}
+    (task,) = build(to_config(flat), lines.append).tasks
+    (plain,) = build(to_config({**flat, "dnn.lane.precision": "fp32"})).tasks
+    assert any(line.startswith("lane: calibrating int8 on 24 images") for line in lines)
+    image = calibration_images("")[3]
+    results = [each.decode(each.in_one[1](each.preprocess(image)), (360, 480)) for each in (task, plain)]
+    masks = [np.asarray(result.mask) > 0 for result in results]
+    assert (masks[0] & masks[1]).sum() > 0.9 * (masks[0] | masks[1]).sum() > 0
+
+
+@needs_int8
+def test_the_row_of_evaluate_shows_what_serving_in_int8_scores(tmp_path: Path) -> None:
+    folder = tmp_path / "frames"
+    folder.mkdir()
+    for index, image in enumerate(calibration_images("")[:10]):
+        cv2.imwrite(str(folder / f"{index}.png"), image.numpy()[..., ::-1])
+    run = ["evaluate", "builtin:pedestrian", "--data", f"road:{tmp_path / 'road'}", "--scenes", "8", "--limit", "4"]
+    run += ["--device", "cpu", "--served", "--precision", "int8", "--calibration-images", str(folder)]
+    assert main([*run, "--report", str(tmp_path / "report")]) == 0
+    plain, served = json.loads((tmp_path / "report" / "report.json").read_text())["networks"]
+    assert (served["served"]["backend"], served["served"]["precision"]) == ("onnxruntime", "int8")
+    assert served["served"]["warnings"] == []
+    (data,) = served["scores"]
+    assert served["scores"][data]["map"] != plain["scores"][data]["map"]
+    assert served["scores"][data]["map50"] == pytest.approx(plain["scores"][data]["map50"], abs=0.1)
+
+
+def problems(**of_dnn: str) -> str:
+    flat = {"device": "cpu", "dnns": ["object"], **{f"dnn.object.{name}": value for name, value in of_dnn.items()}}
+    return "\n".join(check_settings(to_config(flat)).problems)
+
+
+@needs_int8
+def test_folders_of_calibration_images_are_checked_before_anything_is_loaded(tmp_path: Path) -> None:
+    assert problems(precision="int8") == ""
+    assert problems(precision="int8", calibration_images=str(tmp_path / "none")) == (
+        f"parameter dnn.object.calibration_images is '{tmp_path / 'none'}': {tmp_path / 'none'}: no such folder; "
+        "expected a folder of 8 images or more"
+    )
+    (tmp_path / "one.png").write_bytes(b"")
+    assert f"{tmp_path}: 1 images" in problems(precision="int8", calibration_images=str(tmp_path))
+
+
+@needs_int8
+def test_an_image_that_cannot_be_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for index in range(8):
+        (tmp_path / f"{index}.png").write_bytes(b"no picture")
+    flat = {"device": "cpu", "dnns": ["lane"], "dnn.lane.model": "builtin:lane_small", "dnn.lane.precision": "int8"}
+    with pytest.raises(ConfigError, match=r"parameter dnn.lane.calibration_images is .*0\.png: not a readable image"):
+        build(to_config({**flat, "dnn.lane.calibration_images": str(tmp_path)}))
+
+
+def test_many_images_are_taken_evenly(tmp_path: Path) -> None:
+    for index in range(100):
+        (tmp_path / f"{index:03}.png").write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("")
+    taken = [int(file.stem) for file in calibration_files(str(tmp_path))]
+    assert len(taken) == 32
+    assert (taken[0], set(np.diff(taken))) == (0, {3, 4})
+
+
+@pytest.mark.parametrize("flags", ["flags\t\t: fpu sse4_2 avx2 avx512f", "Features\t: fp asimd", ""])
+def test_a_cpu_without_the_instructions_refuses_int8(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
+    monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
+    cpu_features.cpu_flags.cache_clear()
+    try:
+        assert problems(precision="int8") == (
+            "parameter dnn.object.precision is 'int8'; allowed with backend onnxruntime on cpu: auto, fp32, as this "
+            "CPU has no 8-bit dot product (AVX512-VNNI, AVX-VNNI; asimddp on aarch64)"
+        )
+        assert problems(precision="fp32") == ""
+    finally:
+        monkeypatch.undo()
+        cpu_features.cpu_flags.cache_clear()
+
+
+@pytest.mark.parametrize("flags", ["flags : fpu avx512_vnni", "flags: avx_vnni", "Features\t: fp asimddp sve"])
+def test_cpus_with_the_instructions(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
+    monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
+    cpu_features.cpu_flags.cache_clear()
+    try:
+        assert has_int8_products()
+    finally:
+        monkeypatch.undo()
+        cpu_features.cpu_flags.cache_clear()
+
+
+def test_other_backends_and_verbs_refuse_int8(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert problems(precision="int8", backend="torchscript") == (
+        "parameter dnn.object.precision is 'int8'; allowed with backend torchscript on cpu: auto, fp32, bf16"
+    )
+    command = ["decompose", "builtin:lane", "--ranks", "measured", "--precision", "int8", "--device", "cpu"]
+    assert main([*command, "--output", str(tmp_path / "lane.safetensors")]) == 2
+    assert "--precision int8 is calibrated on images of the network that is served" in capsys.readouterr().err
