@@ -238,7 +238,7 @@ def test_our_lane_dnn_from_its_parameters() -> None:
     (plain,) = build(to_config({**flat, "dnn.lane.precision": "fp32"})).tasks
     assert any(line.startswith("lane: calibrating int8 on 24 images") for line in lines)
     image = calibration_images("")[3]
-    results = [each.decode(each.in_one[1](each.preprocess(image)), (360, 480)) for each in (task, plain)]
+    results = [each.decode(each.single_launch[1](each.preprocess(image)), (360, 480)) for each in (task, plain)]
     masks = [np.asarray(result.mask) > 0 for result in results]
     assert (masks[0] & masks[1]).sum() > 0.9 * (masks[0] | masks[1]).sum() > 0
 

@@ -32,7 +32,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
     ("device", "backend", "capability", "expected"),
     [
         ("cpu", "torchscript", None, "auto fp32 bf16"),
-        ("cpu", "onnxruntime", None, "auto fp32"),
+        ("cpu", "onnxruntime", None, "auto fp32 int8"),
         ("cuda", "cuda_graph", (9, 0), "auto fp32 tf32 fp16 bf16"),
         ("cuda", "inductor", (8, 7), "auto fp32 tf32 fp16 bf16"),
         ("cuda", "cuda_graph", (7, 2), "auto fp32 fp16"),
@@ -40,8 +40,16 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         ("cuda", "torchscript", (7, 5), "auto fp16"),
     ],
 )
-def test_what_a_device_can_do(device: str, backend: str, capability: tuple, expected: str) -> None:
+def test_what_a_device_can_do(
+    device: str, backend: str, capability: tuple, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: True)
     assert " ".join(allowed_precisions(device, backend, capability)) == expected
+
+
+def test_a_cpu_without_8_bit_dot_products_has_no_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: False)
+    assert allowed_precisions("cpu", "onnxruntime") == ("auto", "fp32")
 
 
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 #: Folders of test/ that are no package: on a GPU, on a real ROS 2, of launch/, of the repository as a whole, of inputs
 #: that mean harm; and what several folders import.
-OTHER_TESTS = {"gpu", "real_ros", "launch", "package", "security", "support"}
+OTHER_TESTS = {"docs", "extensions", "gpu", "real_ros", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
 #: Whole packages, and single modules of others, that speak ROS; nothing else imports rclpy or messages.
