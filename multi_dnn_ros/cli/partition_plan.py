@@ -224,7 +224,7 @@ def _images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Array:
             raise UsageError("--batch or --input is needed: how many images")
         return random_images(shape, args.batch, args.seed)
     try:
-        images = np.load(args.input, allow_pickle=False)
+        images = np.load(args.input)
     except (OSError, ValueError, EOFError) as error:
         raise CommandError(f"--input {args.input} cannot be read: {error}") from None
     if not isinstance(images, np.ndarray) or images.dtype != np.float32 or images.shape[1:] != shape or not len(images):

@@ -32,7 +32,11 @@ def markdown() -> str:
         )
         for spec in BACKENDS.usable()
     ]
-    sources = [(source.name, source.form, "yes" if source.rebuilds else "no") for source in MODEL_SOURCES.usable()]
+    # Else GitHub takes <name> for HTML.
+    sources = [
+        (source.name, source.form.replace("<", "&lt;"), "yes" if source.rebuilds else "no")
+        for source in MODEL_SOURCES.usable()
+    ]
     return "\n\n".join(
         [
             _table(("Decoder", "Outputs that it reads", "Result kind"), decoders),

@@ -62,7 +62,7 @@ def _parse_cpu(text: str) -> Unit:
 
 
 def _parse_cuda(text: str) -> Unit:
-    match = re.fullmatch(r"cuda(?::([0-9]{1,3}))?(?:/([1-9][0-9]{0,3})sms)?(?:/([a-z][a-z0-9_]*))?", text)
+    match = re.fullmatch(r"cuda(?::([0-9]{1,3}))?(?:/([1-9][0-9]{0,3})sms)?(?:/(?!sms$)([a-z][a-z0-9_]*))?", text)
     if match is None:
         raise UnitError(f"unit '{text}' is not of the form {CUDA.form}")
     device = f"cuda:{int(match[1] or 0)}"

@@ -140,7 +140,10 @@ def test_frames_of_equal_priority_are_one_launch(
     gpu: FakeGpu, recorder: Recorder, start: Callable[..., Engine], policy: str
 ) -> None:
     launches = Launches(gpu, 0.1)
-    engine = start(*map(launches.task, LOW), workers=1, device=DEVICE, policy=policy, max_launched=1)
+    # All arrive at the same time: under edf a later frame is due later, and would run job by job.
+    engine = start(
+        *map(launches.task, LOW), workers=1, device=DEVICE, policy=policy, max_launched=1, clock=lambda: 10**9
+    )
     offer(engine, *LOW)
     recorder.wait(lambda: len(recorder.results) == len(LOW))
     assert [each[1:] for each in launches.all] == [(number, True) for number in range(len(LOW))]

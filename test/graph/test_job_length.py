@@ -65,7 +65,7 @@ def test_jobs_are_bounded() -> None:
 def test_bad_times_are_refused() -> None:
     with pytest.raises(ValueError, match=r"bound_s is 0.0; allowed: above 0"):
         job_length([1.0], 0.0, 0.0)
-    with pytest.raises(ValueError, match="negative or no number"):
+    with pytest.raises(ValueError, match="negative or not a number"):
         job_length([float("nan")], 1.0, 0.0)
 
 
