@@ -28,8 +28,8 @@ PATIENCE_NS = 5_000_000_000
 class CameraInput:
     """The subscription of one camera.
 
-    arrived: takes each frame, which has no image yet, and what decodes its image; must not block. clock: the engine's,
-    nanoseconds. check: of the node's receive buffers.
+    arrived: takes each frame, which has no image yet, what decodes its image, and whether a later image has arrived
+    before it; must not block. clock: the engine's, nanoseconds. check: of the node's receive buffers.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CameraInput:
         node: LifecycleNode,
         camera: str,
         config: CameraConfig,
-        arrived: Callable[[Frame, Decode], None],
+        arrived: Callable[[Frame, Decode, bool], None],
         clock: Callable[[], int],
         check: ReceiveCheck,
     ) -> None:
@@ -148,13 +148,11 @@ class CameraInput:
 
     def _on_raw(self, message: Image, sequence: int | None, late: bool) -> None:
         self._arrived(message, sequence, late, f"{message.width} x {message.height} {message.encoding[:40]}")
-        if not late:
-            self._hand_over(message, decode_image)
+        self._hand_over(message, decode_image, late)
 
     def _on_compressed(self, message: CompressedImage, sequence: int | None, late: bool) -> None:
         self._arrived(message, sequence, late, f"{len(message.data)} bytes {message.format[:40]}")
-        if not late:
-            self._hand_over(message, decode_compressed)
+        self._hand_over(message, decode_compressed, late)
 
     def _arrived(self, message: Image | CompressedImage, sequence: int | None, late: bool, shape: str) -> None:
         record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
@@ -169,9 +167,9 @@ class CameraInput:
     def _on_lost(self, count: int) -> None:
         self.record.account.reported(self._clock(), count)
 
-    def _hand_over(self, message: Image | CompressedImage, decode: Callable) -> None:
+    def _hand_over(self, message: Image | CompressedImage, decode: Callable, late: bool) -> None:
         frame = Frame(self._camera, _stamp_ns(message), context=message.header)
-        self._on_frame(frame, partial(decode, message, self._config.max_pixels))
+        self._on_frame(frame, partial(decode, message, self._config.max_pixels), late)
 
 
 def default_topic(camera: str, transport: str) -> str:

@@ -67,13 +67,17 @@ class CameraDecoder(threading.Thread):
 
     # -- called by others
 
-    def arrived(self, frame: Frame, decode: Decode) -> None:
+    def arrived(self, frame: Frame, decode: Decode, late: bool = False) -> None:
         """An image came in; never blocks. The image that it replaces undecoded is lost.
 
-        frame: without image. decode: called at most once, in this thread.
+        frame: without image. decode: called at most once, in this thread. late: an image that was sent after this one
+        has arrived before; this one is lost.
         """
         frame.received_ns = now_ns = self._clock()
         self._accounts.arrived(self._camera)
+        if late:
+            self._accounts.lost(frame, DropReason.OVERWRITTEN, "a newer image of its camera had arrived before it")
+            return
         with self._wake:
             lost = self._newest
             self._newest = _Arrival(frame, decode)

@@ -96,6 +96,16 @@ def test_an_image_is_decoded_once_for_all_dnns_and_offered_with_it(make: Callabl
     bench.check()
 
 
+def test_an_image_that_arrives_behind_a_later_one_is_counted_as_overwritten(make: Callable[..., Bench]) -> None:
+    """While two subscriptions of a camera overlap, the old one may still deliver."""
+    bench = make(dnns=("object", "lane"))
+    bench.decoder.arrived(Frame("front", 1, context=1), bench.decoded.append, late=True)  # type: ignore[arg-type]
+    for stream in bench.accounts.statistics().streams.values():
+        assert (stream.offered, stream.dropped) == (1, {DropReason.OVERWRITTEN: 1})
+    assert bench.decoded == []
+    bench.check()
+
+
 def test_decode_time_is_measured(make: Callable[..., Bench]) -> None:
     bench = make()
 
