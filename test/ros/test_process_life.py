@@ -216,7 +216,8 @@ def test_configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
     for _ in range(2):
         assert not robot.change("configure")
         assert robot.engines() == []
-    assert (node.num_fds(), node.num_threads()) == before
+    # Threads of the middleware come and go: what counts is that none stays.
+    robot.until(lambda: node.num_fds() <= before[0] and node.num_threads() <= before[1], "no thread or file more")
     robot.until(lambda: "nowhere.onnx" in robot.message(), "the reason")
     robot.set("dnn.object.model", "builtin:object")
     assert robot.change("configure")
