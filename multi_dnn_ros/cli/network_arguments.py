@@ -30,7 +30,10 @@ data, KIND:PATH:
   coco:DIR       DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and DIR/val*/
   lanes:DIR      DIR/train/images/NAME.jpg with DIR/train/masks/NAME.png (not 0 = lane), DIR/val/...
   road:DIR       generated road with exact truth, rendered into DIR once; `road` alone: into the user's cache
-  drive:DIR      DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: learns from the first half, is scored on the second
+  drive:DIR      DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: scored on the last video, or on the second half of
+                 a single one
+Without DIR/test/, the val part is the test part, and images for choosing the best epoch are held out of train: 5 %, at
+least 50, and whole recordings (NAME of NAME_<frame>.jpg) where there are several.
 """
 
 

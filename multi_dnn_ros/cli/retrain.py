@@ -23,6 +23,7 @@ from multi_dnn_ros.cli.network_arguments import (
 from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
+    from multi_dnn_ros.training.controlled import Controlled
     from multi_dnn_ros.training.retrain import Result
     from multi_dnn_ros.training.trainable import Trainable
 
@@ -42,6 +43,8 @@ _EXAMPLES = """\
 examples:
   multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
   multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
+  multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --teacher big.safetensors \\
+      --control big.safetensors --seeds 3 --report report
   multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
   multi-dnn retrain people.pt2 --decoder yolo --labels person --data coco:coco --output better.pt2 --lr 1e-4
 """
@@ -64,10 +67,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add("--output", type=Path, required=True, metavar="FILE", help="file to write; replaced once the new one is whole")
     add_data(parser)
+    add(
+        "--max-faulty",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help="share of a part, 0..1, that may be unreadable, without truth or also in a later part; such images are "
+        "left out, and more of them are an error (default: %(default)s)",
+    )
     add_network(parser.add_argument_group("network"))
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
     add("--teacher", metavar="MODEL", help="network whose answers count beside the truth, the original for instance")
     add("--teacher-weight", type=share, default=0.5, help="its share of the loss, 0..1 (default: %(default)s)")
+    add = parser.add_argument_group("comparison").add_argument
+    add(
+        "--seeds",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="train N times, with seeds --seed, --seed + 1, ..., and print mean and standard deviation; the weights "
+        "with the best choice score are written (default: %(default)s)",
+    )
+    add(
+        "--control",
+        metavar="MODEL",
+        help="the network before decomposition: it gets the same further training with each seed, so that like is "
+        "compared with like",
+    )
+    add("--report", type=Path, metavar="FOLDER", help="write retrain.json and a plot, retrain.png")
     add = parser.add_argument_group("schedule").add_argument
     add("--epochs", type=positive, default=10, help="default: %(default)s")
     add("--batch-size", type=positive, default=64, help="over all processes together (default: %(default)s)")
@@ -83,7 +110,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="stop after so many epochs no better than an earlier one; 0: never (default: %(default)s)")  # fmt: skip
     add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
         help="of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
-    add("--seed", type=natural, default=0, help="of order, variation and dropout (default: %(default)s)")
+    add("--seed", type=natural, default=0, help="of data order, augmentation and dropout (default: %(default)s)")
     add("--checkpoint", type=Path, metavar="FILE", help="written while training; a run that finds it goes on there")
     add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
         help="write it after every so many; on disk it takes up to five times the network's size, and as much again "
@@ -94,11 +121,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Train, write the artifact, print the scores."""
+    from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
     from multi_dnn_ros.training import distributed
+    from multi_dnn_ros.training.checks import check_data
+    from multi_dnn_ros.training.controlled import retrain_controlled
+    from multi_dnn_ros.training.controlled_report import write_report
     from multi_dnn_ros.training.loop import Schedule
-    from multi_dnn_ros.training.retrain import retrain, settings
+    from multi_dnn_ros.training.retrain import check_labels, retrain, settings
+    from multi_dnn_ros.training.setup import MAIN
 
     check_built(args, [args.model, *([args.teacher] if args.teacher else [])])
     teaching = source_of(args.teacher) if args.teacher else None
@@ -108,10 +140,16 @@ def run(args: argparse.Namespace) -> int:
         check_writable("--checkpoint", args.checkpoint)
         if args.checkpoint.absolute() == args.output.absolute():
             raise UsageError(f"--checkpoint and --output are both {args.output}; they are two files")
-    student = read_trainable(args, args.model, smoothing=args.label_smoothing)
-    check_output(args.output, args.model, student.source)
+    first_student = read_trainable(args, args.model, smoothing=args.label_smoothing)
+    check_output(args.output, args.model, first_student.source)
     teacher = read_trainable(args, args.teacher) if args.teacher else None
-    sets = read_data(args, student)
+    control = read_trainable(args, args.control, smoothing=args.label_smoothing) if args.control else None
+    if control is not None and (control.task, control.size) != (first_student.task, first_student.size):
+        raise UsageError(
+            f"--control {args.control} is for {control.task} at {control.size[0]}x{control.size[1]}, {args.model} for "
+            f"{first_student.task} at {first_student.size[0]}x{first_student.size[1]}"
+        )
+    sets = read_data(args, first_student)
     schedule = Schedule(
         args.epochs, args.lr, args.optimizer, args.weight_decay, warmup_epochs=args.warm_up, ema=args.average,
         patience=args.patience, precision=args.precision, seed=args.seed, mix=args.mix,
@@ -123,15 +161,31 @@ def run(args: argparse.Namespace) -> int:
             if first:
                 print(text, file=sys.stderr)
 
-        result = retrain(
-            student, sets, schedule, batch_size=args.batch_size, device=device, teacher=teacher,
-            teacher_weight=args.teacher_weight, checkpoint=args.checkpoint,
-            checkpoint_every=args.checkpoint_every, progress=not args.quiet, say=say,
+        for data in sets:
+            check_labels(first_student, data)
+        usable = [
+            check_data(data, test=data is sets[0], max_faulty=args.max_faulty, progress=not args.quiet) for data in sets
+        ]
+
+        def train(network: Trainable, own: Schedule, checkpoint: Path | None) -> Result:
+            say(f"{network.model}, seed {own.seed}")
+            return retrain(
+                network, usable, own, batch_size=args.batch_size, device=device, teacher=teacher,
+                teacher_weight=args.teacher_weight, checkpoint=checkpoint, checkpoint_every=args.checkpoint_every,
+                progress=not args.quiet, say=say,
+            )  # fmt: skip
+
+        student, result = retrain_controlled(
+            lambda: read_trainable(args, args.model, smoothing=args.label_smoothing),
+            (lambda: read_trainable(args, args.control, smoothing=args.label_smoothing)) if args.control else None,
+            schedule, args.seeds, MAIN[first_student.task], train, args.checkpoint,
         )  # fmt: skip
         chosen = settings(schedule, args.batch_size, sets, teacher, args.teacher_weight)
     if first:
         _write(args, student, sets[0].labels, {**chosen, **result.provenance()})
         _print(result, args.output)
+        if args.report is not None:
+            write_report(args.report, args.model, args.control, result, {**provenance(), "training": chosen})
     return 0
 
 
@@ -164,12 +218,13 @@ def _has_modes(student: Trainable) -> bool:
     return not isinstance(student.source.module, fx.GraphModule)
 
 
-def _print(result: Result, output: Path) -> None:
+def _print(result: Controlled, output: Path) -> None:
     from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.training.controlled_report import comparison_table
 
-    rows = [(name, f"{result.before[name]:.4f}", f"{value:.4f}", f"{value - result.before[name]:+.4f}")
-            for name, value in result.after.items()]  # fmt: skip
-    print(table(("test part", "before", "after", "change"), rows))
-    epoch = result.outcome.epoch + 1
-    kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the weights it began with are kept"
-    print(f"{kept}, {result.seconds:.0f} s of training; written to {output}")
+    print(table(*comparison_table(result)))
+    run = result.runs[result.best]
+    epoch = run.outcome.epoch + 1
+    kept = f"epoch {epoch} kept" if epoch else "no epoch was better: the initial weights are kept"
+    seed = f"seed {result.seeds[result.best]}, " if len(result.seeds) > 1 else ""
+    print(f"{seed}{kept}, {run.seconds:.0f} s of training; written to {output}")

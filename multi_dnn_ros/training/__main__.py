@@ -98,8 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         outcome = train(
             network, setup.batches, setup.loss, setup.score, recipe.schedule,
-            main=setup.main, checkpoint=args.resume, identity=json.dumps([args.verb, recipe.batch_size, data]),
-            progress=not args.quiet,
+            main=setup.main, checkpoint=args.resume, progress=not args.quiet,
+            identity={"role": args.verb, "batch_size": recipe.batch_size, "data": data},
         )  # fmt: skip
         training = recipes.provenance(recipe, data, outcome.best, outcome.epoch)
         recipes.export(network, recipe, training, args.out)

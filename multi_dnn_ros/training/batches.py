@@ -75,11 +75,10 @@ class _Batches:
         shuffle = torch.Generator().manual_seed(self.seed * 100_003 + number)
         order = self.rows[torch.randperm(len(self.rows), generator=shuffle)]
         rank, world = distributed.rank(), distributed.world()
-        share = self.batch_size // world
-        chosen = [
-            order[k * self.batch_size + rank * share : k * self.batch_size + (rank + 1) * share]
-            for k in range(len(self))
-        ]
+        # A batch that does not divide evenly keeps its size: some processes get one image more, and `train` weights
+        # their losses accordingly.
+        first, last = rank * self.batch_size // world, (rank + 1) * self.batch_size // world
+        chosen = [order[k * self.batch_size + first : k * self.batch_size + last] for k in range(len(self))]
         inputs = self.inputs.at(number)
         dice: torch.Generator | None = None
         for batch in self._read(chosen):

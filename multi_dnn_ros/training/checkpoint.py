@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +13,26 @@ from torch import Tensor, nn
 
 from multi_dnn_ros.common.error_text import summarize_error
 
-FORMAT = "multi_dnn_ros training 1"
+FORMAT = "multi_dnn_ros training 2"
+#: Stands for a setting that one side does not have; and the number of characters shown of a value.
+_NONE, _SHOWN = "not set", 60
 
 
 class TrainingError(ValueError):
     """Training cannot continue; the message says why. The last good checkpoint is unchanged."""
 
 
-def save(path: Path, state: dict[str, Any], identity: str) -> None:
+def save(path: Path, state: dict[str, Any], identity: Mapping[str, Any]) -> None:
     """Write atomically, with fsync: a kill at any moment leaves the last complete checkpoint.
 
-    identity: identifies the run (schedule, data, network) and is checked when loading. Raises TrainingError if it
-    cannot be written, for example on a full disk.
+    identity: what defines the run (schedule, data, network, versions), as JSON values; checked when loading. Raises
+    TrainingError if it cannot be written, for example on a full disk.
     """
     temporary = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            torch.save({**state, "format": FORMAT, "identity": identity}, file)
+            torch.save({**state, "format": FORMAT, "identity": json.dumps(identity, sort_keys=True)}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -39,16 +43,16 @@ def save(path: Path, state: dict[str, Any], identity: str) -> None:
         ) from None
 
 
-def load(path: Path, network: nn.Module, identity: str) -> dict[str, Any]:
-    """The state of an earlier moment of the same run. Raises TrainingError for any other file;
-    executes nothing in it.
+def load(path: Path, network: nn.Module, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an earlier moment of the same run. Raises TrainingError for any other file, with the settings that
+    differ; executes nothing in it.
     """
     device = next(network.parameters()).device
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        written, stored = state["identity"], state["network"]
         if state["format"] != FORMAT:
-            raise ValueError(f"format is {state['format']!r}")
+            raise ValueError(f"format is {state['format']!r}, expected {FORMAT!r}")
+        written, stored = json.loads(state["identity"]), state["network"]
     except Exception as error:  # torch.load raises arbitrary errors for damaged bytes
         raise TrainingError(
             f"{path}: not a checkpoint of this loop ({type(error).__name__}: {summarize_error(error)})"
@@ -58,9 +62,29 @@ def load(path: Path, network: nn.Module, identity: str) -> dict[str, Any]:
     if shapes != found:
         different = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
         raise TrainingError(f"{path}: checkpoint of another network: {different[0]} differs, {len(different)} in all")
-    if written != identity:
-        raise TrainingError(f"{path}: made with another schedule or data: {written}; remove it or use those")
+    differences = _differences(written, json.loads(json.dumps(identity)))
+    if differences:
+        raise TrainingError(
+            f"{path}: checkpoint of another run: {'; '.join(differences)}. Use the same settings, or remove the file"
+        )
     return state
+
+
+def _differences(there: Any, here: Any, name: str = "") -> list[str]:
+    """One text per setting whose value in the checkpoint is another than now; nested settings as a.b."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = sorted(there.keys() | here.keys())
+        return [
+            text
+            for key in keys
+            for text in _differences(there.get(key, _NONE), here.get(key, _NONE), f"{name}.{key}" if name else key)
+        ]
+    return [] if there == here else [f"{name} is {_short(there)} there, {_short(here)} now"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def weights(network: nn.Module) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -28,23 +28,23 @@ from multi_dnn_ros.training.datasets import (
     road_frames,
 )
 from multi_dnn_ros.training.image_files import ClassFolder, CocoBoxes, LaneMasks
+from multi_dnn_ros.training.parts import recording_of, split
 from multi_dnn_ros.training.scenes import LABELS
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 Task = Literal["classes", "boxes", "lanes"]
 #: train: for training. choice: for selecting the best epoch. test: used by neither, scored once.
 Part = Literal["train", "choice", "test"]
+PARTS: tuple[Part, ...] = get_args(Part)
 #: Seeds of the generated scenes of each part.
 SEEDS: dict[Part, int] = {"train": 1, "choice": 2, "test": 3}
-#: Share of a training part held out for selecting the best epoch, if the set has no such part.
-HELD_OUT = 0.05
 KINDS = {
     "cifar10": "CIFAR-10: its archive, or a folder or archive of <part>/<class>/*.jpg (classes)",
-    "classes": "DIR/train/<class>/*.jpg and DIR/val/..., test/ where there is one (classes)",
+    "classes": "DIR/train/<class>/*.jpg and DIR/val/..., DIR/test/... if it exists (classes)",
     "coco": "DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and val*/ (boxes)",
     "lanes": "DIR/train/images/NAME.jpg, DIR/train/masks/NAME.png and DIR/val/... (lanes)",
     "road": "generated road, rendered into DIR once (boxes or lanes); --scenes says how much",
-    "drive": "DIR/*.mp4 with DIR/lane_masks/: learns from the first half, is scored on the second (lanes)",
+    "drive": "DIR/*.mp4 with DIR/lane_masks/: scored on the last video, or on the second half of a single one (lanes)",
 }
 
 
@@ -54,15 +54,37 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> Batch:
-        """Row `index`: image (3, h, w) uint8, and label () int64, or boxes and classes, or mask (1, h, w) uint8."""
+        """Row `index`: image (3, h, w) uint8, and label () int64, or boxes and classes, or mask (1, h, w) uint8. Raises
+        DatasetError that names a file that cannot be used.
+        """
+        ...
+
+    def name(self, index: int) -> str:
+        """The name of row `index` in messages."""
+        ...
+
+    @property
+    def unusable(self) -> Sequence[str]:
+        """What was found in the data but is in no row, each with the reason: an image without a mask, for example."""
         ...
 
 
 class ArrayRows:
-    """Rows in memory: arrays (N, ...) by name."""
+    """Rows in memory: arrays (N, ...) by name. names: of the rows; empty: their numbers."""
 
-    def __init__(self, arrays: Mapping[str, Tensor]) -> None:
+    unusable: Sequence[str] = ()
+
+    def __init__(self, arrays: Mapping[str, Tensor], names: Sequence[str] = ()) -> None:
         self.arrays = dict(arrays)
+        self.names = tuple(names)
+
+    def name(self, index: int) -> str:
+        return self.names[index] if self.names else f"image {index}"
+
+    def subset(self, indices: Sequence[int]) -> ArrayRows:
+        """Rows `indices`, copied."""
+        names = [self.names[index] for index in indices] if self.names else ()
+        return ArrayRows({name: array[list(indices)] for name, array in self.arrays.items()}, names)
 
     def __len__(self) -> int:
         return len(self.arrays["image"])
@@ -74,8 +96,11 @@ class ArrayRows:
 class SomeRows:
     """A subset of other rows."""
 
-    def __init__(self, rows: Rows, indices: Sequence[int]) -> None:
-        self.rows, self.indices = rows, indices
+    def __init__(self, rows: Rows, indices: Sequence[int], unusable: Sequence[str] = ()) -> None:
+        self.rows, self.indices, self.unusable = rows, indices, unusable
+
+    def name(self, index: int) -> str:
+        return self.rows.name(self.indices[index])
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -134,13 +159,23 @@ def open_data(name: str, wanted: DataRequest) -> Data:
     return data
 
 
-def held_out(rows: Rows, part: Part) -> Rows:
-    """`train`: without the held-out rows; `choice`: only these. They are evenly spaced, the same in every run."""
-    step = max(2, round(1 / HELD_OUT))
-    chosen = [k for k in range(len(rows)) if (k % step == step - 1) == (part == "choice")]
-    if isinstance(rows, ArrayRows):
-        return ArrayRows({name: array[chosen] for name, array in rows.arrays.items()})
-    return SomeRows(rows, chosen)
+def subset(rows: Rows, indices: Sequence[int]) -> Rows:
+    """Rows `indices`, in memory if `rows` are."""
+    return rows.subset(indices) if isinstance(rows, ArrayRows) else SomeRows(rows, indices)
+
+
+def held_out(rows: Rows, part: Part, recordings: Sequence[str], where: str) -> Rows:
+    """`train`: without the held-out rows; `choice`: only these, see `split`."""
+    chosen = split(recordings, where)
+    if part == "choice":
+        return subset(rows, chosen.choice)
+    # What is in no row counts once, for the larger part.
+    return SomeRows(rows, chosen.train, rows.unusable) if rows.unusable else subset(rows, chosen.train)
+
+
+def _apart(rows: Rows) -> list[str]:
+    """Recordings of rows that are independent of each other."""
+    return [str(k) for k in range(len(rows))]
 
 
 class _Cifar10:
@@ -157,29 +192,39 @@ class _Cifar10:
     def part(self, part: Part) -> Rows:
         images, labels = self._arrays["test" if part == "test" else "train"]
         rows = ArrayRows({"image": images, "label": labels})
-        return rows if part == "test" else held_out(_shuffled(rows), part)
+        return rows if part == "test" else held_out(_shuffled(rows), part, _apart(rows), self.name)
 
 
 def _shuffled(rows: ArrayRows) -> ArrayRows:
     """Archives may be sorted by class; the held-out rows must not follow that order."""
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    return ArrayRows({name: array[order] for name, array in rows.arrays.items()})
+    return rows.subset(torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist())
 
 
 class _Folders:
-    """DIR/train, DIR/val and, if it exists, DIR/test; otherwise val serves as both."""
+    """DIR/train, DIR/val and, if it exists, DIR/test. Without it, val is the test part, and the choice part is held out
+    of train.
+    """
 
     def __init__(self, name: str, folder: Path, wanted: DataRequest) -> None:
         self.name, self.folder, self.framing = name, folder, wanted.framing
         for part in ("train", "val"):
             if not (folder / part).is_dir():
                 raise DatasetError(f"{folder / part}: no such folder; expected {KINDS[name.partition(':')[0]]}")
+        self.tested = (folder / "test").is_dir()
 
-    def _of(self, part: Part) -> Path:
-        test = self.folder / "test"
-        return self.folder / "train" if part == "train" else test if part == "test" and test.is_dir() else (
-            self.folder / "val"
-        )  # fmt: skip
+    def part(self, part: Part) -> Rows:
+        if self.tested:
+            return self._rows(self.folder / {"train": "train", "choice": "val", "test": "test"}[part])
+        if part == "test":
+            return self._rows(self.folder / "val")
+        rows = self._rows(self.folder / "train")
+        return held_out(rows, part, self._recordings(rows), str(self.folder / "train"))
+
+    def _rows(self, folder: Path) -> Rows:
+        raise NotImplementedError
+
+    def _recordings(self, rows: Rows) -> Sequence[str]:
+        return _apart(rows)
 
 
 class _Classes(_Folders):
@@ -190,16 +235,19 @@ class _Classes(_Folders):
         self._train = ClassFolder(folder / "train", wanted.framing)
         self.labels = self._train.labels
 
-    def part(self, part: Part) -> Rows:
-        return self._train if part == "train" else ClassFolder(self._of(part), self.framing, self.labels)
+    def _rows(self, folder: Path) -> Rows:
+        return self._train if folder.name == "train" else ClassFolder(folder, self.framing, self.labels)
 
 
 class _Lanes(_Folders):
     task: Task = "lanes"
     labels: tuple[str, ...] = LaneMasks.labels
 
-    def part(self, part: Part) -> Rows:
-        return LaneMasks(self._of(part), self.framing)
+    def _rows(self, folder: Path) -> Rows:
+        return LaneMasks(folder, self.framing)
+
+    def _recordings(self, rows: Rows) -> Sequence[str]:
+        return [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))]
 
 
 class _Coco:
@@ -209,15 +257,20 @@ class _Coco:
         self.name, self.folder, self.framing, self.labels = name, folder, wanted.framing, wanted.labels
 
     def part(self, part: Part) -> Rows:
-        """val serves as choice and test: COCO does not publish the boxes of its test part."""
-        stem = "train" if part == "train" else "val"
+        """val is the test part, because COCO does not publish the boxes of its own; the choice part is held out of
+        train.
+        """
+        stem = "val" if part == "test" else "train"
         annotations = sorted((self.folder / "annotations").glob(f"instances_{stem}*.json"))
         if not annotations:
             raise DatasetError(
                 f"{self.folder / 'annotations'}: no instances_{stem}*.json; expected {KINDS['coco']}"
             )  # fmt: skip
         images = self.folder / annotations[0].stem.removeprefix("instances_")
-        return CocoBoxes(images, annotations[0], self.framing, self.labels, empty=part == "test")
+        rows = CocoBoxes(images, annotations[0], self.framing, self.labels, empty=part == "test")
+        if part == "test":
+            return rows
+        return held_out(rows, part, [recording_of(Path(rows.name(k)).stem) for k in range(len(rows))], str(images))
 
 
 class _Road:
@@ -264,15 +317,19 @@ class _Drive:
         self.size = (wanted.framing.width, wanted.framing.height)
 
     def part(self, part: Part) -> Rows:
-        rows = drive_rows(road_frames(self.folder, "video" if part == "test" else "train"), self.size)
-        return rows if part == "test" else held_out(rows, part)
+        frames = road_frames(self.folder, "video" if part == "test" else "train")
+        rows = drive_rows(frames, self.size)
+        recordings = [recording_of(frame.name) for frame in frames]
+        return rows if part == "test" else held_out(rows, part, recordings, str(self.folder))
 
 
 def drive_rows(frames: Sequence[RoadFrame], size: tuple[int, int]) -> ArrayRows:
     """Real frames and their masks at a network's input size (width, height)."""
     images = np.stack([fit(frame.image, *size) for frame in frames])
     masks = np.stack([fit_mask(frame.mask, *size) for frame in frames])
-    return ArrayRows({"image": torch.from_numpy(images), "mask": torch.from_numpy(masks)})
+    return ArrayRows(
+        {"image": torch.from_numpy(images), "mask": torch.from_numpy(masks)}, [frame.name for frame in frames]
+    )
 
 
 def _tensor(array: np.ndarray) -> Tensor:

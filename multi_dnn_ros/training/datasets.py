@@ -247,8 +247,9 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
     """Real road images with lane masks: a video NAME.mp4, photos NAME.jpg, and lane_masks/NAME_<frame>.png and
     NAME.png.
 
-    part: "train": first half of the video's frames, "video": second half, "photos": the photos, "apart": the photos
-    that were not taken from a video here. Raises DatasetError if there is nothing, or an image cannot be read.
+    part: "train": all videos but the last, "video": the last one by name; of a single video the first and the second
+    half. "photos": the photos, "apart": the photos that were not taken from a video here. Raises DatasetError if there
+    is nothing, or an image cannot be read.
     """
     if part not in ("train", "video", "photos", "apart"):
         raise ValueError(f"part {part!r}: not one of train, video, photos, apart")
@@ -260,9 +261,14 @@ def road_frames(folder: Path, part: str) -> list[RoadFrame]:
         frames = _photos(folder, masks, videos if part == "apart" else [])
     else:
         frames = []
+        share = (0.0, 1.0)
+        if len(videos) > 1:
+            videos = videos[:-1] if part == "train" else videos[-1:]
+        else:
+            share = (0.0, 0.5) if part == "train" else (0.5, 1.0)
         for video in videos:
             numbered = {int(p.stem.rsplit("_", 1)[1]): p for p in masks if p.stem.startswith(f"{video.stem}_")}
-            frames += _video_frames(video, numbered, first_half=part == "train")
+            frames += _video_frames(video, numbered, share)
     if not frames:
         raise DatasetError(f"{folder}: no frames with masks for part {part!r}")
     return frames
@@ -281,9 +287,9 @@ def _photos(folder: Path, masks: list[Path], other_than: list[Path]) -> list[Roa
     return frames
 
 
-def _video_frames(video: Path, masks: dict[int, Path], first_half: bool) -> list[RoadFrame]:
+def _video_frames(video: Path, masks: dict[int, Path], share: tuple[float, float]) -> list[RoadFrame]:
     images = _video_images(video)
-    wanted = range(len(images) // 2) if first_half else range(len(images) // 2, len(images))
+    wanted = range(int(len(images) * share[0]), int(len(images) * share[1]))
     return [
         RoadFrame(f"{video.stem}_{k:04d}", np.ascontiguousarray(images[k][..., ::-1]), read_gray(masks[k]))
         for k in wanted

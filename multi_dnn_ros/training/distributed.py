@@ -65,15 +65,20 @@ def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def replicated(network: nn.Module) -> nn.Module:
-    """A network whose backward pass averages the gradients over all processes; `network` itself for one process."""
+def replicated(network: nn.Module, unused: bool = False) -> nn.Module:
+    """A network whose backward pass averages the gradients over all processes; `network` itself for one process.
+
+    unused: whether some weights get no gradient. Looking for them costs time in every step.
+    """
     if world() == 1:
         return network
     from torch.nn.parallel import DistributedDataParallel
 
     device = next(network.parameters()).device
     # Buffers are not synchronized: each process normalizes over its own share, and rank 0's statistics are kept.
-    return DistributedDataParallel(network, device_ids=[device.index] if device.type == "cuda" else None)
+    return DistributedDataParallel(
+        network, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=unused
+    )
 
 
 def mean(value: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from multi_dnn_ros.vision.preprocess import Preprocess
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 #: Maximum size of an annotation file; COCO's largest has half of this.
 _MAX_JSON_BYTES = 1 << 30
+#: Largest relative difference between the aspect ratios of an image and its mask: masks may be smaller, and rounded.
+_ASPECT = 0.05
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -56,6 +58,10 @@ class ClassFolder:
             if not labels and not any(label == k for _, label in self.files):
                 raise DatasetError(f"{folder / name}: no images ({', '.join(SUFFIXES)})")
         self.framing = framing
+        self.unusable: tuple[str, ...] = ()
+
+    def name(self, index: int) -> str:
+        return str(self.files[index][0])
 
     def __len__(self) -> int:
         return len(self.files)
@@ -89,11 +95,17 @@ class CocoBoxes:
             }
             boxes: dict[int, list[tuple[list[float], int]]] = {key: [] for key in entries}
             known = {key: labels.index(name) for key, name in names.items() if name in labels}
+            unusable: list[str] = []
             for row in content["annotations"]:
                 category, x = int(row["category_id"]), [float(value) for value in row["bbox"]]
                 if category not in names or int(row["image_id"]) not in entries or len(x) != 4:
                     raise KeyError(f"annotation {row.get('id')}: image, category or bbox")
-                if category in known and np.isfinite(x).all() and min(x[2:]) > 0:
+                left, top, box_width, box_height = x
+                width, height = entries[int(row["image_id"])][1:]
+                inside = min(left + box_width, top + box_height, width - left, height - top) > 0
+                if not np.isfinite(x).all() or min(box_width, box_height) <= 0 or not inside:
+                    unusable.append(f"annotation {row.get('id')}: box {x} is empty or outside the image")
+                elif category in known:
                     number = IGNORED if row.get("iscrowd") else known[category]
                     boxes[int(row["image_id"])].append(([x[0], x[1], x[0] + x[2], x[1] + x[3]], number))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -101,23 +113,27 @@ class CocoBoxes:
                 f"{annotations}: not COCO's detection format ({type(error).__name__}: {error}); expected images "
                 "(id, file_name, width, height), categories (id, name), annotations (image_id, category_id, bbox)"
             ) from None
+        for name, width, height in entries.values():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise DatasetError(f"{annotations}: file_name '{name}' leads out of {images}")
+            if width <= 0 or height <= 0:
+                raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
         if not known:
             raise DatasetError(
                 f"{annotations}: categories {_few(names.values())}; the network's classes are {_few(labels)}"
             )
         if not empty and not any(boxes.values()):
             raise DatasetError(f"{annotations}: no box of the classes {_few(labels)}")
-        for name, width, height in entries.values():
-            if Path(name).is_absolute() or ".." in Path(name).parts:
-                raise DatasetError(f"{annotations}: file_name '{name}' leads out of {images}")
-            if width <= 0 or height <= 0:
-                raise DatasetError(f"{annotations}: image {name} is {width} x {height}")
         self.labels = tuple(labels)
         self.images, self.framing = images, framing
         self.rows = [(*entries[key], boxes[key]) for key in sorted(entries)]
         missing = [name for name, *_ in self.rows if not (images / name).is_file()]
         if missing:
             raise DatasetError(f"{images / missing[0]}: no such image ({len(missing)} of {len(self.rows)} are missing)")
+        self.unusable = tuple(unusable)
+
+    def name(self, index: int) -> str:
+        return str(self.images / self.rows[index][0])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -146,7 +162,12 @@ class LaneMasks:
             if not part.is_dir():
                 raise DatasetError(f"{part}: no such folder; expected images/NAME.jpg and masks/NAME.png in {folder}")
         by_name = {path.stem: path for path in image_files(masks)}
-        self.files = [(path, by_name[path.stem]) for path in image_files(images) if path.stem in by_name]
+        photos = {path.stem: path for path in image_files(images)}
+        self.files = [(path, by_name[stem]) for stem, path in photos.items() if stem in by_name]
+        self.unusable = (
+            *(f"{path}: no mask of this name in {masks}" for stem, path in photos.items() if stem not in by_name),
+            *(f"{path}: no image of this name in {images}" for stem, path in by_name.items() if stem not in photos),
+        )
         if not self.files:
             raise DatasetError(f"{folder}: no image has a mask of its name; expected images/NAME.jpg, masks/NAME.png")
         self.framing = framing
@@ -155,10 +176,22 @@ class LaneMasks:
         return len(self.files)
 
     def read(self, index: int) -> Batch:
-        """image (3, h, w) uint8, mask (1, h, w) uint8, 0..255 = share of the pixel that is lane."""
-        image, mask = self.files[index]
-        lane = fit_mask(read_gray(mask), self.framing.width, self.framing.height)
-        return {"image": _row_image(image, self.framing), "mask": torch.from_numpy(lane)}
+        """image (3, h, w) uint8, mask (1, h, w) uint8, 0..255 = share of the pixel that is lane. DatasetError if the
+        mask does not have the aspect ratio of the image.
+        """
+        path, mask_path = self.files[index]
+        image, mask = read_rgb(path), read_gray(mask_path)
+        ratio = image.shape[1] * mask.shape[0] / (image.shape[0] * mask.shape[1])
+        if abs(ratio - 1.0) > _ASPECT:
+            raise DatasetError(
+                f"{mask_path}: {mask.shape[1]}x{mask.shape[0]} does not have the aspect ratio of its image, "
+                f"{image.shape[1]}x{image.shape[0]}"
+            )
+        lane = fit_mask(mask, self.framing.width, self.framing.height)
+        return {"image": torch.from_numpy(framed(image, self.framing)), "mask": torch.from_numpy(lane)}
+
+    def name(self, index: int) -> str:
+        return str(self.files[index][0])
 
 
 def _row_image(path: Path, framing: Preprocess) -> torch.Tensor:

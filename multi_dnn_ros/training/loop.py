@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.swa_utils import update_bn
 from tqdm import tqdm
 
+from multi_dnn_ros import __version__
+from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import checkpoint as checkpoints
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.checkpoint import TrainingError
@@ -35,9 +36,12 @@ _STATISTICS_BATCHES = 32
 class Batches(Protocol):
     """Data of the loop: `len` batches per epoch, each a dict of tensors on the device, including "image".
 
-    The same epoch number must give the same batches, so that a resumed run equals an uninterrupted one.
+    The same epoch number must give the same batches, so that a resumed run equals an uninterrupted one. batch_size: of
+    all processes together; each gets its share of every batch.
     """
 
+    @property
+    def batch_size(self) -> int: ...
     def __len__(self) -> int: ...
     def epoch(self, number: int) -> Iterator[Batch]: ...
 
@@ -110,7 +114,7 @@ def train(
     main: str,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
-    identity: str = "",
+    identity: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> Outcome:
     """Train `network` (on its device) and leave the weights with the best score in it. The initial weights are
@@ -119,12 +123,18 @@ def train(
     score: called with the network in eval mode; `main` names the deciding score, larger is better. checkpoint: written
     atomically after every `checkpoint_every` epochs; an existing one is resumed from, and the result equals that of an
     uninterrupted run (bit for bit on the CPU with the same number of threads): the order of the data and all random
-    numbers of an epoch follow from the seed and the epoch number. identity: identifies the run besides the schedule
-    (data, losses); a checkpoint of another run is rejected. Under torchrun (see `distributed`) all processes call it;
-    rank 0 scores, writes and shows progress. Raises TrainingError for a loss that is not finite and for a checkpoint of
-    another run.
+    numbers of an epoch follow from the seed and the epoch number. identity: what defines the run besides the schedule,
+    the initial weights and the versions of this package and PyTorch (data, losses), as JSON values; a checkpoint of
+    another run is rejected. Under torchrun (see `distributed`) all processes call it; rank 0 scores, writes and shows
+    progress. Raises TrainingError for a loss that is not finite and for a checkpoint of another run, with what differs.
     """
-    identity = json.dumps({**asdict(schedule), "run": identity, "processes": distributed.world()}, sort_keys=True)
+    run = {
+        **(identity or {}),
+        "schedule": asdict(schedule),
+        "processes": distributed.world(),
+        "initial weights": weights_digest(network.state_dict()),
+        "versions": {"multi_dnn_ros": __version__, "torch": torch.__version__},
+    }
     first_process = distributed.rank() == 0
     device = next(network.parameters()).device
     average = copy.deepcopy(network) if schedule.ema else network
@@ -135,7 +145,7 @@ def train(
     first = 0
     if distributed.from_first(checkpoint is not None and checkpoint.exists()):
         assert checkpoint is not None
-        state = checkpoints.load(checkpoint, network, identity)
+        state = checkpoints.load(checkpoint, network, run)
         network.load_state_dict(state["network"])
         average.load_state_dict(state["average"])
         optimizer.load_state_dict(state["optimizer"])
@@ -145,7 +155,7 @@ def train(
     else:
         _set_training(average, False)
         outcome.best = distributed.from_first(_scores(score, average, "before training") if first_process else {})
-    replica = distributed.replicated(network)
+    replica = distributed.replicated(network, bool(_unused(network, batches, loss)))
     passes: nn.Module = replica
     captured_for: torch.Size | None = None
     capturing = device.type == "cuda" and distributed.world() == 1
@@ -171,7 +181,8 @@ def train(
                 passes, captured_for = capture_passes(replica, image, schedule.precision), image.shape
             with autocast(device, schedule.precision):
                 outputs = passes(image)
-            value = loss(outputs, batch)
+            # Gradients are averaged over the processes, whose shares of the batch may differ by one image.
+            value = loss(outputs, batch) * (len(image) * distributed.world() / batches.batch_size)
             optimizer.zero_grad(set_to_none=True)
             scaler.scale(value).backward()
             scaler.unscale_(optimizer)
@@ -213,11 +224,27 @@ def train(
                 "history": outcome.history,
                 "next_epoch": epoch + 1,
             }
-            checkpoints.save(checkpoint, state, identity)
+            checkpoints.save(checkpoint, state, run)
     distributed.tensors_from_first(best_weights)
     network.load_state_dict(best_weights)
     _set_training(network, False)
     return outcome
+
+
+def _unused(network: nn.Module, batches: Batches, loss: Loss) -> list[str]:
+    """Names of the weights that the loss does not depend on, for several processes: DistributedDataParallel waits for
+    the gradient of every weight unless told otherwise. Empty for a single process, which need not know.
+    """
+    if distributed.world() == 1:
+        return []
+    batch = next(iter(batches.epoch(0)))
+    probe = copy.deepcopy(network)  # whose batch statistics may change
+    _set_training(probe, True)
+    trained = {name: weight for name, weight in probe.named_parameters() if weight.requires_grad}
+    value = loss(probe(_channels_last(batch["image"])), batch)
+    gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
+    return list(distributed.from_first(unused))
 
 
 def _better(score: float, kept: Outcome, main: str) -> bool:

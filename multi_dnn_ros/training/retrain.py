@@ -14,10 +14,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.models.artifact import weights_digest
 from multi_dnn_ros.training import distributed
 from multi_dnn_ros.training.batches import Inputs
 from multi_dnn_ros.training.checkpoint import TrainingError
-from multi_dnn_ros.training.data import Data, Rows
+from multi_dnn_ros.training.checks import MAX_FAULTY, check_data
+from multi_dnn_ros.training.data import PARTS, Data, Rows
 from multi_dnn_ros.training.distillation import Distilled, SoftTargets, raw_outputs
 from multi_dnn_ros.training.loop import Loss, Outcome, Schedule, train
 from multi_dnn_ros.training.setup import MAIN, make_batches, score_rows
@@ -26,17 +28,19 @@ from multi_dnn_ros.training.trainable import Trainable
 
 @dataclass(frozen=True)
 class Result:
-    """outcome: of the loop. before, after: scores on the test part, of the first data set if there are several.
-    seconds: of training, including scoring.
+    """outcome: of the loop. rows: number of images of each part of each data set. before, after: scores on the test
+    part, of the first data set if there are several. seconds: of training, including scoring.
     """
 
     outcome: Outcome
+    rows: dict[str, dict[str, int]]
     before: dict[str, float]
     after: dict[str, float]
     seconds: float
 
     def provenance(self) -> dict[str, Any]:
         return {
+            "images": self.rows,
             "kept_epoch": self.outcome.epoch,
             "choice_scores": self.outcome.best,
             "test_scores": {"before": self.before, "after": self.after},
@@ -56,6 +60,7 @@ def retrain(
     teacher_weight: float = 0.5,
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
+    max_faulty: float = MAX_FAULTY,
     progress: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Result:
@@ -63,8 +68,9 @@ def retrain(
     score the test part.
 
     teacher: a network of the same task, framing and output, whose outputs count with `teacher_weight` (0..1) beside the
-    truth; alone if the student has no loss of its own. All processes of a `distributed.process_group` call this. Raises
-    TrainingError if data, teacher and network do not match, and as the loop; DatasetError.
+    truth; alone if the student has no loss of its own. max_faulty: see check_data. All
+    processes of a `distributed.process_group` call this. Raises TrainingError if data, teacher and network do not
+    match, and as the loop; DatasetError.
     """
     inputs = _inputs(student, schedule)
     first = sets[0]
@@ -74,8 +80,8 @@ def retrain(
     network = student.network.to(device)
     if device.type == "cuda":
         network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    train_rows = [data.part("train") for data in sets]
-    choice_rows = [data.part("choice") for data in sets]
+    checked = [check_data(data, test=data is first, max_faulty=max_faulty, progress=progress) for data in sets]
+    train_rows, choice_rows = ([data.part(part) for data in checked] for part in PARTS[:2])
     batches = make_batches(train_rows, student.task, inputs, batch_size, schedule.seed, device, mix=schedule.mix)
     main = MAIN[student.task]
 
@@ -87,13 +93,18 @@ def retrain(
         # Mean over the sets, so that none is sacrificed for another.
         return {**each[0], main: sum(scores[main] for scores in each) / len(each)}
 
-    test_rows = first.part("test") if distributed.rank() == 0 else None
+    test_rows = checked[0].part("test") if distributed.rank() == 0 else None
     before = _test(student, network, test_rows)
     say(f"before: {describe(before)}")
     begin = time.monotonic()
-    identity = f"{student.model} {[data.name for data in sets]} {batch_size} {teacher.model if teacher else None} " + (
-        f"{teacher_weight} {student.size}"
-    )
+    identity = {
+        "model": student.model,
+        "size": list(student.size),
+        "batch_size": batch_size,
+        "teacher": {"model": teacher.model, "weight": teacher_weight,
+                    "weights": weights_digest(teacher.network.state_dict())} if teacher is not None else None,
+        "data": {data.name: {"images": data.counts, "digest": data.digest} for data in checked},
+    }  # fmt: skip
     with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda"):  # all batches have one size
         outcome = train(
             network, batches, loss, score, schedule, main=main, checkpoint=checkpoint,
@@ -104,7 +115,8 @@ def retrain(
     after = _test(student, network, test_rows)
     say(f"after {seconds:.0f} s: {describe(after)}")
     network.cpu()
-    return Result(outcome, before, after, seconds)
+    rows = {data.name: data.counts for data in checked}
+    return Result(outcome, rows, before, after, seconds)
 
 
 def _inputs(student: Trainable, schedule: Schedule) -> Inputs:

@@ -109,7 +109,7 @@ def test_cifar10_parts_share_no_image_and_stay_the_same(tmp_path: Path) -> None:
         return {rows.read(k)["image"].numpy().tobytes() for k in range(len(rows))}
 
     train, choice, test = images("train"), images("choice"), images("test")
-    assert [len(train), len(choice), len(test)] == [95, 5, 20]
+    assert [len(train), len(choice), len(test)] == [75, 25, 20]
     assert not train & choice
     assert not (train | choice) & test
     assert images("choice") == choice

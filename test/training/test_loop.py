@@ -77,6 +77,7 @@ class DiesAt:
     def __init__(self, inner: ArrayBatches, epoch: int) -> None:
         self.inner = inner
         self.dies = epoch
+        self.batch_size = inner.batch_size
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -211,7 +212,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(tmp_path: Path
 def test_a_foreign_or_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     checkpoint = tmp_path / "c"
     run(coloured(), checkpoint)
-    with pytest.raises(TrainingError, match="another schedule"):
+    with pytest.raises(TrainingError, match=r"another run: schedule\.lr is 0\.02 there, 0\.01 now\."):
         run(coloured(), checkpoint, dataclasses.replace(SCHEDULE, lr=0.01))
     other = nn.Sequential(ConvBlock(3, 4), nn.Flatten(), nn.Linear(4, 3))
     with pytest.raises(TrainingError, match=r"another network: .* differs"):

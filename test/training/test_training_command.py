@@ -44,17 +44,17 @@ def test_a_role_is_trained_and_written(role: str, tmp_path: Path, capsys: pytest
 
 
 def real_images(folder: Path) -> Path:
-    """COCO folder of two grey images each to learn from and to choose by; on one of each there is a pedestrian."""
+    """COCO folder of grey images; the first and the last, which is held out, show a pedestrian."""
     for part in ("train", "val"):
         (folder / part).mkdir(parents=True)
         (folder / "annotations").mkdir(exist_ok=True)
-        images = [{"id": k, "file_name": f"{k}.png", "width": 192, "height": 128} for k in (1, 2)]
+        images = [{"id": k, "file_name": f"{k}.png", "width": 192, "height": 128} for k in (1, 2, 3)]
         for image in images:
             cv2.imwrite(str(folder / part / str(image["file_name"])), np.full((128, 192, 3), 90, np.uint8))
         content = {
             "images": images,
             "categories": [{"id": 1, "name": "pedestrian"}],
-            "annotations": [{"image_id": 1, "category_id": 1, "bbox": [20, 20, 20, 60]}],
+            "annotations": [{"image_id": k, "category_id": 1, "bbox": [20, 20, 20, 60]} for k in (1, 3)],
         }
         (folder / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
     return folder
@@ -72,7 +72,7 @@ def test_real_images_are_learned_from_beside_the_scenes(tmp_path: Path, capsys: 
     assert said["map50"] == pytest.approx((said["map50_generated"] + said["map50_real"]) / 2)
     with safe_open(tmp_path / "better.safetensors", "pt") as file:
         data = json.loads(file.metadata()["training"])["data"]
-    assert data["real"] == {"images": 2, "choice": 2}
+    assert data["real"] == {"images": 2, "choice": 1}
     assert data["start"]["weights"] == "pedestrian.safetensors"
     assert data["start"]["sha256"] == hashlib.sha256(begun.read_bytes()).hexdigest()
 
@@ -95,9 +95,9 @@ def test_another_schedule_does_not_touch_the_checkpoint(tmp_path: Path, capsys: 
     before = (tmp_path / "last.ckpt").read_bytes()
     changed = [word if word != "2" else "3" for word in arguments("object", tmp_path)]
     assert main(changed) == 1
-    assert "another schedule" in capsys.readouterr().err
+    assert "schedule.epochs is 2 there, 3 now" in capsys.readouterr().err
     assert main([*arguments("object", tmp_path), "--batch-size", "2"]) == 1
-    assert "another schedule or data" in capsys.readouterr().err
+    assert "batch_size is 4 there, 2 now" in capsys.readouterr().err
     assert (tmp_path / "last.ckpt").read_bytes() == before
 
 

@@ -1,0 +1,129 @@
+"""Faults in data are named, counted, left out, and an error if there are many."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from multi_dnn_ros.training.checks import CheckedData, check_data
+from multi_dnn_ros.training.data import PARTS, DataRequest, open_data
+from multi_dnn_ros.training.datasets import DatasetError
+from multi_dnn_ros.vision.preprocess import Preprocess
+
+SIZE = Preprocess(32, 32)
+
+
+def noise(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of 40, 10 and 10 different images."""
+    for k, (part, count) in enumerate((("train", 40), ("val", 10), ("test", 10))):
+        for number, name in enumerate(("a", "b")):
+            for image in range(count):
+                noise(tmp_path / part / name / f"{image}.png", 1000 * k + 100 * number + image)
+    return tmp_path
+
+
+def checked(folder: Path, share: float = 0.05) -> CheckedData:
+    data = open_data(f"classes:{folder}", DataRequest("classes", SIZE))
+    return check_data(data, max_faulty=share, progress=False)
+
+
+def counts(data: CheckedData) -> list[int]:
+    return [len(data.part(part)) for part in PARTS]
+
+
+def test_good_data_are_kept_whole(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = checked(folder, 0.0)
+    assert counts(data) == [80, 20, 20]
+    assert data.counts == {"train": 80, "choice": 20, "test": 20}
+    assert [record.message for record in caplog.records] == [
+        f"data 'classes:{folder}': 20 images to select the best epoch; with fewer than 50 it may be selected by chance"
+    ]
+    assert check_data(data) is data
+
+
+def test_the_digest_is_of_the_content(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    copy = tmp_path_factory.mktemp("copy") / "elsewhere"
+    shutil.copytree(folder, copy)
+    before = checked(folder).digest
+    assert checked(copy).digest == before
+    noise(copy / "train" / "a" / "0.png", 77_777)
+    assert checked(copy).digest != before
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", None])
+def test_unreadable_images_are_left_out(folder: Path, content: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    """Empty, not an image, and cut off in the middle."""
+    path = folder / "train" / "a" / "7.png"
+    path.write_bytes(path.read_bytes()[:60] if content is None else content)
+    caplog.set_level(logging.WARNING)
+    data = checked(folder)
+    assert counts(data) == [79, 20, 20]
+    assert f"part train (80 images): 1 unusable: {path}: not a readable image" in caplog.text
+    with pytest.raises(DatasetError, match=r"1 unusable: .*7\.png.* share of 0\.01 \(--max-faulty\)"):
+        checked(folder, 0.01)
+
+
+def test_images_of_two_parts_are_kept_in_the_later_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copy(folder / "test" / "b" / "3.png", folder / "train" / "a" / "copy.png")
+    shutil.copy(folder / "val" / "b" / "3.png", folder / "train" / "b" / "copy.png")
+    shutil.copy(folder / "train" / "b" / "3.png", folder / "train" / "b" / "twice.png")  # not in two parts
+    data = checked(folder)
+    assert counts(data) == [81, 20, 20]
+    assert "part train (83 images): 2 duplicates of a later part, left out" in caplog.text
+    assert f"a/copy.png is also {folder}/test/b/3.png of test" in caplog.text
+
+
+def test_a_part_of_duplicates_only_is_an_error(folder: Path) -> None:
+    shutil.rmtree(folder / "val")
+    shutil.copytree(folder / "test", folder / "val")
+    with pytest.raises(DatasetError, match=r"part choice \(20 images\): 20 duplicates"):
+        checked(folder)
+    with pytest.raises(DatasetError, match=r"part choice \(20 images\): no usable image"):
+        checked(folder, 1.0)
+
+
+def test_masks_without_pair_or_of_another_shape_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part / "masks").mkdir(parents=True)
+        for k in range(40):
+            noise(tmp_path / part / "images" / f"road{k}_0.png", hash((part, k)) % 2**31)
+            cv2.imwrite(str(tmp_path / part / "masks" / f"road{k}_0.png"), np.eye(16, dtype=np.uint8))
+    cv2.imwrite(str(tmp_path / "val" / "masks" / "road3_0.png"), np.eye(8, 16, dtype=np.uint8))
+    noise(tmp_path / "val" / "images" / "alone.png", 5)
+    (tmp_path / "val" / "masks" / "road4_0.png").rename(tmp_path / "val" / "masks" / "none.png")
+    data = check_data(open_data(f"lanes:{tmp_path}", DataRequest("lanes", SIZE)), max_faulty=0.2, progress=False)
+    assert len(data.part("test")) == 38
+    assert "4 unusable: " in caplog.text
+    for text in ("alone.png: no mask of this name", "none.png: no image of this name", "and 1 more"):
+        assert text in caplog.text
+
+
+def test_boxes_outside_of_their_image_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "annotations").mkdir()
+    for part in ("train", "val"):
+        for k in range(8):
+            noise(tmp_path / part / f"{k}.png", hash((part, k)) % 2**31)
+        boxes = [[2, 2, 9, 9], [40, 2, 9, 9], [2, 2, 0, 9], [2, 2, float("nan"), 9]]
+        content = {
+            "images": [{"id": k, "file_name": f"{k}.png", "width": 32, "height": 32} for k in range(8)],
+            "categories": [{"id": 1, "name": "car"}],
+            "annotations": [{"id": k, "image_id": 1, "category_id": 1, "bbox": box} for k, box in enumerate(boxes)],
+        }
+        (tmp_path / "annotations" / f"instances_{part}.json").write_text(json.dumps(content))
+    data = open_data(f"coco:{tmp_path}", DataRequest("boxes", SIZE, ("car",)))
+    check_data(data, max_faulty=0.5, progress=False)
+    assert "annotation 1: box [40.0, 2.0, 9.0, 9.0] is empty or outside the image" in caplog.text
+    with pytest.raises(DatasetError, match="3 unusable: annotation 1"):
+        check_data(data, max_faulty=0.1, progress=False)

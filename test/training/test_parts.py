@@ -1,0 +1,68 @@
+"""Parts of a data set share no recording, and the choice part is large enough where the data allow it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi_dnn_ros.training.datasets import DatasetError
+from multi_dnn_ros.training.parts import CHOICE_ROWS, MOST, recording_of, split
+
+ROWS = st.lists(st.integers(0, 12).map(lambda k: f"drive{k}"), min_size=2, max_size=400)
+
+
+@given(ROWS)
+def test_no_row_is_in_two_parts_and_no_part_is_empty(recordings: list[str]) -> None:
+    parts = split(recordings, "x")
+    assert parts.train
+    assert parts.choice
+    assert not set(parts.train) & set(parts.choice)
+    assert parts.train == sorted(parts.train)
+    assert set(parts.train) | set(parts.choice) <= set(range(len(recordings)))
+    assert split(recordings, "x") == parts
+
+
+@given(st.lists(st.integers(1, 60), min_size=10, max_size=40))
+def test_whole_recordings_are_held_out_where_they_are_small(lengths: list[int]) -> None:
+    recordings = [f"drive{k}" for k, length in enumerate(lengths) for _ in range(length)]
+    largest = max(lengths)
+    if largest > MOST * len(recordings) or len(set(recordings)) == len(recordings):
+        return
+    parts = split(recordings, "x")
+    held_out = {recordings[k] for k in parts.choice}
+    assert held_out.isdisjoint(recordings[k] for k in parts.train)
+    assert len(parts.train) + len(parts.choice) == len(recordings)
+    assert len(parts.choice) <= MOST * len(recordings)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(2, 1), (40, 10), (200, 50), (800, 50), (2000, 100), (50_000, 2500)]
+)  # fmt: skip
+def test_independent_images_are_held_out_evenly(count: int, expected: int) -> None:
+    parts = split([str(k) for k in range(count)], "x")
+    assert len(parts.choice) == expected
+    assert len(parts.train) == count - expected
+    gaps = Counter(b - a for a, b in zip(parts.choice, parts.choice[1:], strict=False))
+    assert all(abs(gap - count / expected) < 1 for gap in gaps)
+    assert expected >= CHOICE_ROWS or expected <= MOST * count + 1
+
+
+def test_a_single_recording_is_cut_once_with_a_gap() -> None:
+    parts = split(["drive"] * 400, "x")
+    assert parts.choice == list(range(350, 400))
+    assert parts.train == list(range(325))
+
+
+def test_one_image_cannot_be_divided() -> None:
+    with pytest.raises(DatasetError, match=r"here/train: 1 images; at least two are needed"):
+        split(["a"], "here/train")
+
+
+@pytest.mark.parametrize(
+    ("stem", "recording"), [("drive_0012", "drive"), ("a_b-3", "a_b"), ("000000123", "000000123"), ("x7", "x7")]
+)
+def test_a_recording_is_the_name_before_the_frame_number(stem: str, recording: str) -> None:
+    assert recording_of(stem) == recording
