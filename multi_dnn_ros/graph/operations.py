@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -123,7 +124,8 @@ def counter(graph_module: fx.GraphModule) -> Callable[[fx.Node], Operation]:
             return Operation("view", name, inputs, results, Counts())
         args = fx.node.map_arg(node.args, fake_value)
         kwargs = fx.node.map_arg(node.kwargs, fake_value)
-        with fake_mode, FlopCounterMode(display=False) as flops, torch.no_grad():
+        # The products inside fused attention kernels are not counted.
+        with fake_mode, sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops, torch.no_grad():
             result = node.target(*args, **kwargs)
         read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         written = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -62,5 +62,5 @@ def plot(path: Path, model: str, control: str | None, result: Controlled) -> Non
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("score on the test part")
     axes.set_title(f"{len(result.seeds)} seeds: mean, standard deviation and single runs", fontsize=10)
-    axes.legend(loc="lower center", fontsize=8)
+    figure.legend(loc="outside lower center", fontsize=8)
     write_figure(path, figure)
