@@ -17,8 +17,8 @@ from vision_msgs.msg import Detection2DArray
 from multi_dnn_ros.engine import DropReason
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.ros import overlay_publisher
+from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.parameters import NodeParameters
-from multi_dnn_ros.ros.serving import LogThrottle
 from multi_dnn_ros.settings.schema import NodeConfig
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3

@@ -15,7 +15,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.ros import inputs
+from multi_dnn_ros.ros import camera_input
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 TOPIC = "/front/image_raw"
@@ -28,7 +28,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "PATIENCE_NS", SECOND // 2)
+    monkeypatch.setattr(camera_input, "WARN_AFTER_NS", SECOND // 2)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_reliable_subscription_and_a_best_effort_camera(bench: Bench, warned: 
     start(bench, qos="reliable")
     bench.until(lambda: bench.status("camera front").level == ERROR, "an error status")
     message = bench.status("camera front").message
-    assert "/peer offers reliability BEST_EFFORT, the subscription asks for RELIABLE" in message
+    assert "/peer offers reliability BEST_EFFORT, the subscription requests RELIABLE" in message
     assert "camera.front.qos to auto" in message
     bench.until(warned, "a warning")
     assert "BEST_EFFORT" in warned()[0]

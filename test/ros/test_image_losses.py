@@ -9,10 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine.statistics import Statistics
-from multi_dnn_ros.ros import losses as losses_module
-from multi_dnn_ros.ros.diagnostics import OK, STALE, WARN, CameraRecord, DiagnosticsReport
+from multi_dnn_ros.ros import stamp_gaps
+from multi_dnn_ros.ros.camera_record import CameraRecord
+from multi_dnn_ros.ros.diagnostics import OK, STALE, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.frame_period import period_of
-from multi_dnn_ros.ros.losses import LossAccount, Losses
+from multi_dnn_ros.ros.losses import Losses, LossEstimator
 
 SECOND = 1_000_000_000
 LATENCY = 20_000_000
@@ -22,7 +23,7 @@ class Camera:
     """A camera on a fake clock and the link to its account: images are sent, some of them arrive."""
 
     def __init__(self, rate_hz: float, jitter: float = 0.0, seed: int = 0, account_hz: float = 0.0) -> None:
-        self.account = LossAccount(account_hz)
+        self.account = LossEstimator(account_hz)
         self.period = SECOND / rate_hz
         self.now = 1000.0 * SECOND
         self.stamp_offset = 0.0
@@ -103,7 +104,7 @@ def test_sequence_numbers_are_exact(loss: float, seed: int) -> None:
 
 
 def test_events_count_where_there_are_no_numbers() -> None:
-    account = LossAccount()
+    account = LossEstimator()
     for index in range(10):
         account.arrived(index * SECOND, index * SECOND)
         account.reported(index * SECOND + 1, 9)
@@ -182,7 +183,7 @@ def test_what_is_dropped_after_the_camera_has_ended_is_no_image() -> None:
 
 
 def test_stamps_that_never_change_tell_nothing() -> None:
-    account = LossAccount()
+    account = LossEstimator()
     for index in range(100):
         account.arrived(index * SECOND, 0)
     assert account.losses(100 * SECOND).lost is None
@@ -190,7 +191,7 @@ def test_stamps_that_never_change_tell_nothing() -> None:
 
 
 def test_another_publisher_is_not_compared_with_the_last() -> None:
-    account = LossAccount()
+    account = LossEstimator()
     for number in (1, 2, 3):
         account.arrived(number, number, number)
     account.restart()
@@ -200,7 +201,7 @@ def test_another_publisher_is_not_compared_with_the_last() -> None:
 
 
 def test_a_camera_that_is_held_up_and_hurries_hides_no_loss() -> None:
-    account, now_ms = LossAccount(10.0), 0
+    account, now_ms = LossEstimator(10.0), 0
     for index, gap_ms in enumerate([100] * 40 + [133, 148, 19, 200] * 20):  # one image in each group is lost
         now_ms += gap_ms
         account.arrived(now_ms * 1_000_000, now_ms * 1_000_000)
@@ -225,7 +226,7 @@ def test_any_gaps_have_a_period_that_is_sane_or_none(gaps: list[int]) -> None:
 
 
 def test_a_few_datagrams_say_nothing_about_a_camera_without_images() -> None:
-    account = LossAccount()
+    account = LossEstimator()
     account.dropped(SECOND, 1)
     assert account.losses(SECOND).share == 0.0
     account.dropped(2 * SECOND, 100)
@@ -235,14 +236,14 @@ def test_a_few_datagrams_say_nothing_about_a_camera_without_images() -> None:
 
 @pytest.mark.parametrize(("raw", "connected"), [(False, True), (True, False)])
 def test_datagrams_of_other_cameras_are_not_charged_to_a_camera_without_images(raw: bool, connected: bool) -> None:
-    account = LossAccount(raw=raw)
+    account = LossEstimator(raw=raw)
     account.dropped(SECOND, 1000, connected=connected)
     found = account.losses(SECOND)
     assert (found.share, found.lost, found.drops) == (0.0, None, 1000)
 
 
 def test_datagrams_of_other_cameras_are_not_charged_to_an_irregular_compressed_camera() -> None:
-    account, now, random_ = LossAccount(raw=False), 0, random.Random(1)
+    account, now, random_ = LossEstimator(raw=False), 0, random.Random(1)
     for _ in range(196):
         now += random_.randint(SECOND // 100, SECOND // 5)
         account.arrived(now, now)
@@ -251,7 +252,7 @@ def test_datagrams_of_other_cameras_are_not_charged_to_an_irregular_compressed_c
 
 
 def test_gaps_between_the_images_of_two_publishers_say_nothing() -> None:
-    account = LossAccount()
+    account = LossEstimator()
     for index in range(400):  # two cameras of 10 Hz, 5 ms apart
         stamp = index // 2 * SECOND // 10 + index % 2 * 5_000_000
         account.arrived(stamp, stamp, alone=False)
@@ -287,7 +288,7 @@ def test_images_above_the_rate_do_not_hide_later_losses() -> None:
 
 @pytest.mark.parametrize("numbered", [True, False])
 def test_an_image_that_comes_after_its_successor_is_not_lost(numbered: bool) -> None:
-    account = LossAccount(10.0)
+    account = LossEstimator(10.0)
     for number in (5, 7, 6, 8, 10):
         stamp = number * SECOND // 10
         account.arrived(stamp, stamp, number if numbered else None, late=number == 6)
@@ -295,7 +296,7 @@ def test_an_image_that_comes_after_its_successor_is_not_lost(numbered: bool) -> 
 
 
 def test_numbers_that_start_again_are_not_late() -> None:
-    account = LossAccount()
+    account = LossEstimator()
     for number in (5, 9, 1, 2, 4):
         account.arrived(number, number, number)
     assert account.losses(SECOND).lost == 4
@@ -308,8 +309,8 @@ def test_irregular_stamps_are_not_fitted_again_at_each_report(monkeypatch: pytes
         calls.append(len(gaps))
         return period_of(gaps)
 
-    monkeypatch.setattr(losses_module, "period_of", counted)
-    account, now, random_ = LossAccount(), 0, random.Random(1)
+    monkeypatch.setattr(stamp_gaps, "period_of", counted)
+    account, now, random_ = LossEstimator(), 0, random.Random(1)
     for _ in range(64):
         now += random_.randint(SECOND // 100, SECOND)
         account.arrived(now, now)

@@ -86,7 +86,7 @@ def test_what_the_user_has_set_stays(running_on, tmp_path: Path, name: str, own:
     found = configure(environment, tmp_path)
     assert environment == own
     assert found.ours is None
-    assert "your own" in found.text
+    assert "with your " in found.text
     assert next(iter(own.values())) in found.text
 
 

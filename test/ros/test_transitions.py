@@ -284,7 +284,7 @@ def test_the_node_may_be_closed_while_it_configures(bench: Bench, case: Case) ->
     assert time.monotonic() - begin < 1.0
     assert case.host.closed
     assert case.node.hung == []
-    assert case.node.unanswered == 1
+    assert case.node.pending_responses == 1
     assert not case.answer(configured)
 
 

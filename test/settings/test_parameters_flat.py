@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.settings.flat_parameters import ParameterError, fields_of, parameter_fields, to_config, to_flat
+from multi_dnn_ros.settings.flat_parameters import to_config, to_flat
+from multi_dnn_ros.settings.parameter_fields import ParameterError, fields_of, parameter_fields
 from multi_dnn_ros.settings.parameter_table import BEGIN, END, PAGE, default_yaml, in_document, markdown
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
@@ -68,7 +69,7 @@ def test_an_integer_will_do_for_a_float():
         ({"aging_ms": 0.0}, ["aging_ms is 0.0", "more than 0"]),
         ({"camera.front.transport": "theora"}, ["camera.front.transport is 'theora'", "raw, compressed"]),
         ({"dnn.lane.model": ""}, ["dnn.lane.model is ''", "not empty"]),
-        ({"dnn.lane.labels": "car"}, ["dnn.lane.labels is 'car'", "list of texts"]),
+        ({"dnn.lane.labels": "car"}, ["dnn.lane.labels is 'car'", "list of strings"]),
         ({"dnn.lane.keep": [1]}, ["dnn.lane.keep is [1]"]),
         ({"dnns": ["cars"]}, ["dnn.cars.role is ''", "lane, object, pedestrian"]),
         ({"cameras": []}, ["cameras is []", "at least one"]),
@@ -163,12 +164,12 @@ def test_later_sections_override_earlier_ones_and_other_nodes_do_not_count(tmp_p
         ("/**: {ros__parameters: {}}", ["no parameters for node '/multi_dnn'", "section /** is empty"]),
         (
             "/a/multi_dnn: {ros__parameters: {workers: 3}}\n/b/multi_dnn: {ros__parameters: {workers: 4}}",
-            ["no parameters for node '/multi_dnn', and several others fit", "/a/multi_dnn, /b/multi_dnn"],
+            ["no parameters for node '/multi_dnn', but for several others", "/a/multi_dnn, /b/multi_dnn"],
         ),
         ("multi_dnn: {ros__parameters: {use_sim_tme: true}}", ["use_sim_tme: no such", "did you mean use_sim_time?"]),
         ("multi_dnn: {ros__parameters: {use_sim_time_: true}}", ["did you mean use_sim_time?"]),
         ("", ["no parameters"]),
-        ("multi_dnn: {ros__parameters: {workers: 1, workers: 2}}", ["'workers' stands twice"]),
+        ("multi_dnn: {ros__parameters: {workers: 1, workers: 2}}", ["'workers' is given twice"]),
         ("a: &a {ros__parameters: {workers: 1}}\nmulti_dnn: *a", ["aliases"]),
         ("multi_dnn: {ros__parameters: {1: 2}}", ["key 1"]),
         ("multi_dnn: [", ["not a YAML file", "line 1"]),
@@ -189,8 +190,11 @@ def test_what_is_not_used_is_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         read_params_file(path)
     assert "camera 'rear' is not in cameras (front); not used" in caplog.text
-    assert "zoom_level: not a parameter of this node, ignored; the nearest name is " in caplog.text
-    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.lane.iou_threshold" in caplog.text
+    assert "zoom_level: not a parameter of this node, ignored; the most similar name is " in caplog.text
+    assert (
+        "threshold: not a parameter of this node, ignored; the most similar name is dnn.lane.iou_threshold"
+        in caplog.text
+    )
 
 
 def test_a_node_in_a_namespace_has_its_own_section(tmp_path):

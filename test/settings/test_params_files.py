@@ -64,7 +64,7 @@ def test_a_file_that_is_missing_empty_or_no_yaml(
         (
             "multi_dnn:\n  ros__parameters: {workers: 1}\n",
             ["-r", "__ns:=/robot"],
-            ["node /robot/multi_dnn; its sections are for /multi_dnn; the name of a section is absolute: `/robot/"],
+            ["node /robot/multi_dnn; its sections are for /multi_dnn; section names are absolute: `/robot/"],
         ),
         ("/*:\n  ros__parameters: {workers: 1}\n", ["-r", "__ns:=/robot"], ["for node /robot/multi_dnn", "for /*"]),
         ("multi_dnn:\n  ros__parameters: {workers: 1}\n", ["-r", "__node:=dnns"], ["no parameters for node /dnns"]),
@@ -111,8 +111,8 @@ def test_files_for_several_nodes(tmp_path: Path, domain: int) -> None:
     )
     files = ["--params-file", str(common), "--params-file", str(own)]
     log = log_until_configured(["run", "--ros-args", "-r", "__ns:=/robot", *files], tmp_path, domain)
-    assert re.search(r"zoom_level: not a parameter of this node, ignored; the nearest name is \S+", log)
-    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.object.iou_threshold" in log
+    assert re.search(r"zoom_level: not a parameter of this node, ignored; the most similar name is \S+", log)
+    assert "threshold: not a parameter of this node, ignored; the most similar name is dnn.object.iou_threshold" in log
     (line,) = (line for line in log.splitlines() if "no parameters for node" in line)
     assert "WARN" in line
     assert f"parameter file {common}: no parameters for node /robot/multi_dnn; its sections are for /lidar" in line
