@@ -315,8 +315,7 @@ class NodeConfig(_Section):
         5,
         ge=1,
         le=1000,
-        description="Number of consecutive failures after which a DNN is disabled. It is enabled again later, to try "
-        "it.",
+        description="Number of consecutive failures after which a DNN is disabled. It is tried again after a pause.",
     )
     isolation: Literal["process", "none"] = Field(
         "process",

@@ -47,7 +47,7 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (HEAD + "    cameras: [front, front]\n", ["parameter cameras", "'front' twice"]),
         (
             HEAD + "    camera:\n      front: {depth: 2}\n      front: {depth: 3}\n",
-            ["'front' is given twice", "line 5"],
+            ["'front' is given", "line 5"],
         ),
         (HEAD + "    device: 2001-99-99\n", ["not a YAML file", "month"]),
         (HEAD + f"    workers: {'9' * 5000}\n", ["not a YAML file", "digits"]),
