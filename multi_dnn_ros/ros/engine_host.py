@@ -1,4 +1,4 @@
-"""Makes the host of the engine, as the parameter `isolation` says."""
+"""Makes the host of the engine according to the parameter `isolation`."""
 
 from __future__ import annotations
 

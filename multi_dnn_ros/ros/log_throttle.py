@@ -10,7 +10,7 @@ _PERIOD_S = 5.0
 
 
 class LogThrottle:
-    """Lets one message of each kind pass per period, and counts the suppressed ones. Thread-safe."""
+    """Allows one message of each kind per period, and counts the suppressed ones. Thread-safe."""
 
     def __init__(self, period_s: float = _PERIOD_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._period_s = period_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackRet
 
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.engine_host import MakeHost, make_host
+from multi_dnn_ros.ros.failure_text import failure_text
 from multi_dnn_ros.ros.machine import hardware_id
 from multi_dnn_ros.ros.middleware import Middleware, detect
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
@@ -24,7 +24,7 @@ from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, Description, Host, Progress
 from multi_dnn_ros.settings.flat_parameters import Reading
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -272,24 +272,17 @@ class MultiDnnNode(LifecycleNode):
         self._node_parameters.lock(False)
 
     def _log_failure(self, what: str, error: Exception) -> None:
-        """Log mistakes in parameters and files by their message, other errors with a traceback."""
         if isinstance(error, Cancelled):
             self.get_logger().info(f"cancelled: {what}")
             return
-        if isinstance(error, ConfigureError):
-            expected, text = error.expected, error.text
-        else:
-            expected = isinstance(error, (ValueError, OSError))
-            text = str(error) if expected else traceback.format_exc()
-        lines = text.splitlines() or [type(error).__name__]
-        self._failure = f"cannot {what}: {text if expected else lines[-1]}"
+        self._failure, lines = failure_text(what, error)
         for line in lines:
-            self.get_logger().error(f"cannot {what}: {line}")
+            self.get_logger().error(line)
 
     # -- parameters
 
     def _threshold(self, dnn: str) -> float:
-        """The score threshold in use; the parameter's 0 stands for the model's own."""
+        """The score threshold in use; 0 in the parameter selects that of the model."""
         assert self._config is not None
         assert self._description is not None
         return self._config.dnns[dnn].score_threshold or self._description.dnns[dnn].own_threshold

@@ -117,7 +117,7 @@ class ReceiveCheck:
                 "docs/cameras.md"
             )
         if losses.source == "rate_hz":
-            return f"the camera sends less than camera.{camera}.rate_hz says, or the network loses images"
+            return f"the camera sends fewer images than camera.{camera}.rate_hz, or the network loses images"
         if not reliable:
             return "the network, or the camera's shared-memory segment (Fast DDS), loses images; docs/cameras.md"
         if self._middleware.name.startswith("rmw_fastrtps"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from multi_dnn_ros.ros.frame_period import LEAST_SPARSE, is_steady, period_of
+from multi_dnn_ros.ros.frame_period import MIN_SPARSE, is_steady, period_of
 
 _SECOND_NS = 1_000_000_000
 #: The period is learned from at most this many gaps, none older than _GAPS_NS.
@@ -67,7 +67,7 @@ class StampGaps:
     @property
     def enough_to_learn(self) -> bool:
         """Whether so many gaps are known that a regular camera's period would have been found."""
-        return len(self._gaps) >= LEAST_SPARSE
+        return len(self._gaps) >= MIN_SPARSE
 
     def add(self, now_ns: int, stamp_ns: int, *, alone: bool, late: bool) -> None:
         """Count an image. alone: the topic has one publisher. late: an image sent after this one has arrived."""
@@ -88,7 +88,7 @@ class StampGaps:
         self._loss_reported_ns = now_ns
 
     def restart(self) -> None:
-        """The publishers have changed: begin anew, and do not compare the next image with the last one."""
+        """The publishers have changed: start again, and do not compare the next image with the last one."""
         self._last = self._last_arrival_ns = self._loss_reported_ns = self._period_ns = None
         self._missing = self._max_missing = self._retry_at = 0
         self._carry = 0.0

@@ -1,4 +1,4 @@
-"""The node's process never imports PyTorch, which belongs to the engine's."""
+"""The node's process never imports PyTorch."""
 
 from __future__ import annotations
 
