@@ -109,7 +109,7 @@ def list_field(name: str, default: tuple[str, ...]) -> ParameterField:
     return ParameterField(
         kind="string[]",
         default=list(default),
-        allowed=f"one or more different names: {_NAME_RULE}",
+        allowed=f"at least one name, all different: {_NAME_RULE}",
         description=NodeConfig.model_fields[name].description or "",
         runtime=False,
         minimum=None,
