@@ -1,4 +1,4 @@
-"""Hardware and software versions, for diagnostics."""
+"""Hardware, software versions and memory, for diagnostics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import platform
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+
+import psutil
 
 from multi_dnn_ros.ros.middleware import is_standalone
 
@@ -27,6 +29,11 @@ def versions() -> dict[str, str]:
         "torch": _installed("torch"),
         "Python": platform.python_version(),
     }
+
+
+def resident_memory() -> dict[str, int]:
+    """Memory of this process by key, in bytes."""
+    return {"resident memory (bytes)": psutil.Process().memory_info().rss}
 
 
 def _installed(package: str) -> str:

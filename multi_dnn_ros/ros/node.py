@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
+from multi_dnn_ros.ros.configure_progress import ConfigureProgress
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
 from multi_dnn_ros.ros.engine_host import MakeHost, make_host
 from multi_dnn_ros.ros.failure_text import failure_text
-from multi_dnn_ros.ros.machine import hardware_id
+from multi_dnn_ros.ros.machine import hardware_id, resident_memory
 from multi_dnn_ros.ros.middleware import Middleware, detect
 from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status
@@ -24,7 +23,7 @@ from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
-from multi_dnn_ros.serving.host import Build, Cancelled, Description, Host, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, Description, Host
 from multi_dnn_ros.settings.flat_parameters import Reading
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
@@ -66,8 +65,6 @@ class MultiDnnNode(LifecycleNode):
         self._build = build
         self._make_host = host
         self._host: Host | None = None  # from the start of configuring
-        self._progress: Progress | None = None  # while configuring
-        self._progress_lock = threading.Lock()  # guards changes of _progress
         self._config: NodeConfig | None = None
         self._description: Description | None = None  # while configured
         self._capacity = CapacityForImages(None)  # while configured
@@ -77,6 +74,7 @@ class MultiDnnNode(LifecycleNode):
         self._failure = ""
         self._finalized = False
         log = self.get_logger()
+        self._progress = ConfigureProgress(log.info)
         self._receive_check = ReceiveCheck(middleware or detect(), log.warning, log.info)
         self._node_parameters = NodeParameters(self, self._apply)
         self._diagnostics = NodeDiagnostics(self, self._node_parameters, self._statuses)
@@ -131,16 +129,15 @@ class MultiDnnNode(LifecycleNode):
             host, reading = in_executor(self._begin_configuring)
             config = self._node_parameters.checked(reading, host.check)
             self._config = config
-            self._progress = Progress("loading the engine")
-            description = host.configure(config, self._on_progress)
+            self._progress.start("loading the engine")
+            description = host.configure(config, self._progress.report)
             in_executor(self._end_configuring, config, description)
         except Exception as error:
             self._log_failure("configure", error)
             self._release()
             return FAILURE
         finally:
-            with self._progress_lock:
-                self._progress = None
+            self._progress.end()
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -181,21 +178,11 @@ class MultiDnnNode(LifecycleNode):
     def _begin_configuring(self) -> tuple[Host, Reading]:
         self._failure = ""
         self._changed = {}
-        self._progress = Progress("reading the parameters")
+        self._progress.start("reading the parameters")
         self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
         reading = self._node_parameters.reading()
         self._node_parameters.lock(True)  # later changes would not be part of this configuration
         return self._host, reading
-
-    def _on_progress(self, progress: Progress) -> None:
-        """May be called in any thread."""
-        with self._progress_lock:
-            last = self._progress
-            if last is None:  # configuring has ended
-                return
-            self._progress = progress
-        if progress.text != last.text:
-            self.get_logger().info(progress.text)
 
     def _end_configuring(self, config: NodeConfig, description: Description) -> None:
         assert self._host is not None
@@ -331,7 +318,7 @@ class MultiDnnNode(LifecycleNode):
             return "active"
         if self._description is not None:
             return "inactive"
-        if self._progress is not None:
+        if self._progress.current is not None:
             return "configuring"
         return "finalized" if self._finalized else "unconfigured"
 
@@ -339,7 +326,7 @@ class MultiDnnNode(LifecycleNode):
         session = self._session  # a transition may change it
         return NodeView(
             state=self._state(),
-            progress=self._progress if self._description is None else None,
+            progress=self._progress.current if self._description is None else None,
             config=self._config,
             description=self._description,
             failure=self._failure,
@@ -349,8 +336,7 @@ class MultiDnnNode(LifecycleNode):
         )
 
     def _memory(self) -> dict[str, int]:
-        own = {"resident memory (bytes)": psutil.Process().memory_info().rss}
-        return own if self._host is None else {**own, **self._host.memory()}
+        return {**resident_memory(), **(self._host.memory() if self._host is not None else {})}
 
     def _memory_text(self) -> str:
         return ", ".join(f"{name} {value:,}" for name, value in self._memory().items())

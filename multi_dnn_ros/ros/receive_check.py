@@ -46,7 +46,7 @@ def publisher_warning(topic: str, image_bytes: int, limit: int | None) -> str:
         f"images of {image_bytes} bytes on {topic} do not fit the default receive buffers of subscribers, which lose "
         f"most of them: net.core.rmem_max must be at least {needed} and is {limit}. As root: "
         f"`sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}`; or publish JPEG (--transport compressed); "
-        "docs/cameras.md"
+        "see docs/cameras.md"
     )
 
 
@@ -105,7 +105,7 @@ class ReceiveCheck:
                 return (
                     f"net.core.rmem_max is {limit}, an image needs {needed}: "
                     f"sysctl -w net.core.rmem_max={recommended_rmem_max(image_bytes)}, or {_smaller(transport)}; "
-                    "docs/cameras.md"
+                    "see docs/cameras.md"
                 )
             return (
                 f"the sockets' receive buffer is {buffer // 2}, an image needs {needed}: configure the middleware "
@@ -114,17 +114,17 @@ class ReceiveCheck:
         if losses.drops:
             return (
                 "the kernel dropped datagrams because receive buffers were full: this computer is overloaded; "
-                "docs/cameras.md"
+                "see docs/cameras.md"
             )
         if losses.source == "rate_hz":
             return f"the camera sends fewer images than camera.{camera}.rate_hz, or the network loses images"
         if not reliable:
-            return "the network, or the camera's shared-memory segment (Fast DDS), loses images; docs/cameras.md"
+            return "the network, or the camera's shared-memory segment (Fast DDS), loses images; see docs/cameras.md"
         if self._middleware.name.startswith("rmw_fastrtps"):
             return (
                 "its shared-memory segment is too small for the camera's images at this load: "
                 "config/fastdds_shared_memory.xml for the camera's process, or a larger net.core.rmem_max; "
-                "docs/cameras.md"
+                "see docs/cameras.md"
             )
         return f"the camera skipped frames, or its queue or the subscription's queue (camera.{camera}.depth) overflowed"
 
@@ -169,7 +169,7 @@ class ReceiveCheck:
             f"`sysctl -w net.core.rmem_max={recommended}`; permanently: "
             f"`echo net.core.rmem_max={recommended} > {_SYSCTL_FILE}`; then restart the node. Without root: "
             f"{_smaller(transport, camera)}, or a reliable camera whose process has "
-            "config/cyclonedds.xml (Cyclone DDS) or config/fastdds_shared_memory.xml (Fast DDS); docs/cameras.md"
+            "config/cyclonedds.xml (Cyclone DDS) or config/fastdds_shared_memory.xml (Fast DDS); see docs/cameras.md"
         )
 
 

@@ -32,7 +32,7 @@ from multi_dnn_ros.common.reporting import provenance
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIMIT = Path("/proc/sys/net/core/rmem_max")
-#: Variables that configure a middleware: the camera's process and the node begin without.
+#: Variables that configure a middleware; unset for the camera and the node.
 CONFIGURED = ("CYCLONEDDS_URI", "FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE",
               "FASTDDS_BUILTIN_TRANSPORTS")  # fmt: skip
 READY_S = 120.0

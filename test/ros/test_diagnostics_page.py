@@ -11,7 +11,7 @@ from vision_msgs.msg import Detection2DArray
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "diagnostics.md").read_text(encoding="utf-8")
 PERCENTILE = re.compile(r" (p50|p95|p99|max) \(ms\)$")
-#: Key on the page -> keys that it stands for.
+#: Placeholder on the page -> pattern of the keys.
 STEPS = "end_to_end|decode|mailbox|pre|queue|compute|post|publish"
 PATTERNS = {"dropped: <reason>": r"dropped: \w+", "<step>": STEPS}
 

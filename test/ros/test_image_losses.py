@@ -176,7 +176,7 @@ def test_drops_after_the_end_of_the_camera_are_not_counted() -> None:
     camera = Camera(30.0)
     camera.run(20.0, loss=0.5, drops_per_image=100)
     before = camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost
-    for _ in range(30):  # a reliable writer sends again what nobody takes
+    for _ in range(30):  # a reliable writer repeats data that no reader acknowledges
         camera.wait(1.0)
         camera.account.dropped(round(camera.now), 100)
     assert camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost == before
@@ -270,7 +270,7 @@ def test_losses_before_a_change_of_the_publisher_are_kept(numbered: bool) -> Non
     assert before.lost > 50
     camera.account.restart()
     assert camera.losses().lost == before.lost
-    camera.sent = 0  # the new publisher begins to number
+    camera.sent = 0  # the new publisher starts its own numbers
     camera.run(10.0, numbered=numbered)
     camera.run(5.0, 0.5, numbered=numbered, drops_per_image=100)
     camera.run(0.1, numbered=numbered)

@@ -37,7 +37,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert bench.state() == "unconfigured"
         assert bench.change("configure")
         assert bench.state() == "inactive"
-        assert gc.get_freeze_count() > 0  # what serving begins with is not gone through again and again
+        assert gc.get_freeze_count() > 0  # objects created before serving are excluded from garbage collection
         heard = bench.listen(OUT, Detection2DArray)
         assert bench.change("activate")
         assert bench.state() == "active"
@@ -255,7 +255,7 @@ def test_invalid_changes_of_parameters_are_rejected(
     assert all(word in reason for word in words), reason
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
     camera.publish(image())
-    bench.until(lambda: heard, "a detection")  # and it goes on
+    bench.until(lambda: heard, "a detection")  # the node still runs
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_simulated_time(bench: Bench) -> None:
         clock.publish(tick)
         return bool(bench.reports) and bench.reports[-1].header.stamp.sec == 1002
 
-    bench.until(stamped, "diagnostics on the simulated clock")  # they go out though that clock stands still
+    bench.until(stamped, "diagnostics on the simulated clock")  # published although that clock is paused
     camera.publish(sent)
     bench.until(lambda: heard, "a detection")
     assert heard[0].header == sent.header

@@ -17,7 +17,7 @@ from rclpy.context import Context
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros import process
 
-#: What the node's process may need, and how soon it stands on the graph.
+#: Limits for the memory of the node's process, and for the time until it is on the graph.
 MOST_BYTES, MOST_S = 200_000_000, 1.5
 
 

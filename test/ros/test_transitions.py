@@ -224,7 +224,7 @@ def test_the_node_responds_while_the_last_frames_are_finished(bench: Bench, case
     deactivated = case.ask(Transition.TRANSITION_DEACTIVATE)
     bench.until(case.host.stopping.is_set, "the host to stop")
     assert bench.state() == "deactivating"
-    finalized = case.ask(SHUTDOWN)  # comes after it
+    finalized = case.ask(SHUTDOWN)  # to run after it
     assert bench.state() == "deactivating"
     assert not deactivated.done()
     case.host.finished.set()
@@ -280,7 +280,7 @@ def test_failed_configuring_leaves_nothing_and_can_be_repeated(bench: Bench, cas
 def test_the_node_can_be_closed_while_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     begin = time.monotonic()
-    case.node.close()  # as at the end of the process: nobody spins the executor any more
+    case.node.close()  # without a spinning executor, as at the end of the process
     assert time.monotonic() - begin < 1.0
     assert case.host.closed
     assert case.node.hung == []
