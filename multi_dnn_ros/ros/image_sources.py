@@ -98,7 +98,7 @@ def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float
     text = f"camera {camera}: no publisher on {topic} after {seconds:g} s"
     if not same:
         text += f"; there is no topic of type {wanted}"
-        transport, other = next(item for item in TYPES.items() if item[0] != transport)
+        other_transport, other = next(item for item in TYPES.items() if item[0] != transport)
         others = [name for name, type_name in topics.items() if type_name == other]
         if others:
             text += (
