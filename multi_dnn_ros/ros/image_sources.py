@@ -101,9 +101,8 @@ def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float
         other_transport, other = next(item for item in TYPES.items() if item[0] != transport)
         others = [name for name, type_name in topics.items() if type_name == other]
         if others:
-            text += (
-                f", but of type {other} (parameter camera.{camera}.transport: {transport}): {_listed(topic, others)}"
-            )
+            remedy = f"parameter camera.{camera}.transport: {other_transport}"
+            text += f", but of type {other} ({remedy}): {_listed(topic, others)}"
         return text
     nearest = nearest_name(topic, same)
     text += f"; topics of type {wanted}: {_listed(topic, same)}"
