@@ -95,7 +95,7 @@ def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float
     """A log message about a topic without a publisher. topics: name -> type of the topics that have one."""
     wanted = TYPES[transport]
     same = [name for name, type_name in topics.items() if type_name == wanted and name != topic]
-    text = f"camera {camera}: no publisher on {topic} after {seconds:g} s"
+    text = f"camera {camera}: no publisher on {topic} for {seconds:g} s"
     if not same:
         text += f"; there is no topic of type {wanted}"
         other_transport, other = next(item for item in TYPES.items() if item[0] != transport)

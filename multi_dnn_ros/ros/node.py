@@ -250,7 +250,7 @@ class MultiDnnNode(LifecycleNode):
             host.close()
         self._transitions.in_executor(self._clear_configuration)
         if description is not None:
-            self.get_logger().info(f"unconfigured: memory before: {before}; after: {self._memory_text()}")
+            self.get_logger().info(f"unconfigured; before: {before}; after: {self._memory_text()}")
 
     def _clear_configuration(self) -> None:
         if self._outputs is not None:
@@ -339,4 +339,5 @@ class MultiDnnNode(LifecycleNode):
         return {**resident_memory(), **(self._host.memory() if self._host is not None else {})}
 
     def _memory_text(self) -> str:
-        return ", ".join(f"{name} {value:,}" for name, value in self._memory().items())
+        values = self._memory().items()
+        return ", ".join(f"{name.removesuffix(' (bytes)')} {value / 1e6:,.0f} MB" for name, value in values)

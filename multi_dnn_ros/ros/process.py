@@ -81,7 +81,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         stop.ending = True
         if node is not None:
             if stop.number is not None:
-                node.get_logger().info(f"{signal.Signals(stop.number).name}: ending")
+                node.get_logger().info(f"received {signal.Signals(stop.number).name}, shutting down")
             node.close()
             _send_responses(executor, node)
             executor.remove_node(node)

@@ -120,7 +120,7 @@ def test_ctrl_c_on_launch_ends_everything_once(system: RosSystem, parameters: st
     print(f"{state}: ended {took:.2f} s after Ctrl-C")
     text = launched.text()
     assert took < LAUNCH_END_S, text
-    assert text.count("SIGINT: ending") == 1
+    assert text.count("received SIGINT, shutting down") == 1
     assert "process has finished cleanly" in text
     assert "Traceback" not in text
     assert shared_memory() <= before

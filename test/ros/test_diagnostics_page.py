@@ -13,8 +13,13 @@ from multi_dnn_ros.engine.statistics import TIMINGS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "diagnostics.md").read_text(encoding="utf-8")
 PERCENTILE = re.compile(r" (p50|p95|p99|max) \(ms\)$")
-#: Keys that exist only on a GPU, if the DNNs do not fit, or if a time could not be predicted.
-OPTIONAL = {"GPU allocated (bytes)", "GPU reserved (bytes)", "advice <n>", "not predicted <n>"}
+GPU = ("GPU allocated (bytes)", "GPU reserved (bytes)")
+#: Keys of other configurations: a GPU, engine processes, DNNs that do not fit, a time that cannot be predicted.
+OPTIONAL = {
+    *GPU,
+    *(f"engine processes {key}" for key in ("resident memory (bytes)", *GPU)),
+    *("<dnn> at most (Hz)", "advice <n>", "not predicted <n>"),
+}
 
 
 def documented(title: str) -> set[str]:

@@ -141,5 +141,5 @@ raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
         env={**os.environ, **loopback_environment(domain)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "SIGINT: ending" in done.stdout + done.stderr
+    assert "received SIGINT, shutting down" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
