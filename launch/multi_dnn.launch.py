@@ -1,4 +1,4 @@
-"""The node, with what a robot's launch file wants to say about it."""
+"""Starts the node. Include it from the launch file of a robot, or run it with `ros2 launch`."""
 
 from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
@@ -12,32 +12,33 @@ from multi_dnn_ros.settings.params_sections import require_parameters
 
 NODE_NAME = "multi_dnn"
 ARGUMENTS = {
-    "namespace": ("", "Namespace of the node and of its relative topics."),
+    "namespace": ("", "Namespace of the node and of its topics."),
     "params_file": (
         PathJoinSubstitution([FindPackageShare("multi_dnn_ros"), "config", "multi_dnn.yaml"]),
-        "Parameters: cameras, DNNs, device. The default runs the package's own three DNNs on camera `front`.",
+        "Parameter file. The default runs the three built-in DNNs on one camera, `front`.",
     ),
-    "use_sim_time": ("false", "Take the time from /clock."),
-    "autostart": ("true", "Configure and activate at start; false: wait for `ros2 lifecycle set`."),
-    "log_level": ("info", "debug, info, warn, error or fatal."),
-    "respawn": ("false", "Start the node again when it ends unexpectedly."),
-    "image": ("front/image_raw", "Image topic of camera `front`, relative to the namespace unless it begins with /."),
-    "compressed_image": ("front/image_raw/compressed", "The same for a camera whose transport is `compressed`."),
+    "use_sim_time": ("false", "Use the time of topic /clock."),
+    "autostart": ("true", "Configure and activate the node when it starts; if false, wait for `ros2 lifecycle set`."),
+    "log_level": ("info", "Log level of the node: debug, info, warn, error or fatal."),
+    "respawn": ("false", "Restart the node if its process ends."),
+    "image": ("front/image_raw", "Image topic of camera `front`, relative to the namespace unless it starts with /."),
+    "compressed_image": ("front/image_raw/compressed", "Topic of camera `front` if its transport is `compressed`."),
 }
-#: The level is for all loggers, as the node's own is called after its namespace; ROS 2's libraries are kept quiet.
+#: log_level applies to all loggers, because the name of the node's logger depends on the namespace. These libraries log
+#: only warnings.
 LIBRARIES = ("rcl", "rmw_cyclonedds_cpp", "rmw_fastrtps_cpp")
 
 
 def check_params_file(context: LaunchContext) -> None:
-    """Ends the launch where the file says nothing to the node: launch_ros warns of a missing file and starts it."""
-    around = context.launch_configurations.get("ros_namespace")  # of PushRosNamespace in a launch file around this one
-    namespace = prefix_namespace(around, LaunchConfiguration("namespace").perform(context)) or "/"
+    """Fail if the file is missing or has no parameters for the node; launch_ros would start the node anyway."""
+    pushed = context.launch_configurations.get("ros_namespace")  # by PushRosNamespace of an including launch file
+    namespace = prefix_namespace(pushed, LaunchConfiguration("namespace").perform(context)) or "/"
     node = prefix_namespace(make_namespace_absolute(namespace), NODE_NAME)
     require_parameters(LaunchConfiguration("params_file").perform(context), node)
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Arguments, then the node."""
+    """The launch arguments, the check of the parameter file, and the node."""
     node = Node(
         package="multi_dnn_ros",
         executable="multi_dnn_node",
@@ -59,7 +60,7 @@ def generate_launch_description() -> LaunchDescription:
             *(word for name in LIBRARIES for word in ("--log-level", f"{name}:=warn")),
         ],
         respawn=LaunchConfiguration("respawn"),
-        respawn_delay=1.0,  # seconds; launch takes no substitution here
+        respawn_delay=1.0,  # seconds; launch does not accept a substitution here
         output="screen",
         emulate_tty=True,
     )

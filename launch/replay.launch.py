@@ -1,4 +1,4 @@
-"""A recording through the node, every frame of it: the node on simulated time, and a player paced by its results."""
+"""Replays every frame of a recording through the node, with simulated time; the player waits for the results."""
 
 from launch import LaunchContext, LaunchDescription
 from launch.actions import DeclareLaunchArgument, EmitEvent, IncludeLaunchDescription, LogInfo, RegisterEventHandler
@@ -11,31 +11,31 @@ from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackageShare
 
 ARGUMENTS = {
-    "bag": (None, "The recording to play: a rosbag2 folder, or an .mcap or .db3 file."),
-    "output": ("multi_dnn_results", "Folder of the new recording; it must not exist yet."),
-    "storage": ("mcap", "Format of the new recording: mcap or sqlite3."),
-    "rate": ("1.0", "Highest speed of the playback; DNNs that need longer slow it down."),
+    "bag": (None, "Recording to replay: a rosbag2 folder, or an .mcap or .db3 file."),
+    "output": ("multi_dnn_results", "Folder of the recording of the results; it must not exist."),
+    "storage": ("mcap", "Storage format of the results: mcap or sqlite3."),
+    "rate": ("1.0", "Maximum playback speed; slower DNNs reduce it."),
     "start_timeout": (
         "120.0",
-        "Seconds to wait for the node to appear; loading its DNNs may take longer.",
+        "Maximum time in s until the node is up; loading its DNNs may take longer.",
     ),
-    "namespace": ("", "Namespace of the node."),
+    "namespace": ("", "Namespace of the node and of its topics."),
     "params_file": (
         PathJoinSubstitution([FindPackageShare("multi_dnn_ros"), "config", "multi_dnn.yaml"]),
-        "Parameters of the node.",
+        "Parameter file of the node.",
     ),
-    "image": ("front/image_raw", "Image topic in the bag for camera `front`."),
-    "compressed_image": ("front/image_raw/compressed", "The same for compressed images."),
+    "image": ("front/image_raw", "Image topic of camera `front` in the recording."),
+    "compressed_image": ("front/image_raw/compressed", "Its topic if the images are compressed."),
 }
 
-#: The program of the node in multi_dnn.launch.py.
+#: Executable of the node in multi_dnn.launch.py.
 NODE_EXECUTABLE = "multi_dnn_node"
 
 
 class Ending:
-    """How the launch ends: the player first, then the node, then the player's last line and exit code as the launch's.
+    """Ends the node after the player, and the launch with the last output line and the exit code of the player.
 
-    `ros2 launch` ends with a failure only where something raised.
+    `ros2 launch` fails only if an event handler raises.
     """
 
     def __init__(self, player: Node) -> None:
@@ -45,17 +45,17 @@ class Ending:
         self._node_has_ended = False
 
     def read(self, event: ProcessIO) -> None:
-        """Keep what the player prints; its last line says `N of M frames`."""
+        """Keep the output of the player; its last line is `N of M frames ...`."""
         self._printed += event.text
 
     def process_ended(self, event: ProcessExited, context: LaunchContext) -> list:
-        """The player's end ends the node. A node that ends by itself is noticed by the player, which then ends.
+        """When the player has ended, end the node. If the node ends first, the player notices it and ends too.
 
-        Other processes are of a launch file that includes this one: their ends mean nothing here.
+        Other processes belong to an including launch file and are ignored.
         """
         if event.action is self._player:
             self._exit_code = event.returncode
-        elif event.process_name.startswith(NODE_EXECUTABLE):  # launch calls a process by its program and a number
+        elif event.process_name.startswith(NODE_EXECUTABLE):  # launch names a process by its executable and a number
             self._node_has_ended = True
         else:
             return []
@@ -70,7 +70,7 @@ class Ending:
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Node and player at once: the player configures the node, plays, and ends when the last result is out."""
+    """Starts node and player together: the player configures the node, plays, and ends after the last result."""
     passed = ("namespace", "params_file", "image", "compressed_image")
     node = IncludeLaunchDescription(
         PythonLaunchDescriptionSource(
@@ -82,7 +82,7 @@ def generate_launch_description() -> LaunchDescription:
             **{name: LaunchConfiguration(name) for name in passed},
         }.items(),
     )
-    # Not `ros2 bag play`: it keeps the pace of the recording, and a DNN that is slower than that loses frames.
+    # Not `ros2 bag play`, which keeps the pace of the recording, so that slow DNNs lose frames.
     player = Node(
         package="multi_dnn_ros",
         executable="multi-dnn",
@@ -92,7 +92,7 @@ def generate_launch_description() -> LaunchDescription:
             *("--storage", LaunchConfiguration("storage"), "--rate", LaunchConfiguration("rate")),
             *("--start-timeout", LaunchConfiguration("start_timeout")),
         ],
-        remappings=[  # as the node's: the player finds the cameras' topics by the same names
+        remappings=[  # the same as for the node, because the player resolves the topics of the cameras
             ("front/image_raw", LaunchConfiguration("image")),
             ("front/image_raw/compressed", LaunchConfiguration("compressed_image")),
         ],

@@ -101,7 +101,7 @@ def _decompress(
     if len(data) > limit:
         raise TooLargeError(f"compressed data holds more than the {limit} bytes it claims")
     if not decompressor.eof:
-        raise EOFError("compressed data is cut short")
+        raise EOFError("compressed data is truncated")
     return data
 
 

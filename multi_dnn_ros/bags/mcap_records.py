@@ -136,12 +136,12 @@ def read_summary(file: BinaryIO, size: int) -> Definitions | None:
     file.seek(max(0, end))
     footer = file.read(_FOOTER_BYTES + len(MAGIC))
     if end < 0 or not footer.endswith(MAGIC) or footer[:PREFIX_BYTES] != struct.pack("<BQ", FOOTER, 20):
-        raise McapDamage("cut short: the file has no end")
+        raise McapDamage("truncated: the end of the file is missing")
     start, _, checksum = struct.unpack_from("<QQI", footer, PREFIX_BYTES)
     if not start:
         return None
     if start > end:
-        raise McapDamage(f"summary at byte {start}, behind the file's end")
+        raise McapDamage(f"summary at byte {start}, after the end of the file")
     file.seek(start)
     summary = file.read(end - start)
     if checksum and crc32(summary + footer[: PREFIX_BYTES + 16]) != checksum:

@@ -61,17 +61,17 @@ class _Scan:
                 break
             fits = self._is_record_start(at) and end <= self._size
             if not fits and self._is_chunk(at):  # both lengths agree: the file ends inside this chunk
-                yield from self._cut_chunk(at)
-                self._note(f"cut short at byte {at} of {self._size}, in a chunk")
+                yield from self._truncated_chunk(at)
+                self._note(f"truncated at byte {at} of {self._size}, in a chunk")
                 break
             # A wrong length would skip the following records, so they are searched for inside.
             if not fits or not (opcode == records.CHUNK or self._is_record_start(end)):
                 found = self._next_record(at + 1)
                 if not fits and found is None:
-                    self._note(f"cut short at byte {at} of {self._size}: no whole record follows")
+                    self._note(f"truncated at byte {at} of {self._size}: no complete record follows")
                     break
                 if found is not None and (not fits or found < end):
-                    self._note(f"no record at byte {at}: {found - at} bytes are left out")
+                    self._note(f"no record at byte {at}: {found - at} bytes are skipped")
                     at = found
                     continue
             yield from self._record(at, opcode, self._read(at + PREFIX_BYTES, length))
@@ -100,16 +100,14 @@ class _Scan:
             self._lost_chunk = at, str(error)
             self._lost_messages = 0
             return
-        yield from self._chunk_messages(f"chunk at byte {at}", content, whole=True)
+        yield from self._chunk_messages(f"chunk at byte {at}", content, complete=True)
 
-    def _cut_chunk(self, at: int) -> Iterator[McapMessage]:
+    def _truncated_chunk(self, at: int) -> Iterator[McapMessage]:
         chunk = records.chunk(self._read(at + PREFIX_BYTES, MAX_CHUNK_BYTES))
-        yield from self._chunk_messages(f"chunk at byte {at}", chunk.first_records(), whole=False)
+        yield from self._chunk_messages(f"chunk at byte {at}", chunk.first_records(), complete=False)
 
-    def _chunk_messages(self, where: str, content: bytes, *, whole: bool) -> Iterator[McapMessage]:
-        """The messages of a chunk's records, by time. whole: the chunk is complete, not truncated by the end of the
-        file.
-        """
+    def _chunk_messages(self, where: str, content: bytes, *, complete: bool) -> Iterator[McapMessage]:
+        """The messages of a chunk's records, by time. complete: the chunk is not truncated by the end of the file."""
         messages = []
         at = 0
         while at < len(content):
@@ -119,8 +117,8 @@ class _Scan:
                 opcode, length = struct.unpack_from("<BQ", content, at)
                 end = at + PREFIX_BYTES + length
             if end > len(content):
-                if whole:
-                    self._note(f"{where}: its record at {at} ends behind the chunk's end")
+                if complete:
+                    self._note(f"{where}: its record at {at} ends after the end of the chunk")
                 break
             body = content[at + PREFIX_BYTES : end]
             try:

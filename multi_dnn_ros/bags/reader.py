@@ -115,7 +115,7 @@ class BagReader:
         files = sorted(found, key=lambda file: natural_order(file.name))  # the recorder's order
         for packed in sorted(self.path.glob("*.zstd")):
             if packed.with_suffix("") not in files:
-                self._note(f"{packed}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`")
+                self._note(f"{packed}: skipped, readable only with metadata.yaml; unpack it with `unzstd`")
         opened: list[StorageFile] = []
         for file in files:
             try:

@@ -74,7 +74,7 @@ class SqliteSalvage:
             else:
                 self.counts[topic.name, topic.msgtype] += 1
         for number, count in sorted(nameless.items()):
-            note(f"{count} messages of topic number {number}, whose name is missing, are left out")
+            note(f"{count} messages of topic number {number}, whose name is missing, are skipped")
 
     def messages(self, topics: Collection[str]) -> Iterator[Salvaged]:
         for row in self._rows.messages:

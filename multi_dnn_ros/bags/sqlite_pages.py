@@ -71,14 +71,14 @@ class Pages:
         self.count = max(-(-self._file_bytes // self.page_bytes), max(self._in_log, default=0))
         if self._pages_in_use is not None:
             self.count = min(self.count, self._pages_in_use)
-        self._note_cut(claimed if self._pages_in_use is None else self._pages_in_use)
+        self._note_truncation(claimed if self._pages_in_use is None else self._pages_in_use)
 
-    def _note_cut(self, pages: int) -> None:
+    def _note_truncation(self, pages: int) -> None:
         """Note if the file and its log hold fewer than `pages` pages."""
-        whole = self._file_bytes // self.page_bytes
-        in_log = sum(1 for number in self._in_log if whole < number <= pages)
-        if pages > whole + in_log:
-            self._note(f"cut short at byte {self._file_bytes}: {whole + in_log} of {pages} pages are whole")
+        complete = self._file_bytes // self.page_bytes
+        in_log = sum(1 for number in self._in_log if complete < number <= pages)
+        if pages > complete + in_log:
+            self._note(f"truncated at byte {self._file_bytes}: {complete + in_log} of {pages} pages are complete")
 
     def page(self, number: int) -> bytes:
         """A page; truncated or empty at the end of the file."""
@@ -109,7 +109,7 @@ class Pages:
         self._log = log = path.open("rb")
         header = log.read(_WAL_HEADER_BYTES)
         if len(header) < _WAL_HEADER_BYTES:
-            self._note(f"{path.name}: cut short in its header")
+            self._note(f"{path.name}: truncated in its header")
             return
         magic, _, page_bytes, _ = struct.unpack_from(">4I", header)
         if magic not in _WAL_MAGIC or page_bytes != self.page_bytes:
@@ -129,7 +129,7 @@ class Pages:
             if not frame:
                 break
             if len(content) < self.page_bytes:
-                ended = f"cut short at byte {at}"
+                ended = f"truncated at byte {at}"
                 break
             number, size_after = struct.unpack_from(">2I", frame)
             if frame[8:16] != header[16:24]:
@@ -146,8 +146,8 @@ class Pages:
                 transaction.clear()
                 committed = at
         if ended or transaction:
-            ended = ended or f"no commit behind byte {committed}"
-            self._note(f"{path.name}: {ended}; the unfinished transaction ({len(transaction)} pages) is left out")
+            ended = ended or f"no commit after byte {committed}"
+            self._note(f"{path.name}: {ended}; the unfinished transaction ({len(transaction)} pages) is ignored")
 
     def _read_journal(self, path: Path) -> None:
         """Pages from before an unfinished transaction, whose own pages are thereby ignored."""
@@ -174,7 +174,7 @@ class Pages:
             restored += 1
             at += page_bytes + 8
         self._pages_in_use = pages_before
-        self._note(f"{path.name}: the transaction that did not end is left out ({restored} pages as before it)")
+        self._note(f"{path.name}: the unfinished transaction is ignored ({restored} pages restored)")
 
 
 def _has_data(path: Path) -> bool:
@@ -185,7 +185,7 @@ def _wal_page_bytes(path: Path) -> int:
     with path.open("rb") as file:
         header = file.read(_WAL_HEADER_BYTES)
     if len(header) < _WAL_HEADER_BYTES or struct.unpack_from(">I", header)[0] not in _WAL_MAGIC:
-        raise SqliteDamage("not an SQLite database, and its write-ahead log is none")
+        raise SqliteDamage("not an SQLite database, nor is its write-ahead log one")
     return int(struct.unpack_from(">I", header, 8)[0])
 
 

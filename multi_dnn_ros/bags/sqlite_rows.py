@@ -89,7 +89,7 @@ class Rows:
                 continue  # a page of another type, or a row without a complete header
             if shape[:1] == ["null"] and shape[1:] == ["integer", "integer", "bytes"]:
                 try:
-                    self._check_whole(cell)
+                    self._check_complete(cell)
                 except BadRow as error:
                     broken.setdefault(cell.rowid, f"message {cell.rowid} on page {number}: {error}")
                     continue
@@ -108,7 +108,7 @@ class Rows:
         parts += self._overflow(cell, self._pages.page)
         return b"".join(parts)
 
-    def _check_whole(self, cell: _Cell) -> None:
+    def _check_complete(self, cell: _Cell) -> None:
         """Raise BadRow unless all pages of the row exist."""
         for _ in self._overflow(cell, self._pages.page):
             pass
@@ -148,7 +148,7 @@ class Rows:
         for why in list(broken.values())[:_MAX_NOTES]:
             self._note(why)
         if len(broken) > _MAX_NOTES:
-            self._note(f"{len(broken) - _MAX_NOTES} more messages are not whole")
+            self._note(f"{len(broken) - _MAX_NOTES} more messages are incomplete")
         known = found | broken.keys()
         if known and (missing := max(known) - len(known)) > 0:
             self._note(f"{missing} of the messages 1 to {max(known)} are missing with the pages that held them")
@@ -178,7 +178,7 @@ def _cell(page: bytes, offset: int, usable: int) -> _Cell:
             local = least
     end = at + local
     if end + (4 if local < size else 0) > len(page):
-        raise BadRow("row behind the page's end")
+        raise BadRow("row after the end of the page")
     overflow = struct.unpack_from(">I", page, end)[0] if local < size else 0
     return _Cell(rowid, size, page[at:end], overflow)
 
@@ -233,7 +233,7 @@ def _values(record: bytes, count: int | None = None) -> list[Any]:
             raise BadRow(f"column of kind {kind}")
         at += size
         if at > len(record):
-            raise BadRow("value behind the record's end")
+            raise BadRow("value after the end of the record")
     return values
 
 
@@ -241,7 +241,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for count in range(9):
         if at + count >= len(data):
-            raise BadRow("number behind the end")
+            raise BadRow("number after the end")
         byte = data[at + count]
         if count == 8:
             value = value << 8 | byte

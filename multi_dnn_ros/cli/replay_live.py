@@ -25,7 +25,7 @@ _STOP_S = 60.0
 def run_live(args: argparse.Namespace) -> int:
     """Configure the node, replay, put the node back as it was found; 1 unless every frame has all its results."""
     from multi_dnn_ros.bags import BagReader
-    from multi_dnn_ros.replay.live import LiveReplayError
+    from multi_dnn_ros.replay.live_results import LiveReplayError
     from multi_dnn_ros.replay.remote_node import RemoteNodeError
     from multi_dnn_ros.replay.spinning import spinning
     from multi_dnn_ros.ros.middleware import configure

@@ -1,7 +1,7 @@
 """What is wrong with a configuration on this machine, all of it at once and before the first DNN is loaded.
 
 Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN shall not be found after them. The
-schema checks each value by itself (:mod:`multi_dnn_ros.settings.flat_parameters`); this is about files, names and
+schema checks each value by itself (:mod:`multi_dnn_ros.settings.parameter_fields`); this is about files, names and
 combinations.
 """
 

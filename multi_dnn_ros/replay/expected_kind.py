@@ -1,4 +1,4 @@
-"""Which kind of results a DNN will have, by its parameters: known before its node is configured."""
+"""The result kind of a DNN according to its parameters, before the node is configured."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from multi_dnn_ros.vision.result_kind import RESULT_KINDS, ResultKind
 
 
 def expected_kind(role: str, decoder: str) -> ResultKind:
-    """By the role, where it has defaults, else by the decoder that is named. role, decoder: the DNN's parameters.
+    """The result kind of the role if it has defaults, otherwise of the decoder. role, decoder: parameters of the DNN.
 
-    ExtensionError: a decoder or kind that is not known, or `auto` with a role without defaults: only the model knows.
+    Raises ExtensionError: unknown decoder or kind, or decoder `auto` and a role without defaults, so that only the
+    model defines the kind.
     """
     if role in PRESETS:
         return RESULT_KINDS.get(PRESETS[role].result_kind)
     if decoder == "auto":
         raise ExtensionError(
-            f"decoder is 'auto' and role is '{role}', so that the topics of the results are not known beforehand; "
-            f"allowed here: a decoder by name, or one of the roles {', '.join(PRESETS)}"
+            f"decoder is 'auto' and role is '{role}', so the topics of the results are not known before configuring; "
+            f"allowed here: the name of a decoder, or one of the roles {', '.join(PRESETS)}"
         )
     from multi_dnn_ros.vision.decoders.registry import DECODERS  # imports PyTorch with the decoder
 

@@ -9,9 +9,7 @@ same results.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,28 +23,20 @@ from rosgraph_msgs.msg import Clock
 from multi_dnn_ros.bags import BagMessage, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import canonical, message_class
 from multi_dnn_ros.camera.pace import Pace
+from multi_dnn_ros.replay.live_results import LiveReplayError, LiveResults
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
-from multi_dnn_ros.replay.node_accounts import StreamAccount, stream_accounts
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
 from multi_dnn_ros.replay.stamps import nearest_time
 from multi_dnn_ros.replay.summary import Summary
 from multi_dnn_ros.ros.result_messages import LabelInfo
 
-Stream = tuple[str, str]
-
 _RELIABLE = QoSProfile(depth=10)
 _LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-#: Interval of checking that the node still exists.
-_POLL_S = 0.5
 #: A frame later than this relative to the recording shifts the schedule.
 _SLACK_S = 0.05
 _LONGEST_GAP_S = 3600.0
-#: Consecutive lost frames of one camera that end the replay; each costs the arrival timeout.
-_MOST_LOST = 3
-
-
-class LiveReplayError(RuntimeError):
-    """The replay cannot continue; the message says why."""
+#: Interval of checking the connections.
+_CONNECT_POLL_S = 0.02
 
 
 class LiveReplay:
@@ -76,19 +66,7 @@ class LiveReplay:
         self._remote = remote
         self._plan = plan
         self._rate = rate
-        self._arrival_timeout_s = arrival_timeout_s
-        self._work_timeout_s = work_timeout_s
-        self._changed = threading.Condition()
-        self._header: Any = None  # of the frame in progress
-        self._camera: LiveCamera | None = None
-        self._results: dict[Stream, dict[str, Any]] = {}  # of the frame in progress, by name below the stream's topic
-        self._labels: dict[str, Any] = {}
-        self._accounts: dict[Stream, StreamAccount] = {}
-        # Counts that the node's accounts must show once the last frame is finished.
-        self._offered: Counter[Stream] = Counter()
-        self._published: Counter[Stream] = Counter()
-        self._dropped: dict[Stream, Counter[str]] = {}
-        self._lost_frames: Counter[str] = Counter()  # consecutive, by camera
+        self._results = results = LiveResults(remote, plan.kinds, arrival_timeout_s, work_timeout_s)
         self._clock = node.create_publisher(Clock, "/clock", _RELIABLE)
         self._frames = {
             camera.name: node.create_publisher(message_class(camera.msgtype), camera.topic, _RELIABLE)
@@ -98,7 +76,7 @@ class LiveReplay:
             node.create_subscription(
                 message_class(msgtype),
                 f"{remote.name}/{camera.name}/{dnn}/{name}",
-                partial(self._receive, (dnn, camera.name), name),
+                partial(results.receive, (dnn, camera.name), name),
                 _RELIABLE,
             )
             for camera in plan.cameras
@@ -108,11 +86,13 @@ class LiveReplay:
         self._with_labels = [dnn for dnn, kind in plan.kinds.items() if kind.has_labels and LabelInfo is not None]
         self._subscriptions += [
             node.create_subscription(
-                LabelInfo, f"{remote.name}/{dnn}/label_info", partial(self._receive_labels, dnn), _LATCHED
+                LabelInfo, f"{remote.name}/{dnn}/label_info", partial(results.receive_labels, dnn), _LATCHED
             )
             for dnn in self._with_labels
         ]
-        self._subscriptions.append(node.create_subscription(DiagnosticArray, "/diagnostics", self._count, _RELIABLE))
+        self._subscriptions.append(
+            node.create_subscription(DiagnosticArray, "/diagnostics", results.receive_diagnostics, _RELIABLE)
+        )
         self._listeners: dict[str, int] = {}
 
     def before_activation(self) -> None:
@@ -128,8 +108,7 @@ class LiveReplay:
         while missing := self._not_connected():
             if time.monotonic() > deadline:
                 raise LiveReplayError(f"not connected with {self._remote.name} on {missing} after {timeout_s:g} s")
-            with self._changed:
-                self._changed.wait(0.02)
+            self._results.wait_change(_CONNECT_POLL_S)
 
     def run(
         self,
@@ -184,20 +163,14 @@ class LiveReplay:
         except Exception as error:  # deserialization raises arbitrary errors for damaged bytes
             self._drop(summary, camera, "bad_image", f"not a {message.msgtype}: {error}")
             return False
-        with self._changed:
-            self._header, self._camera = image.header, camera
-            self._results = {(dnn, camera.name): {} for dnn in camera.dnns}
-            for stream in self._results:
-                self._offered[stream] += 1
+        self._results.begin(image.header, camera)
         self._clock.publish(Clock(clock=nearest_time(message.stamp_ns)))
         self._frames[camera.name].publish(image)
         try:
-            lost = self._await_results(camera)
+            results, lost = self._results.wait_finished()
         except (LiveReplayError, RemoteNodeError) as error:
             self._drop(summary, camera, "not_played", str(error))
             raise
-        with self._changed:
-            self._header, results = None, self._results
         for dnn in camera.dnns:
             stream = dnn, camera.name
             for name, msgtype in self._plan.kinds[dnn].msgtypes.items():
@@ -209,65 +182,8 @@ class LiveReplay:
                 summary.drop(dnn, camera.name, *lost[stream])
             else:
                 summary.publish(dnn, camera.name)
-        self._limit_losses(camera, [message for reason, message in lost.values() if reason == "lost"])
+        self._results.limit_losses(camera, [message for reason, message in lost.values() if reason == "lost"])
         return not lost
-
-    def _limit_losses(self, camera: LiveCamera, losses: list[str]) -> None:
-        """losses: how the last frame was lost between player and node, one entry per affected DNN."""
-        self._lost_frames[camera.name] = self._lost_frames[camera.name] + 1 if losses else 0
-        if self._lost_frames[camera.name] == _MOST_LOST:
-            raise LiveReplayError(
-                f"{_MOST_LOST} consecutive frames of camera {camera.name} on {camera.topic} were lost between player "
-                f"and node {self._remote.name}; the last: {losses[0]}"
-            )
-
-    def _await_results(self, camera: LiveCamera) -> dict[Stream, tuple[str, str]]:
-        """Wait until every DNN has finished the frame in progress; returns reason and message for each that lost it."""
-        begin = time.monotonic()
-        lost: dict[Stream, tuple[str, str]] = {}
-        looked = begin
-        with self._changed:
-            while True:
-                waited_s = time.monotonic() - begin
-                for stream in self._results:
-                    if stream not in lost and not self._is_complete(stream):
-                        reason = self._lost(stream, waited_s)
-                        if reason is not None:
-                            lost[stream] = reason
-                if all(stream in lost or self._is_complete(stream) for stream in self._results):
-                    break
-                if time.monotonic() - looked > _POLL_S:
-                    looked = time.monotonic()
-                    if not self._remote.is_up():
-                        raise LiveReplayError(f"the node {self._remote.name} has ended")
-                self._changed.wait(_POLL_S)
-            for stream in self._results:
-                self._published[stream] += stream not in lost
-        return lost
-
-    def _is_complete(self, stream: Stream) -> bool:
-        return self._results[stream].keys() >= self._plan.kinds[stream[0]].msgtypes.keys()
-
-    def _lost(self, stream: Stream, waited_s: float) -> tuple[str, str] | None:
-        """Why the frame in progress will have no result from this DNN; None: it may still arrive. Holds the lock."""
-        account = self._accounts.get(stream, StreamAccount())
-        arrived = account.offered >= self._offered[stream]
-        if arrived and account.pending == 0 and account.published == self._published[stream]:
-            new = account.dropped - self._dropped.get(stream, Counter())
-            self._dropped[stream] = account.dropped
-            return next(iter(new), "dropped"), "the node dropped the frame; its log says why"
-        if arrived and account.pending:
-            if waited_s > self._work_timeout_s:
-                raise LiveReplayError(f"DNN {stream[0]} has been busy with one frame for {self._work_timeout_s:g} s")
-        elif waited_s > self._arrival_timeout_s:
-            if arrived:
-                text = f"the node published the results, but they did not arrive within {self._arrival_timeout_s:g} s"
-            else:
-                text = f"the frame did not reach the node within {self._arrival_timeout_s:g} s"
-            # The node's accounts will not include this frame.
-            self._offered[stream], self._published[stream] = account.offered, account.published
-            return "lost", text
-        return None
 
     def _drop(self, summary: Summary, camera: LiveCamera, reason: str, message: str) -> None:
         for dnn in camera.dnns:
@@ -288,13 +204,14 @@ class LiveReplay:
             stamp = deserialize_message(first.data, message_class(first.msgtype)).header.stamp
         except Exception:  # the frame itself is counted later
             stamp = nearest_time(first.stamp_ns)
+        labels = self._results.labels
         for dnn in self._with_labels:
             topic, msgtype = f"{self._remote.name}/{dnn}/label_info", "vision_msgs/msg/LabelInfo"
-            self._labels[dnn].header.stamp = stamp
+            labels[dnn].header.stamp = stamp
             writer.add_topic(topic, msgtype, latched=True)
-            writer.write(topic, first.stamp_ns, canonical(msgtype, serialize_message(self._labels[dnn])))
+            writer.write(topic, first.stamp_ns, canonical(msgtype, serialize_message(labels[dnn])))
 
-    # -- connections; called in the executor's thread
+    # -- connections
 
     def _not_connected(self) -> str:
         """Connections that are still missing; empty if there are none."""
@@ -306,8 +223,8 @@ class LiveReplay:
         for subscription in self._subscriptions:
             if not self._count_publishers(subscription):
                 return str(subscription.topic_name)
-        with self._changed:
-            silent = [dnn for dnn in self._with_labels if dnn not in self._labels]
+        labels = self._results.labels
+        silent = [dnn for dnn in self._with_labels if dnn not in labels]
         return f"{self._remote.name}/{silent[0]}/label_info" if silent else ""
 
     def _count_publishers(self, subscription: Any) -> int:
@@ -315,22 +232,6 @@ class LiveReplay:
             return int(subscription.get_publisher_count())
         # On Humble: publishers that the middleware has discovered, connected or not.
         return int(self._node.count_publishers(subscription.topic_name))
-
-    def _receive(self, stream: Stream, name: str, message: Any) -> None:
-        with self._changed:
-            if stream in self._results and message.header == self._header:
-                self._results[stream][name] = message
-                self._changed.notify_all()
-
-    def _receive_labels(self, dnn: str, message: Any) -> None:
-        with self._changed:
-            self._labels[dnn] = message
-            self._changed.notify_all()
-
-    def _count(self, message: Any) -> None:
-        with self._changed:
-            self._accounts.update(stream_accounts(message, self._remote.name))
-            self._changed.notify_all()
 
 
 def _gap_s(last_ns: int | None, now_ns: int) -> float:

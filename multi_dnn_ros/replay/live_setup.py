@@ -81,7 +81,7 @@ def plan_replay(node: Node, remote: RemoteNode, bag: BagReader, chosen: Mapping[
 
 
 def _kind(role: Any, decoder: Any, dnn: str, remote: RemoteNode) -> ResultKind:
-    """RemoteNodeError names the DNN's parameters where they do not say what its results are."""
+    """The result kind of a DNN. Raises RemoteNodeError, which names its parameters, if they do not determine it."""
     try:
         return expected_kind(str(role), str(decoder))
     except ExtensionError as error:

@@ -31,7 +31,7 @@ def result_messages(kinds: Mapping[str, ResultKind], result: Result, header: Hea
 def label_messages(
     labels: Mapping[str, tuple[str, ...]], thresholds: Mapping[str, float], header: Header
 ) -> Iterator[tuple[str, Any]]:
-    """Topic below `~/` and vision_msgs/LabelInfo, for each detector; none where that type is not installed.
+    """Topic below `~/` and vision_msgs/LabelInfo, for each detector; none if that type is not installed.
 
     labels, thresholds: class names and score threshold of each detector.
     """

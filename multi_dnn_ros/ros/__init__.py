@@ -1,6 +1,7 @@
-"""The only code that touches ROS 2. Importing it puts rclpy on the path: the installed one, else our own.
+"""The ROS 2 node.
 
-After ``import multi_dnn_ros.ros`` the names ``rclpy``, ``sensor_msgs.msg`` and so on can be imported everywhere.
+Importing this package makes ``rclpy``, ``sensor_msgs.msg`` and the other message packages importable: those of the
+installed ROS 2, or the standalone runtime if there is none.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 try:
     import rclpy as rclpy
 except ModuleNotFoundError as error:
-    if error.name != "rclpy":  # rclpy is there, but something that it needs is not: say so, do not hide it
+    if error.name != "rclpy":  # rclpy is installed, but one of its dependencies is not
         raise
     from multi_dnn_ros import standalone
 

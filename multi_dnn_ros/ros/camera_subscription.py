@@ -1,4 +1,4 @@
-"""A subscription whose QoS can change while images arrive: none is taken twice, none is lost unseen."""
+"""A subscription whose QoS can change while images arrive, without duplicates and without uncounted losses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from rclpy.subscription import Subscription
 
 from multi_dnn_ros.ros.middleware import is_standalone
 
-#: How long the former subscription is kept, to deliver what it has and to bridge the new one's discovery.
+#: How long the old subscription is kept: it delivers its queue, and images until the new one is discovered.
 _OVERLAP_NS = 2_000_000_000
-#: Images of the overlap that are remembered.
-_REMEMBERED = 1024
+#: Images of the overlap that are remembered to detect duplicates.
+_MAX_SEEN = 1024
 
 
 class CameraSubscription:
-    """One topic. deliver: called with each message, the publisher's sequence number of it, None where the middleware
-    does not tell, and whether a message that was sent after it has been delivered already. on_lost: called with how
-    many messages the middleware says that it lost.
+    """A subscription to one topic.
+
+    deliver: called with each message, its sequence number (None if the middleware does not provide it), and whether a
+    message sent after it has been delivered already. on_lost: called with the number of messages that the middleware
+    reports as lost.
     """
 
     def __init__(
@@ -37,86 +39,86 @@ class CameraSubscription:
         self._topic = topic
         self._deliver = deliver
         self._on_lost = on_lost
-        self._former: tuple[Any, int] | None = None  # and when it ends
+        self._old: tuple[Any, int] | None = None  # the old subscription, and when to destroy it
         self._seen: dict[tuple[int, int, int], None] = {}
-        self._newest: tuple[int, int, int] | None = None  # of those
+        self._newest: tuple[int, int, int] | None = None  # of self._seen
         self.qos = qos
         self._current = self._subscribe(qos)
 
     @property
     def topic_name(self) -> str:
-        """The absolute name, remaps applied."""
+        """The absolute name after remapping."""
         return str(self._current.topic_name)
 
     def change(self, qos: QoSProfile, now_ns: int) -> None:
-        """Subscribe with another QoS. The former subscription goes on for two seconds (see :meth:`tick`)."""
-        if self._former is not None:
-            self._node.destroy_subscription(self._former[0])
-        self._former = (self._current, now_ns + _OVERLAP_NS)
+        """Subscribe with another QoS. The old subscription is kept for two seconds (see :meth:`tick`)."""
+        if self._old is not None:
+            self._node.destroy_subscription(self._old[0])
+        self._old = (self._current, now_ns + _OVERLAP_NS)
         self.qos = qos
         self._current = self._subscribe(qos)
 
     def tick(self, now_ns: int) -> None:
-        """End the former subscription when its time is over; to be called a few times a second."""
-        if self._former is not None and now_ns >= self._former[1]:
-            self._node.destroy_subscription(self._former[0])
-            self._former = None
+        """Destroy the old subscription when its time is over; to be called a few times a second."""
+        if self._old is not None and now_ns >= self._old[1]:
+            self._node.destroy_subscription(self._old[0])
+            self._old = None
             self._seen.clear()
             self._newest = None
 
     def close(self) -> None:
-        """Take no more messages."""
-        for subscription in (self._current, *(self._former or ())[:1]):
+        """Destroy the subscriptions."""
+        for subscription in (self._current, *(self._old or ())[:1]):
             self._node.destroy_subscription(subscription)
-        self._former = None
+        self._old = None
 
     def _subscribe(self, qos: QoSProfile) -> Any:
         def receive(message: Any, info: Any) -> None:
             late = False
-            if self._former is not None:
+            if self._old is not None:
                 key = _key(message, info)
-                # Without a key nobody can tell what the other subscription has delivered: one delivers.
+                # Without a key, duplicates cannot be detected: only the current subscription delivers.
                 if not (mine[0] is self._current if key is None else self._is_new(key)):
                     return
                 late = key is not None and self._is_late(key)
             self._deliver(message, info.get("publication_sequence_number"), late)
 
-        def receive_alone(message: Any) -> None:
+        def receive_without_info(message: Any) -> None:
             receive(message, {})
 
         def lost(event: Any) -> None:
-            if mine and mine[0] is self._current:  # the former one loses what the new one gets
+            if mine and mine[0] is self._current:  # what the old one loses, the new one receives
                 self._on_lost(event.total_count_change)
 
-        mine: list[Any] = []
-        take = receive if _gives_info() else receive_alone
-        subscription = self._create(take, qos, lost)
+        mine: list[Any] = []  # the subscription, which exists only after the callbacks
+        callback = receive if _gives_info() else receive_without_info
+        subscription = self._create(callback, qos, lost)
         mine.append(subscription)
         return subscription
 
-    def _create(self, take: Callable[..., None], qos: QoSProfile, lost: Callable[[Any], None]) -> Any:
+    def _create(self, callback: Callable[..., None], qos: QoSProfile, lost: Callable[[Any], None]) -> Any:
         if is_standalone():
-            return self._node.create_subscription(self._kind, self._topic, take, qos)
+            return self._node.create_subscription(self._kind, self._topic, callback, qos)
         callbacks, unsupported = _event_classes()
-        # Without rclpy's own callbacks: the node says itself, with names, what does not fit.
+        # Without rclpy's default callbacks: CameraInput logs incompatible QoS itself, with the names of the nodes.
         events = callbacks(message_lost=lost, use_default_callbacks=False)
         try:
-            return self._node.create_subscription(self._kind, self._topic, take, qos, event_callbacks=events)
+            return self._node.create_subscription(self._kind, self._topic, callback, qos, event_callbacks=events)
         except unsupported:
             events = callbacks(use_default_callbacks=False)
-            return self._node.create_subscription(self._kind, self._topic, take, qos, event_callbacks=events)
+            return self._node.create_subscription(self._kind, self._topic, callback, qos, event_callbacks=events)
 
     def _is_new(self, key: tuple[int, int, int]) -> bool:
-        """Whether neither of the two subscriptions has delivered the message; remembers it."""
+        """Whether neither subscription has delivered the message yet; remembers it."""
         if key in self._seen:
             return False
         self._seen[key] = None
-        if len(self._seen) > _REMEMBERED:
+        if len(self._seen) > _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
         return True
 
     def _is_late(self, key: tuple[int, int, int]) -> bool:
-        """Whether a newer message was delivered; remembers the newest."""
+        """Whether a newer message has been delivered; remembers the newest."""
         if self._newest is not None and key < self._newest:
             return True
         self._newest = key
@@ -124,14 +126,14 @@ class CameraSubscription:
 
 
 def _key(message: Any, info: Any) -> tuple[int, int, int] | None:
-    """What tells messages apart, in the order in which they were sent; None where nothing does."""
+    """Identifies a message, ordered by sending; None if neither source timestamp nor header stamp is set."""
     stamp = message.header.stamp
     key = (info.get("source_timestamp", 0), stamp.sec, stamp.nanosec)
     return key if any(key) else None
 
 
 def _gives_info() -> bool:
-    """Whether callbacks may take the message's info: rclpy since Iron, and the standalone runtime."""
+    """Whether callbacks may take a MessageInfo: rclpy since Iron, and the standalone runtime."""
     return is_standalone() or hasattr(Subscription, "CallbackType")
 
 

@@ -1,7 +1,9 @@
-"""Statistics to diagnostic_msgs: one status per DNN and camera, one per camera, one for the node.
+"""The statuses of /diagnostics: one per DNN and camera, one per camera.
 
-Units stand in the keys. Times are the engine's (monotonic), so they are right under simulated time too; only the stamp
-and the age of a result against its header are on the node's clock.
+docs/diagnostics.md lists every status with its levels and values. The status of the node and of the capacity are in
+:mod:`.node_status`, those of the engine processes in :mod:`multi_dnn_ros.serving.engine_conditions`. Keys contain the
+unit. Times are measured on the monotonic clock, so they are right under simulated time too; only the stamp of the
+message, and ages relative to header stamps, are those of the node's clock.
 """
 
 from __future__ import annotations
@@ -9,117 +11,53 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass, field
 
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from multi_dnn_ros.engine.statistics import Percentiles, Statistics, StreamStatistics
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.ros.losses import NO_LOSSES, LossAccount, Losses
+from multi_dnn_ros.ros.camera_record import WINDOW_NS, CameraRecord
+from multi_dnn_ros.ros.losses import Losses
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
+#: (DNN, camera)
 Stream = tuple[str, str]
 
-#: A DNN that gets fewer than this part of a camera's frames done is worth a warning.
-_SERVED = 0.5
-_WINDOW_NS = 10_000_000_000
-#: Lost by the DNN's own fault.
+#: If a DNN processes less than this share of a camera's frames, its status is WARN.
+_MIN_SERVED = 0.5
+#: Reasons that make the status ERROR.
 _FAILURES = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
-#: A DNN slower than its camera overwrites frames all the time, and stopping drops what is under way: no faults.
-_HARMLESS = (DropReason.OVERWRITTEN, DropReason.SHUTDOWN, *_FAILURES)
-
-
-@dataclass
-class CameraRecord:
-    """What came in from one camera. Times are the engine's clock, nanoseconds.
-
-    rate_hz, max_loss: the camera's parameters. raw: its transport is. error: why no image can arrive (incompatible
-    QoS). loss_cause: why more than max_loss is missing, and what helps.
-    """
-
-    name: str
-    topic: str
-    since_ns: int  # subscribed
-    rate_hz: InitVar[float] = 0.0
-    raw: InitVar[bool] = True
-    max_loss: float = 1.0
-    qos: str = ""
-    error: str = ""
-    loss_cause: str = ""
-    losses: Losses = NO_LOSSES
-    image_bytes: int = 0
-    received: int = 0
-    last_ns: int | None = None
-    shape: str = ""
-    arrivals: deque[int] = field(default_factory=lambda: deque(maxlen=512))
-    ages: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=512))  # arrival, age
-
-    def __post_init__(self, rate_hz: float, raw: bool) -> None:
-        self.account = LossAccount(rate_hz, raw)
-
-    def arrived(
-        self,
-        now_ns: int,
-        shape: str,
-        image_bytes: int,
-        stamp_ns: int,
-        sequence: int | None,
-        age_ns: int,
-        *,
-        alone: bool = True,
-        late: bool = False,
-    ) -> None:
-        """Count a message. shape: size and encoding as the message claims them. sequence: the publisher's number.
-
-        age_ns: the node's clock less the stamp; may be negative when clocks disagree. alone: the topic has one
-        publisher. late: an image that was sent after this one has arrived already.
-        """
-        self.received += 1
-        self.image_bytes = image_bytes
-        self.account.arrived(now_ns, stamp_ns, sequence, alone=alone, late=late)
-        self.last_ns = now_ns
-        self.shape = shape
-        self.arrivals.append(now_ns)
-        self.ages.append((now_ns, age_ns))
-
-    def age(self, now_ns: int) -> Percentiles:
-        """How old the images of the last 10 s were on arrival, by their stamps."""
-        return Percentiles.of(age for at, age in self.ages if now_ns - at <= _WINDOW_NS)
-
-    def silent_s(self, now_ns: int) -> float:
-        """Seconds since the last image, or since subscribing when there was none."""
-        return (now_ns - (self.since_ns if self.last_ns is None else self.last_ns)) / 1e9
-
-    def arrival_hz(self, now_ns: int) -> float:
-        recent = [at for at in self.arrivals if now_ns - at <= _WINDOW_NS]
-        return (len(recent) - 1) * 1e9 / (recent[-1] - recent[0]) if len(recent) > 1 and recent[-1] > recent[0] else 0.0
+#: Reasons that alone do not make the status WARN: a DNN slower than its camera overwrites frames all the time, and
+#: deactivating drops the frames in progress.
+_EXPECTED = (DropReason.OVERWRITTEN, DropReason.SHUTDOWN, *_FAILURES)
 
 
 class PublishAges:
-    """How old results are when they go out: header stamp to publishing, on the node's clock; one window per stream.
+    """Ages of results when they are published: the node's clock minus the header stamp, per stream.
 
-    Written by the DNN threads; a deque's append is atomic.
+    The DNNs' threads add to it; appending to a deque is atomic.
     """
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._ages: dict[Stream, deque[tuple[int, int]]] = {stream: deque(maxlen=1024) for stream in streams}
 
     def add(self, stream: Stream, now_ns: int, age_ns: int) -> None:
-        """now_ns: engine's clock. age_ns: node's clock less header stamp; may be negative when clocks disagree."""
+        """now_ns: monotonic clock. age_ns: negative if the clocks of two computers differ."""
         ages = self._ages[stream]
         ages.append((now_ns, age_ns))
-        while now_ns - ages[0][0] > _WINDOW_NS:
+        while now_ns - ages[0][0] > WINDOW_NS:
             ages.popleft()
 
     def percentiles(self, stream: Stream, now_ns: int) -> Percentiles:
-        return Percentiles.of(age for at, age in self._ages[stream].copy() if now_ns - at <= _WINDOW_NS)
+        """Of the results of the last 10 s."""
+        return Percentiles.of(age for at, age in self._ages[stream].copy() if now_ns - at <= WINDOW_NS)
 
 
 class DiagnosticsReport:
-    """Makes the messages; holds the counts of the last one, because levels are about what happened since.
+    """Makes the statuses, and remembers the last counts, because levels depend on what has changed since.
 
-    name: prefix of every status. stale_after_s: silence of a camera that makes it STALE.
+    name: prefix of every status. stale_after_s: time without an image after which a camera is STALE.
     """
 
     def __init__(self, name: str, hardware_id: str, stale_after_s: float) -> None:
@@ -129,10 +67,11 @@ class DiagnosticsReport:
         self._last: dict[Stream, StreamStatistics] = {}
 
     def restart(self) -> None:
-        """The statistics of the next message count from 0 again: a new engine's."""
+        """The next statistics count from 0 again: the node was activated."""
         self._last = {}
 
     def message(self, stamp: Time, statuses: Iterable[DiagnosticStatus]) -> DiagnosticArray:
+        """The message with these statuses."""
         array = DiagnosticArray()
         array.header.stamp = stamp
         array.status = list(statuses)
@@ -141,11 +80,11 @@ class DiagnosticsReport:
     def streams(
         self, statistics: Statistics, cameras: Mapping[str, CameraRecord], ages: PublishAges, now_ns: int
     ) -> list[DiagnosticStatus]:
-        """One status per DNN and camera."""
+        """One status per DNN and camera: `<dnn> on <camera>`."""
         statuses = []
         for (dnn, camera), stream in statistics.streams.items():
             before = self._last.get((dnn, camera), StreamStatistics())
-            level, text = self._judge(stream, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
+            level, text = self._judge_stream(stream, before, statistics.disabled.get(dnn), cameras[camera], now_ns)
             values = _stream_values(stream, ages.percentiles((dnn, camera), now_ns))
             statuses.append(self.status(f"{dnn} on {camera}", level, text, values))
         self._last = dict(statistics.streams)
@@ -154,33 +93,16 @@ class DiagnosticsReport:
     def cameras(
         self, statistics: Statistics, cameras: Mapping[str, CameraRecord], now_ns: int
     ) -> list[DiagnosticStatus]:
-        """One status per camera."""
+        """One status per camera: `camera <camera>`."""
         statuses = []
         for name, camera in cameras.items():
-            bad = max(
-                (
-                    stream.dropped.get(DropReason.BAD_IMAGE, 0)
-                    for (_, of_camera), stream in statistics.streams.items()
-                    if of_camera == name
-                ),
-                default=0,
-            )
             level, text = self._judge_camera(camera, now_ns)
-            values = {
-                "topic": camera.topic,
-                "received": camera.received,
-                "bad images": bad,
-                "rate (Hz)": f"{camera.arrival_hz(now_ns):.2f}",
-                "silent (s)": f"{camera.silent_s(now_ns):.3f}",
-                "image": camera.shape or "none yet",
-                "QoS": camera.qos,
-                **_percentile_values("header stamp to arrival", camera.age(now_ns)),
-                **_loss_values(camera.losses),
-            }
+            values = _camera_values(camera, _bad_images(statistics, name), now_ns)
             statuses.append(self.status(f"camera {name}", level, text, values))
         return statuses
 
     def status(self, task: str, level: bytes, text: str, values: Mapping[str, object]) -> DiagnosticStatus:
+        """A status of this node. task: the part of its name after the node's."""
         status = DiagnosticStatus(
             level=level, name=f"{self._name}: {task}", message=text, hardware_id=self._hardware_id
         )
@@ -188,6 +110,7 @@ class DiagnosticsReport:
         return status
 
     def _judge_camera(self, camera: CameraRecord, now_ns: int) -> tuple[bytes, str]:
+        """Level and message."""
         if camera.error:
             return ERROR, camera.error
         silence = self._silence(camera, now_ns)
@@ -208,10 +131,10 @@ class DiagnosticsReport:
             return f"no image on {camera.topic} since subscribing {silent_s:.1f} s ago"
         return f"no image on {camera.topic} for {silent_s:.1f} s"
 
-    def _judge(
+    def _judge_stream(
         self, now: StreamStatistics, before: StreamStatistics, disabled: str | None, camera: CameraRecord, now_ns: int
     ) -> tuple[bytes, str]:
-        """Level and message: about what happened since the last report, except for a disabled DNN."""
+        """Level and message, about the time since the last report. disabled: why the DNN is; None: it is not."""
         if disabled is not None:
             return ERROR, disabled
         lost = {reason: now.dropped.get(reason, 0) - before.dropped.get(reason, 0) for reason in DropReason}
@@ -225,12 +148,12 @@ class DiagnosticsReport:
         missed = now.deadline_misses - before.deadline_misses
         if missed:
             warnings.append(f"{missed} deadlines missed")
-        others = {reason: count for reason, count in lost.items() if count and reason not in _HARMLESS}
+        others = {reason: count for reason, count in lost.items() if count and reason not in _EXPECTED}
         if others:
             warnings.append(_counts(others))
         done, overwritten = now.published - before.published, lost[DropReason.OVERWRITTEN]
-        if overwritten and done < _SERVED * (done + overwritten):
-            warnings.append(f"{overwritten} of {done + overwritten} frames overwritten before their turn")
+        if overwritten and done < _MIN_SERVED * (done + overwritten):
+            warnings.append(f"{overwritten} of {done + overwritten} frames overwritten before they were processed")
         if warnings:
             return WARN, "; ".join(warnings)
         return OK, f"{now.rate_hz:.1f} Hz"
@@ -238,6 +161,30 @@ class DiagnosticsReport:
 
 def _counts(lost: Mapping[DropReason, int]) -> str:
     return ", ".join(f"{count} frames lost: {reason.value}" for reason, count in lost.items())
+
+
+def _bad_images(statistics: Statistics, camera: str) -> int:
+    """Images of a camera that could not be decoded: every DNN counts each of them."""
+    counts = (
+        stream.dropped.get(DropReason.BAD_IMAGE, 0)
+        for (_, name), stream in statistics.streams.items()
+        if name == camera
+    )
+    return max(counts, default=0)
+
+
+def _camera_values(camera: CameraRecord, bad_images: int, now_ns: int) -> dict[str, object]:
+    return {
+        "topic": camera.topic,
+        "received": camera.received,
+        "bad images": bad_images,
+        "rate (Hz)": f"{camera.arrival_hz(now_ns):.2f}",
+        "silent (s)": f"{camera.silent_s(now_ns):.3f}",
+        "image": camera.shape or "none yet",
+        "QoS": camera.qos,
+        **_percentile_values("header stamp to arrival", camera.age(now_ns)),
+        **_loss_values(camera.losses),
+    }
 
 
 def _loss_values(losses: Losses) -> dict[str, object]:
@@ -260,13 +207,13 @@ def _stream_values(stream: StreamStatistics, age: Percentiles) -> dict[str, obje
         "frames per inference": f"{stream.batch:.2f}",
     }
     values.update({f"dropped: {reason.value}": stream.dropped.get(reason, 0) for reason in DropReason})
-    for stage, percentiles in {**stream.latencies, "header stamp to publish": age}.items():
-        values.update(_percentile_values(stage, percentiles))
+    for step, percentiles in {**stream.latencies, "header stamp to publish": age}.items():
+        values.update(_percentile_values(step, percentiles))
     return values
 
 
-def _percentile_values(stage: str, percentiles: Percentiles) -> dict[str, object]:
+def _percentile_values(step: str, percentiles: Percentiles) -> dict[str, object]:
     return {
-        f"{stage} {name} (ms)": f"{getattr(percentiles, name) if percentiles.count else math.nan:.3f}"
+        f"{step} {name} (ms)": f"{getattr(percentiles, name) if percentiles.count else math.nan:.3f}"
         for name in ("p50", "p95", "p99", "max")
     }

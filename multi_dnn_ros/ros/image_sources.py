@@ -1,4 +1,4 @@
-"""Who publishes a camera's images, whether they can reach the node, and if not, what the user probably meant."""
+"""Finds the publishers of a camera's topic, and explains why no image can arrive and what to change."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from multi_dnn_ros.ros.qos import incompatibility
 
 #: Transport -> type of the topic (parameter ``camera.<camera>.transport``).
 TYPES = {"raw": "sensor_msgs/msg/Image", "compressed": "sensor_msgs/msg/CompressedImage"}
-_MOST_TOPICS = 8
+_MAX_TOPICS = 8
 
 
 class Source(Enum):
-    """What there is on a camera's topic."""
+    """What publishes on a camera's topic."""
 
-    FITS = "a publisher that fits"
+    FITS = "a compatible publisher"
     NONE = "no publisher"
-    OTHER_TYPE = "publishers of another type only"
-    OTHER_QOS = "a publisher with incompatible QoS"
+    OTHER_TYPE = "only publishers of another type"
+    OTHER_QOS = "only publishers with incompatible QoS"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Publisher:
 
 
 def publishers_of(node: Node, topic: str) -> list[Publisher]:
-    """The publishers of a topic that discovery has found so far. topic: as for a subscription, before remaps."""
+    """The publishers of a topic discovered so far. topic: as for a subscription, before remapping."""
     return [
         Publisher(
             _node_name(info.node_namespace, info.node_name),
@@ -50,12 +50,12 @@ def publishers_of(node: Node, topic: str) -> list[Publisher]:
 
 
 def _node_name(namespace: str, name: str) -> str:
-    # rmw_dds_common's words for an endpoint whose node has not said its name yet, or is no ROS node.
+    # rmw_dds_common's name for an endpoint whose node is not known yet, or is not a ROS node.
     return "an unknown node" if "NODE_NAME_UNKNOWN" in name else f"{namespace.rstrip('/')}/{name}"
 
 
 def judge(publishers: Sequence[Publisher], type_name: str, requested: QoSProfile) -> Source:
-    """What the publishers of a topic are for a subscription of this type and QoS."""
+    """Whether the publishers of a topic are compatible with a subscription of this type and QoS."""
     if not publishers:
         return Source.NONE
     of_type = [publisher for publisher in publishers if publisher.type == type_name]
@@ -66,10 +66,10 @@ def judge(publishers: Sequence[Publisher], type_name: str, requested: QoSProfile
     return Source.FITS
 
 
-def explain(
+def explain_mismatch(
     source: Source, camera: str, topic: str, transport: str, publishers: Iterable[Publisher], requested: QoSProfile
 ) -> str:
-    """A sentence for the log: what is on the topic instead of images that can arrive. Not for FITS and NONE."""
+    """A log message about publishers of another type or with incompatible QoS. source: neither FITS nor NONE."""
     type_name = TYPES[transport]
     if source is Source.OTHER_TYPE:
         other = ", ".join(sorted({f"{publisher.node} publishes {publisher.type}" for publisher in publishers}))
@@ -87,21 +87,22 @@ def explain(
     )
     return (
         f"camera {camera}: incompatible QoS on topic {topic}, no image can arrive: {offers}; set the parameter "
-        f"camera.{camera}.qos to auto, which asks for what the publishers offer"
+        f"camera.{camera}.qos to auto, which requests what the publishers offer"
     )
 
 
-def explain_silence(camera: str, topic: str, transport: str, seconds: float, topics: Mapping[str, str]) -> str:
-    """A sentence for the log about a topic without a publisher. topics: name -> type, of those that are published."""
+def explain_no_publisher(camera: str, topic: str, transport: str, seconds: float, topics: Mapping[str, str]) -> str:
+    """A log message about a topic without a publisher. topics: name -> type of the topics that have one."""
     wanted = TYPES[transport]
     same = [name for name, type_name in topics.items() if type_name == wanted and name != topic]
-    text = f"camera {camera}: no publisher on {topic} after {seconds:g} s"
+    text = f"camera {camera}: no publisher on {topic} for {seconds:g} s"
     if not same:
         text += f"; there is no topic of type {wanted}"
-        other, kind = next(item for item in TYPES.items() if item[0] != transport)
-        others = [name for name, type_name in topics.items() if type_name == kind]
+        other_transport, other = next(item for item in TYPES.items() if item[0] != transport)
+        others = [name for name, type_name in topics.items() if type_name == other]
         if others:
-            text += f", but of type {kind} (parameter camera.{camera}.transport: {other}): {_listed(topic, others)}"
+            remedy = f"parameter camera.{camera}.transport: {other_transport}"
+            text += f", but of type {other} ({remedy}): {_listed(topic, others)}"
         return text
     nearest = nearest_name(topic, same)
     text += f"; topics of type {wanted}: {_listed(topic, same)}"
@@ -111,12 +112,12 @@ def explain_silence(camera: str, topic: str, transport: str, seconds: float, top
 
 
 def nearest_name(topic: str, names: Sequence[str]) -> str:
-    """The most similar name; empty when none is similar."""
+    """The most similar name; empty if none is similar."""
     return next(iter(difflib.get_close_matches(topic, names, 1, 0.6)), "")
 
 
 def published_topics(node: Node, types: Iterable[str]) -> dict[str, str]:
-    """Topics of these types that somebody else than the node publishes: name -> type."""
+    """Topics of these types that other nodes publish: name -> type."""
     own = node.get_fully_qualified_name()
     return {
         name: kind
@@ -127,7 +128,7 @@ def published_topics(node: Node, types: Iterable[str]) -> dict[str, str]:
 
 
 def _listed(topic: str, names: Sequence[str]) -> str:
-    """The most similar names first."""
+    """Names in order of similarity to the topic."""
     ordered = sorted(names, key=lambda name: (-difflib.SequenceMatcher(None, topic, name).ratio(), name))
-    more = f" and {len(ordered) - _MOST_TOPICS} more" if len(ordered) > _MOST_TOPICS else ""
-    return ", ".join(ordered[:_MOST_TOPICS]) + more
+    more = f" and {len(ordered) - _MAX_TOPICS} more" if len(ordered) > _MAX_TOPICS else ""
+    return ", ".join(ordered[:_MAX_TOPICS]) + more

@@ -1,4 +1,4 @@
-"""What the node runs on, for diagnostics."""
+"""Hardware, software versions and memory, for diagnostics."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import platform
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
+import psutil
+
 from multi_dnn_ros.ros.middleware import is_standalone
 
 
 def hardware_id(device_name: str) -> str:
-    """Host name and the device's name: `robot1 NVIDIA Orin`, `robot1 Intel(R) Core(TM) i5-7260U`."""
+    """Name of the computer and of the device: `robot1 NVIDIA Orin`, `robot1 Intel(R) Core(TM) i5-7260U`."""
     return f"{platform.node()} {device_name}"
 
 
 @lru_cache(maxsize=1)
 def versions() -> dict[str, str]:
-    """Versions that a bug report needs, as far as this process knows them. `ROS`: the distribution, or `standalone`.
+    """Versions that a bug report needs. `ROS`: the distribution, or `standalone`.
 
-    Those of torch and CUDA as they were loaded are in the description that an engine gives of itself.
+    torch: as installed. The engine process reports the versions of torch and CUDA that it has loaded.
     """
     return {
         "multi_dnn_ros": _installed("multi_dnn_ros"),
@@ -29,8 +31,13 @@ def versions() -> dict[str, str]:
     }
 
 
+def resident_memory() -> dict[str, int]:
+    """Memory of this process by key, in bytes."""
+    return {"resident memory (bytes)": psutil.Process().memory_info().rss}
+
+
 def _installed(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # our own: run from the checkout
+    except PackageNotFoundError:  # this package, run from a checkout
         return "not installed"

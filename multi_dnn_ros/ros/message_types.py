@@ -1,4 +1,4 @@
-"""Message classes by the names of their types."""
+"""Message classes by type name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def message_class(msgtype: str) -> Any:
     """The class of a message type such as ``sensor_msgs/msg/Image``.
 
-    Raises LookupError: there is no such type here.
+    Raises LookupError: the type is not installed.
     """
     package, _, name = msgtype.replace("/msg/", "/").partition("/")
     try:

@@ -1,8 +1,8 @@
-"""Which middleware ROS 2 runs on, and settings with which raw images reach this process, where the user has set none.
+"""Configures the ROS 2 middleware to receive raw images, unless the user has configured it.
 
-At their defaults neither Cyclone DDS nor Fast DDS brings whole raw images from a camera's process into this one
+With their default settings, neither Cyclone DDS nor Fast DDS transports raw images reliably between processes
 (docs/cameras.md has the figures). Both read their settings from environment variables when rclpy is initialized, so
-:func:`configure` sets those for this process alone, before that.
+:func:`configure` sets these for this process before that.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from multi_dnn_ros.common.resources import config_file
 
 CYCLONE, FAST = "rmw_cyclonedds_cpp", "rmw_fastrtps_cpp"
 _FAST_VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
-#: What else of a user's Fast DDS configuration a profile of ours would work against.
-_FAST_OWN = (*_FAST_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS")
-#: Fast DDS reads these from the working directory by itself.
-_FAST_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
-#: From this net.core.rmem_max on, images of 1280x720 fit a socket's receive buffer (measured, docs/cameras.md).
-FAST_UDP_LEAST_BYTES = 2_000_000
-#: What Fast DDS reserves in /dev/shm for the segment of our files (measured: 70,258,688 bytes). Docker gives 64 MB.
+#: Variables by which a user may have configured Fast DDS.
+_FAST_USER_VARIABLES = (*_FAST_VARIABLES, "FASTDDS_BUILTIN_TRANSPORTS")
+#: Files that Fast DDS reads from the working directory.
+_FAST_USER_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
+#: Smallest net.core.rmem_max with which images of 1280x720 fit a socket's receive buffer (measured, docs/cameras.md).
+FAST_UDP_MIN_BYTES = 2_000_000
+#: Size in /dev/shm of the segment configured in our files (measured: 70,258,688 bytes). Docker's default is 64 MB.
 _SHARED_MEMORY_BYTES = 72_000_000
 _SHARED_MEMORY = Path("/dev/shm")
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
@@ -35,9 +35,9 @@ _MAPS = Path("/proc/self/maps")
 
 @dataclass(frozen=True)
 class Middleware:
-    """What :func:`configure` found and did. name: RMW implementation; "" for the standalone runtime.
+    """The result of :func:`configure`. name: RMW implementation; empty for the standalone runtime.
 
-    text: one line for the log. ours: the file of ours that is in force; None: the user's own settings or defaults.
+    text: one line for the log. ours: the settings file of this package in use; None: settings of the user or defaults.
     """
 
     name: str
@@ -51,7 +51,7 @@ def is_standalone() -> bool:
 
 
 def rmem_max_bytes() -> int | None:
-    """The largest receive buffer that the kernel grants a socket; None where it does not tell."""
+    """net.core.rmem_max: the largest receive buffer that the kernel grants a socket; None: unknown."""
     try:
         return int(_RMEM_MAX.read_text())
     except (OSError, ValueError):
@@ -65,66 +65,63 @@ def _free_shared_memory_bytes() -> int:
         return 0
 
 
-def found() -> Middleware:
-    """What rclpy runs on, where :func:`configure` was not called: settings are not ours."""
+def detect() -> Middleware:
+    """The middleware of a process in which :func:`configure` was not called."""
     name = "" if is_standalone() else str(get_rmw_implementation_identifier())
     return Middleware(name, f"middleware: {name or 'the standalone runtime'}")
 
 
 def configure(environment: MutableMapping[str, str] = os.environ, folder: Path | None = None) -> Middleware:
-    """Set the variables of the middleware in use, unless the user has set one. To be called before ``rclpy.init``.
+    """Set the environment variables of the middleware in use, unless the user has set them; call before ``rclpy.init``.
 
-    folder: the working directory, where Fast DDS looks for a file of the user's.
+    folder: where Fast DDS looks for a settings file of the user; None: the working directory.
     """
     if is_standalone():
-        return Middleware("", "middleware: the standalone runtime, with its own settings")
+        return Middleware("", "middleware: the standalone runtime with its own settings")
     name = str(get_rmw_implementation_identifier())
     if name == CYCLONE:
         return _configure_cyclone(name, environment)
     if name.startswith("rmw_fastrtps"):
         return _configure_fast(name, environment, folder or Path.cwd())
-    return Middleware(name, f"middleware: {name}, whose settings this package leaves alone")
+    return Middleware(name, f"middleware: {name}; this package does not change its settings")
 
 
 def _configure_cyclone(name: str, environment: MutableMapping[str, str]) -> Middleware:
     own = environment.get("CYCLONEDDS_URI")
     if own:
-        return Middleware(name, f"middleware: {name}, with your own CYCLONEDDS_URI={own[:200]}")
+        return Middleware(name, f"middleware: {name} with your CYCLONEDDS_URI={own[:200]}")
     file = config_file("cyclonedds.xml")
     environment["CYCLONEDDS_URI"] = f"file://{file}"
-    return Middleware(name, f"middleware: {name}, with {file} (CYCLONEDDS_URI is not set)", file)
+    return Middleware(name, f"middleware: {name} with {file}, because CYCLONEDDS_URI is not set", file)
 
 
 def _configure_fast(name: str, environment: MutableMapping[str, str], folder: Path) -> Middleware:
-    for variable in _FAST_OWN:
+    for variable in _FAST_USER_VARIABLES:
         if environment.get(variable):
-            return Middleware(name, f"middleware: {name}, with your own {variable}={environment[variable][:200]}")
-    for own in _FAST_FILES:
+            return Middleware(name, f"middleware: {name} with your {variable}={environment[variable][:200]}")
+    for own in _FAST_USER_FILES:
         if (folder / own).is_file():
-            return Middleware(name, f"middleware: {name}, with your own {folder / own}")
+            return Middleware(name, f"middleware: {name} with your {folder / own}")
     if not _is_fast_dds_2():
-        return Middleware(name, f"middleware: {name} with Fast DDS 3, whose settings this package leaves alone")
+        return Middleware(name, f"middleware: {name} with Fast DDS 3; this package does not change its settings")
     rmem_max = rmem_max_bytes() or 0
     free = _free_shared_memory_bytes()
-    if rmem_max < FAST_UDP_LEAST_BYTES and free < _SHARED_MEMORY_BYTES:
+    if rmem_max < FAST_UDP_MIN_BYTES and free < _SHARED_MEMORY_BYTES:
         return Middleware(
             name,
-            f"middleware: {name} at its own defaults: {_SHARED_MEMORY} has {free} bytes free and our shared-memory "
-            f"segment needs {_SHARED_MEMORY_BYTES} (Docker: --shm-size=1g or --ipc=host)",
+            f"middleware: {name} with its defaults: {_SHARED_MEMORY} has {free} bytes free, and a segment for images "
+            f"needs {_SHARED_MEMORY_BYTES} (Docker: --shm-size=1g or --ipc=host)",
         )
-    file = config_file("fastdds_udp.xml" if rmem_max >= FAST_UDP_LEAST_BYTES else "fastdds_shared_memory.xml")
+    file = config_file("fastdds_udp.xml" if rmem_max >= FAST_UDP_MIN_BYTES else "fastdds_shared_memory.xml")
     environment[_FAST_VARIABLES[0]] = str(file)
     return Middleware(
         name,
-        f"middleware: {name}, with {file} ({' and '.join((_FAST_VARIABLES[0], _FAST_OWN[-1]))} are not set; "
-        f"net.core.rmem_max is {rmem_max})",
+        f"middleware: {name} with {file}, because {_FAST_VARIABLES[0]} and {_FAST_USER_VARIABLES[-1]} are not set; "
+        f"net.core.rmem_max is {rmem_max}",
         file,
     )
 
 
 def _is_fast_dds_2() -> bool:
-    """Fast DDS 2 (Humble to Jazzy) is the library fastrtps; 3 is called fastdds, with other names in its files.
-
-    The library is loaded: the middleware has told its name.
-    """
+    """Whether the loaded library is Fast DDS 2 (libfastrtps, Humble to Jazzy). The files of Fast DDS 3 differ."""
     return "/libfastrtps.so" in _MAPS.read_text()

@@ -1,67 +1,55 @@
-"""The node: parameters and life cycle. What it does while active is in :mod:`multi_dnn_ros.ros.serving`."""
+"""The node: parameters and life cycle. What it does while active is in :mod:`multi_dnn_ros.ros.serving_session`."""
 
 from __future__ import annotations
 
-import threading
-import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
-import psutil
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 
-from multi_dnn_ros.common.thread_names import name_threads
+from multi_dnn_ros.ros.configure_progress import ConfigureProgress
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport
-from multi_dnn_ros.ros.machine import hardware_id
-from multi_dnn_ros.ros.middleware import Middleware, found
+from multi_dnn_ros.ros.engine_host import MakeHost, make_host
+from multi_dnn_ros.ros.failure_text import failure_text
+from multi_dnn_ros.ros.machine import hardware_id, resident_memory
+from multi_dnn_ros.ros.middleware import Middleware, detect
+from multi_dnn_ros.ros.node_diagnostics import NodeDiagnostics
 from multi_dnn_ros.ros.node_status import NodeView, capacity_statuses, host_statuses, node_status
-from multi_dnn_ros.ros.outputs import ResultPublishers
 from multi_dnn_ros.ros.parameters import NodeParameters
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
-from multi_dnn_ros.ros.serving import LogThrottle, Serving
+from multi_dnn_ros.ros.result_publishers import ResultPublishers
+from multi_dnn_ros.ros.serving_session import ServingSession
 from multi_dnn_ros.ros.transitions import Transitions
 from multi_dnn_ros.serving.capacity import Capacity, CapacityForImages
-from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Description, Host, Progress
+from multi_dnn_ros.serving.host import Build, Cancelled, Description, Host
+from multi_dnn_ros.settings.flat_parameters import Reading
 from multi_dnn_ros.settings.schema import NodeConfig
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS
 
 SUCCESS, FAILURE = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
 #: Unless it is remapped.
 NODE_NAME = "multi_dnn"
-#: How long a transition that was cancelled may take to end; then the host is closed under it.
+#: Maximum time for a cancelled transition to end by itself; after it the host is closed.
 _CANCEL_S = 1.0
-#: How long closing the host, and what is drawn, may take beyond the time to stop.
+#: Maximum time for closing the host and the overlay, in addition to stop_timeout_s.
 _CLOSE_S = 3.0
-
-#: Makes the host for a value of the parameter `isolation`. build: see MultiDnnNode.
-MakeHost = Callable[[str, "Build | None"], Host]
-
-
-def make_host(isolation: str, build: Build | None) -> Host:
-    """The engine in processes of its own (`process`), or in this one (`none`), which imports PyTorch here."""
-    from multi_dnn_ros.serving import builds
-
-    if isolation == "none":
-        from multi_dnn_ros.serving.local_host import LocalHost
-
-        return LocalHost(build or builds.build)
-    from multi_dnn_ros.serving.process_host import ProcessHost
-
-    return ProcessHost(build or builds.build)
 
 
 class MultiDnnNode(LifecycleNode):
-    """configure: load, cut and warm up the DNNs. activate: serve, and subscribe. deactivate: take no more frames,
-    finish those under way. cleanup: end the engine, which frees all memory of the DNNs.
+    """The node of the package.
 
-    Transitions that are asked for by service, and those of the parameter `autostart`, run in a thread of their own
-    (:mod:`multi_dnn_ros.ros.transitions`), so that the node answers meanwhile.
+    configure: start the engine; load, cut and warm up the DNNs. activate: subscribe to the cameras and serve.
+    deactivate: accept no more frames and finish those in progress. cleanup: end the engine, which frees all memory of
+    the DNNs.
 
-    build: makes the pipeline where the engine is (default: :func:`multi_dnn_ros.pipeline.build.build`). host: makes the
-    host of the engine. middleware: what ROS 2 runs on, and with whose settings. Further arguments are
-    LifecycleNode's.
+    Transitions requested by service, and those of the parameter `autostart`, run in a thread of their own
+    (:mod:`multi_dnn_ros.ros.transitions`), so that the node stays responsive.
+
+    build: builds the pipeline in the process of the engine (default: :func:`multi_dnn_ros.pipeline.build.build`).
+    host: makes the host of the engine. middleware: result of :func:`multi_dnn_ros.ros.middleware.configure`. Further
+    arguments are those of LifecycleNode.
     """
 
     def __init__(
@@ -73,64 +61,60 @@ class MultiDnnNode(LifecycleNode):
         **arguments: Any,
     ) -> None:
         super().__init__(NODE_NAME, **arguments)
-        self._hanging: list[Serving] = []  # those with threads that did not end when they were told to
+        self._hanging: list[ServingSession] = []  # with threads that did not end when they should
         self._build = build
         self._make_host = host
-        self._host: Host | None = None  # from the begin of configuring
-        self._progress: Progress | None = None  # while configuring
-        self._progressing = threading.Lock()  # held to change it
+        self._host: Host | None = None  # from the start of configuring
         self._config: NodeConfig | None = None
-        self._description: Description | None = None
+        self._description: Description | None = None  # while configured
         self._capacity = CapacityForImages(None)  # while configured
-        self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters that changed while configuring
+        self._changed: dict[tuple[str, str], Any] = {}  # runtime parameters changed while configuring
         self._outputs: ResultPublishers | None = None
-        self._serving: Serving | None = None
+        self._session: ServingSession | None = None  # while active
         self._failure = ""
         self._finalized = False
-        self._throttle = LogThrottle()
         log = self.get_logger()
-        self._receive_check = ReceiveCheck(middleware or found(), log.warning, log.info)
+        self._progress = ConfigureProgress(log.info)
+        self._receive_check = ReceiveCheck(middleware or detect(), log.warning, log.info)
         self._node_parameters = NodeParameters(self, self._apply)
-        self._report = self._new_report("")
-        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
-        # Steady: diagnostics go out also while simulated time stands still.
-        self._steady = Clock(clock_type=ClockType.STEADY_TIME)
-        self._diagnostics_timer = self._new_diagnostics_timer()
+        self._diagnostics = NodeDiagnostics(self, self._node_parameters, self._statuses)
         self._transitions = Transitions(self, self._cancel, lambda: self._description is not None)
         self._start_timer = None
         if self._node_parameters.value("autostart"):
-            self._start_timer = self.create_timer(0.001, self._start, clock=self._steady)
+            # On the steady clock, because simulated time may be paused.
+            clock = Clock(clock_type=ClockType.STEADY_TIME)
+            self._start_timer = self.create_timer(0.001, self._start, clock=clock)
 
     def published(self) -> dict[tuple[str, str], int]:
-        """Results published since activating, by DNN and camera; empty while inactive."""
-        return self._serving.published() if self._serving is not None else {}
+        """Number of results published since activation, by (DNN, camera); empty while inactive."""
+        return self._session.published() if self._session is not None else {}
 
     @property
-    def unanswered(self) -> int:
-        """Clients of the service `change_state` that wait for an answer."""
-        return self._transitions.unanswered
+    def pending_responses(self) -> int:
+        """Number of requests of the service `change_state` without a response yet."""
+        return self._transitions.pending_responses
 
     @property
     def hung(self) -> list[str]:
-        """What did not end when it was told to, and still has not."""
-        self._hanging = [serving for serving in self._hanging if serving.alive()]
-        threads = [name for serving in self._hanging for name in serving.alive()]
+        """Names of threads that did not end when they should and still run."""
+        self._hanging = [session for session in self._hanging if session.alive()]
+        threads = [name for session in self._hanging for name in session.alive()]
         return [*threads, "transition"] if self._transitions.hangs else threads
 
     def close(self) -> None:
-        """Stop and free everything, in whatever state the node is; for the end of the process."""
+        """Stop and free everything, in any state; for the end of the process."""
         if not self._transitions.end(_CANCEL_S) and not self._end_slow_transition():
             self._transitions.abandon()
-            self.get_logger().error("the transition that is under way does not end")
+            self.get_logger().error("the transition in progress does not end; its thread is abandoned")
             self._release()
             return
         try:
             self.trigger_shutdown()
-        except Exception:  # shut down already
+        except Exception:  # already shut down
             self._release()
 
     def _end_slow_transition(self) -> bool:
-        """What did not end at once when it was cancelled: configuring is given up, and stopping may take its time."""
+        """End a transition that did not end when cancelled: close the host if configuring, otherwise wait longer."""
         if self._state() == "configuring" and self._host is not None:
             self._host.close()
             return self._transitions.end(_CANCEL_S / 2)
@@ -139,30 +123,28 @@ class MultiDnnNode(LifecycleNode):
     # -- transitions
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """FAILURE, with the reason in the log, leaves the node unconfigured; parameters may then be set right."""
+        """FAILURE leaves the node unconfigured, with the reason in the log; parameters can then be corrected."""
         in_executor = self._transitions.in_executor
         try:
             host, reading = in_executor(self._begin_configuring)
             config = self._node_parameters.checked(reading, host.check)
             self._config = config
-            self._progress = Progress("loading the engine")
-            description = host.configure(config, self._progressed)
-            in_executor(self._configured, config, description)
+            self._progress.start("loading the engine")
+            description = host.configure(config, self._progress.report)
+            in_executor(self._end_configuring, config, description)
         except Exception as error:
-            # Here, where the traceback is; in the executor's thread only what concerns ROS.
-            self._fail("configure", error)
+            self._log_failure("configure", error)
             self._release()
             return FAILURE
         finally:
-            with self._progressing:
-                self._progress = None
+            self._progress.end()
         return super().on_configure(state)
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         return self._transitions.in_executor(self._activate, state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        self._stop()
+        self._stop_serving()
         return self._transitions.in_executor(super().on_deactivate, state)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -176,12 +158,12 @@ class MultiDnnNode(LifecycleNode):
         return SUCCESS
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """An unexpected error in a transition: everything is freed, and the node may be configured again."""
+        """After an unexpected error in a transition: free everything, so that the node can be configured again."""
         self._release()
         return SUCCESS
 
     def _start(self) -> None:
-        """Once, by timer: configure and activate."""
+        """Configure and activate; called once, by a timer."""
         if self._start_timer is not None:
             self._start_timer.cancel()
             self.destroy_timer(self._start_timer)
@@ -193,26 +175,16 @@ class MultiDnnNode(LifecycleNode):
         if self._host is not None:
             self._host.cancel()
 
-    def _begin_configuring(self) -> tuple[Host, Any]:
+    def _begin_configuring(self) -> tuple[Host, Reading]:
         self._failure = ""
         self._changed = {}
-        self._progress = Progress("reading the parameters")
+        self._progress.start("reading the parameters")
         self._host = self._make_host(self._node_parameters.value("isolation"), self._build)
         reading = self._node_parameters.reading()
-        self._node_parameters.lock(True)  # what is set from now on would not be in what is being configured
+        self._node_parameters.lock(True)  # later changes would not be part of this configuration
         return self._host, reading
 
-    def _progressed(self, progress: Progress) -> None:
-        """Called in any thread."""
-        with self._progressing:
-            former = self._progress
-            if former is None:  # told late: configuring has ended
-                return
-            self._progress = progress
-        if progress.text != former.text:
-            self.get_logger().info(progress.text)
-
-    def _configured(self, config: NodeConfig, description: Description) -> None:
+    def _end_configuring(self, config: NodeConfig, description: Description) -> None:
         assert self._host is not None
         dnns = description.dnns
         RESULT_KINDS.report_broken(self.get_logger().warning)
@@ -222,18 +194,16 @@ class MultiDnnNode(LifecycleNode):
             kinds={name: RESULT_KINDS.get(dnn.result_kind) for name, dnn in dnns.items()},
             labels={name: dnn.labels for name, dnn in dnns.items()},
         )
-        self._report = self._new_report(hardware_id(description.device_name))
-        self.destroy_timer(self._diagnostics_timer)
-        self._diagnostics_timer = self._new_diagnostics_timer()
+        self._diagnostics.configured(hardware_id(description.device_name))
         self._receive_check.configured([name for name, it in config.cameras.items() if it.transport == "raw"])
         self._description = description
         for (dnn, field), value in self._changed.items():
             self._host.update(dnn, field, value)
         self._capacity = CapacityForImages(description.fit)
-        self._tell_capacity(self._capacity.current)
+        self._log_capacity(self._capacity.current)
         self.get_logger().info(
             f"configured: DNNs {', '.join(config.dnns)}; cameras {', '.join(config.cameras)}; "
-            f"workers {description.workers} on {description.device}; policy {config.policy}; {self._memory()}"
+            f"workers {description.workers} on {description.device}; policy {config.policy}; {self._memory_text()}"
         )
 
     def _activate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -241,78 +211,71 @@ class MultiDnnNode(LifecycleNode):
         assert self._description is not None
         assert self._host is not None
         assert self._outputs is not None
-        super().on_activate(state)  # before the first result: inactive publishers drop what they are given
+        super().on_activate(state)  # before the first result, because inactive publishers drop messages
         try:
-            self._serving = Serving(
+            self._session = ServingSession(
                 self, self._config, self._host, self._description, self._outputs, self._receive_check, self._on_size
             )
-            self._report.restart()
+            self._diagnostics.activated()
             for name in self._description.dnns:
                 self._outputs.publish_labels(name, self._threshold(name))
         except Exception as error:
-            self._fail("activate", error)
-            self._stop()
+            self._log_failure("activate", error)
+            self._stop_serving()
             super().on_deactivate(state)
             return FAILURE
         self._failure = ""
         self.get_logger().info("active")
         return SUCCESS
 
-    def _stop(self) -> None:
-        serving, self._serving = self._serving, None
-        if serving is None:
+    def _stop_serving(self) -> None:
+        session, self._session = self._session, None
+        if session is None:
             return
         assert self._config is not None
-        self._transitions.in_executor(serving.unsubscribe)
-        hung = serving.stop(self._config.stop_timeout_s)
+        self._transitions.in_executor(session.unsubscribe)
+        hung = session.stop(self._config.stop_timeout_s)
         if hung:
-            self._hanging.append(serving)
+            self._hanging.append(session)
             self.get_logger().error(
                 f"threads did not end within {self._config.stop_timeout_s} s (parameter stop_timeout_s): "
                 f"{', '.join(hung)}"
             )
 
     def _release(self) -> None:
-        """End the engine and free what configuring made, if anything, and say how much that was."""
-        self._stop()
-        host, description, before = self._host, self._description, self._memory()
+        """End the engine, free everything that configuring created, and log the memory before and after."""
+        self._stop_serving()
+        host, description, before = self._host, self._description, self._memory_text()
         if host is not None:
             host.close()
-        self._transitions.in_executor(self._forget)
+        self._transitions.in_executor(self._clear_configuration)
         if description is not None:
-            self.get_logger().info(f"freed: {before} before, {self._memory()} after")
+            self.get_logger().info(f"unconfigured; before: {before}; after: {self._memory_text()}")
 
-    def _forget(self) -> None:
+    def _clear_configuration(self) -> None:
         if self._outputs is not None:
             self._outputs.close()
         self._host = self._outputs = self._config = self._description = None
         self._node_parameters.lock(False)
 
-    def _fail(self, what: str, error: Exception) -> None:
-        """Mistakes in parameters and files are told in words; anything else with where it happened."""
+    def _log_failure(self, what: str, error: Exception) -> None:
         if isinstance(error, Cancelled):
             self.get_logger().info(f"cancelled: {what}")
             return
-        if isinstance(error, ConfigureError):
-            expected, text = error.expected, error.text
-        else:
-            expected = isinstance(error, (ValueError, OSError))
-            text = str(error) if expected else traceback.format_exc()
-        lines = text.splitlines() or [type(error).__name__]
-        self._failure = f"cannot {what}: {text if expected else lines[-1]}"
+        self._failure, lines = failure_text(what, error)
         for line in lines:
-            self.get_logger().error(f"cannot {what}: {line}")
+            self.get_logger().error(line)
 
     # -- parameters
 
     def _threshold(self, dnn: str) -> float:
-        """The score threshold in force; 0 stands for the model's own."""
+        """The score threshold in use; 0 in the parameter selects that of the model."""
         assert self._config is not None
         assert self._description is not None
         return self._config.dnns[dnn].score_threshold or self._description.dnns[dnn].own_threshold
 
     def _apply(self, name: str, value: Any) -> None:
-        """A runtime parameter has changed; before configuring there is nothing to change."""
+        """Apply a changed runtime parameter; before configuring there is nothing to do."""
         _, dnn, field = name.split(".")
         if self._config is None or dnn not in self._config.dnns:
             return
@@ -321,76 +284,60 @@ class MultiDnnNode(LifecycleNode):
             self._changed[dnn, field] = value
         else:
             self._host.update(dnn, field, value)
-            if self._serving is not None:
-                self._serving.update(dnn, field, value)
-            if field == "score_threshold" and self._serving is not None and self._outputs is not None:
+            if self._session is not None:
+                self._session.update(dnn, field, value)
+            if field == "score_threshold" and self._session is not None and self._outputs is not None:
                 self._outputs.publish_labels(dnn, self._threshold(dnn))
         self.get_logger().info(f"{name} is now {value}")
 
     # -- diagnostics
 
-    def _new_report(self, hardware: str) -> DiagnosticsReport:
-        name = self.get_fully_qualified_name().lstrip("/")
-        return DiagnosticsReport(name, hardware, self._node_parameters.value("stale_after_s"))
-
-    def _new_diagnostics_timer(self) -> Any:
-        period_s = self._node_parameters.value("diagnostics_period_s")
-        return self.create_timer(period_s, self._publish_diagnostics, clock=self._steady)
-
-    def _publish_diagnostics(self) -> None:
-        name_threads()
-        try:
-            host, description, serving = self._host, self._description, self._serving
-            statuses = [
-                node_status(self._report, self._view()),
-                *capacity_statuses(self._report, self._capacity.current if description is not None else None),
-                *host_statuses(self._report, host.conditions() if host is not None else ()),
-                *(serving.statuses(self._report) if serving is not None else ()),
-            ]
-            self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
-        except Exception:  # diagnostics must never be what ends the node
-            more = self._throttle.passes("diagnostics")
-            if more is not None:
-                self.get_logger().error(f"diagnostics: {traceback.format_exc()}{more}")
+    def _statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
+        host, description, session = self._host, self._description, self._session  # a transition may change them
+        yield node_status(report, self._view())
+        yield from capacity_statuses(report, self._capacity.current if description is not None else None)
+        yield from host_statuses(report, host.conditions() if host is not None else ())
+        if session is not None:
+            yield from session.statuses(report)
 
     def _on_size(self, camera: str, size: tuple[int, int]) -> None:
-        """An image of this (width, height) was served."""
-        self._tell_capacity(self._capacity.see(camera, size))
+        """A result for an image of this (width, height) was published."""
+        self._log_capacity(self._capacity.see(camera, size))
 
-    def _tell_capacity(self, found: Capacity | None) -> None:
-        if found is None:
+    def _log_capacity(self, capacity: Capacity | None) -> None:
+        if capacity is None:
             return
-        text = "; ".join((f"capacity: {found.text}", *found.advice))
-        if found.fits:  # a call for each severity: rclpy raises when one place logs with two
+        text = "; ".join((f"capacity: {capacity.text}", *capacity.advice))
+        if capacity.fits:  # two calls, because rclpy allows only one level per calling line
             self.get_logger().info(text)
         else:
             self.get_logger().warning(text)
 
     def _state(self) -> str:
-        if self._serving is not None:
+        if self._session is not None:
             return "active"
         if self._description is not None:
             return "inactive"
-        if self._progress is not None:
+        if self._progress.current is not None:
             return "configuring"
         return "finalized" if self._finalized else "unconfigured"
 
     def _view(self) -> NodeView:
-        serving = self._serving  # which a transition may end meanwhile
+        session = self._session  # a transition may change it
         return NodeView(
             state=self._state(),
-            progress=self._progress if self._description is None else None,
+            progress=self._progress.current if self._description is None else None,
             config=self._config,
             description=self._description,
             failure=self._failure,
             hung=self.hung,
-            ended=serving.ended() if serving is not None else (),
-            memory=self._memory_values(),
+            ended=session.ended() if session is not None else (),
+            memory=self._memory(),
         )
 
-    def _memory_values(self) -> dict[str, int]:
-        own = {"resident memory (bytes)": psutil.Process().memory_info().rss}
-        return own if self._host is None else {**own, **self._host.memory()}
+    def _memory(self) -> dict[str, int]:
+        return {**resident_memory(), **(self._host.memory() if self._host is not None else {})}
 
-    def _memory(self) -> str:
-        return ", ".join(f"{name} {value:,}" for name, value in self._memory_values().items())
+    def _memory_text(self) -> str:
+        values = self._memory().items()
+        return ", ".join(f"{name.removesuffix(' (bytes)')} {value / 1e6:,.0f} MB" for name, value in values)

@@ -1,4 +1,4 @@
-"""Diagnostics of the node itself: its state, what the DNNs need, and the parts of the engine's host."""
+"""The statuses of the node itself, of the capacity and of the engine processes; docs/diagnostics.md lists them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
 
 @dataclass(frozen=True)
 class NodeView:
-    """What the status of the node says.
+    """The data of the node's status.
 
-    progress: while configuring. config, description: while configured. failure: why the last transition failed.
-    hung, ended: threads that did not end, and that ended by an error. memory: bytes, by name.
+    progress: only while configuring. config, description: only while configured. failure: why the last transition
+    failed; empty: it did not. hung: threads that did not end when they should. ended: threads that ended by an error.
+    memory: bytes by name.
     """
 
     state: str
@@ -35,7 +36,7 @@ class NodeView:
 
 
 def node_status(report: DiagnosticsReport, view: NodeView) -> DiagnosticStatus:
-    """OK while configured, else WARN; ERROR after a failure and with threads that hang or ended."""
+    """OK while configured, otherwise WARN; ERROR after a failed transition, or if threads hang or have ended."""
     config, description = view.config, view.description
     values: dict[str, object] = {"state": view.state, **versions()}
     if config is not None and description is not None:
@@ -52,14 +53,14 @@ def node_status(report: DiagnosticsReport, view: NodeView) -> DiagnosticStatus:
 
 
 def capacity_statuses(report: DiagnosticsReport, capacity: Capacity | None) -> list[DiagnosticStatus]:
-    """Whether the DNNs fit the device; nothing without rates of the cameras."""
+    """Whether the DNNs fit the device; empty if it was not measured because a camera has no rate_hz."""
     if capacity is None:
         return []
     return [report.status("capacity", OK if capacity.fits else WARN, capacity.text, capacity.values)]
 
 
 def host_statuses(report: DiagnosticsReport, conditions: Sequence[Condition]) -> list[DiagnosticStatus]:
-    """One for each part of the host."""
+    """One status for each engine process."""
     return [report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in conditions]
 
 

@@ -1,7 +1,7 @@
-"""Publishes results drawn on their image, while someone looks; in a thread of its own, so that no DNN waits for it.
+"""Publishes each image with the results drawn on it, while the topic has a subscription.
 
-The memory of a frame's image is used again once its last DNN has answered, so the image of a picture that will be drawn
-is copied before that.
+Drawing runs in a thread of its own, so that no DNN waits for it. The memory of a frame's image is reused once its last
+DNN has finished, so the image is copied before that.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from multi_dnn_ros.ros.result_messages import image_message
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 
-#: Frames of one camera that some DNN has not answered yet; the oldest is given up for the next.
-_OPEN_FRAMES = 8
-#: A DNN that dropped a frame is shown with what it last found, for so long after it was found.
-_HELD_NS = 1_000_000_000
+#: Maximum number of unfinished frames per camera; above it the oldest is not drawn.
+_MAX_OPEN_FRAMES = 8
+#: The last result of a DNN is drawn on frames that the DNN dropped, for this time.
+_HOLD_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A DNN's newest answer. received_ns: when its frame arrived. found_ns: when it was there. size: (H, W)."""
+class _LastResult:
+    """A DNN's newest result. received_ns: arrival of its frame. finished_ns: when it was ready. size: (H, W)."""
 
     received_ns: int
-    found_ns: int
+    finished_ns: int
     size: tuple[int, ...]
     layer: Layer
 
 
 @dataclass
-class _Picture:
-    """What has come in for one frame. waiting: DNNs that have neither answered nor dropped it. image: a copy."""
+class _Overlay:
+    """One frame and its results so far. waiting: DNNs that have not finished it. image: a copy, once it is needed."""
 
     frame: Frame
     waiting: set[str]
@@ -48,12 +48,12 @@ class _Picture:
 
 
 class OverlayPublisher:
-    """Collects the results of a frame until every DNN of its camera has answered or dropped it, then draws.
+    """Collects the results of a frame until every DNN of its camera has published or dropped it, then draws.
 
-    publishers: by camera. dnns: the names of each camera's DNNs. kinds: of each DNN's results. report: gets a line when
-    drawing fails.
-    Only the newest complete frame of a camera is drawn, and none that is older than one before it: what a slow DNN
-    found on a frame that the others have left behind is shown on the next ones.
+    publishers: by camera. dnns: names of each camera's DNNs. kinds: result kind of each DNN. report: called with a
+    message when drawing fails.
+    Only the newest complete frame of a camera is drawn, and never one older than the last. The result of a slow DNN for
+    an older frame is drawn on the next frames.
     """
 
     def __init__(
@@ -67,65 +67,65 @@ class OverlayPublisher:
         self._kinds = kinds
         self._dnns = dnns
         self._report = report
-        self._open: dict[str, OrderedDict[Frame, _Picture]] = {camera: OrderedDict() for camera in publishers}
-        self._latest: dict[str, dict[str, _Found]] = {camera: {} for camera in publishers}
-        self._newest_ns = dict.fromkeys(publishers, 0)  # arrival of the newest complete frame
-        self._ready: dict[str, _Picture] = {}
+        self._open: dict[str, OrderedDict[Frame, _Overlay]] = {camera: OrderedDict() for camera in publishers}
+        self._latest: dict[str, dict[str, _LastResult]] = {camera: {} for camera in publishers}
+        self._newest_ns = dict.fromkeys(publishers, 0)  # arrival time of the newest complete frame
+        self._ready: dict[str, _Overlay] = {}
         self._wake = threading.Condition()
         self._ended = False
         self.thread = threading.Thread(target=self._run, name="overlay", daemon=True)
         self.thread.start()
 
     def add(self, result: Result) -> None:
-        """A DNN's answer, as long as the frame's image is there; drawing happens elsewhere."""
+        """Add a result; to be called before the memory of the frame's image is released. Does not draw."""
         layer = Layer(result.dnn, self._kinds[result.dnn], result.output, result.timing.end_to_end_ns / 1e6)
-        found = _Found(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layer)
-        self._answer(result.dnn, result.frame, found)
+        last = _LastResult(result.frame.received_ns, result.timing.finished_ns, result.frame.image().shape[:2], layer)
+        self._finish(result.dnn, result.frame, last)
 
     def skip(self, drop: Drop) -> None:
-        """A DNN gives no answer for this frame. Its image is there, if any DNN has given one."""
-        self._answer(drop.dnn, drop.frame, None)
+        """A DNN has dropped a frame."""
+        self._finish(drop.dnn, drop.frame, None)
 
     def stop(self, timeout_s: float) -> bool:
-        """End the thread; False when it did not in time."""
+        """End the thread; False if it did not end in time."""
         with self._wake:
             self._ended = True
             self._wake.notify()
         self.thread.join(timeout_s)
         return not self.thread.is_alive()
 
-    def _answer(self, dnn: str, frame: Frame, found: _Found | None) -> None:
+    def _finish(self, dnn: str, frame: Frame, last: _LastResult | None) -> None:
         camera = frame.camera
         with self._wake:
             if self._publishers[camera].get_subscription_count() == 0:
                 self._open[camera].clear()
                 self._latest[camera].clear()
                 return
-            if found is not None:
-                self._latest[camera][dnn] = found
+            if last is not None:
+                self._latest[camera][dnn] = last
             if frame.received_ns < self._newest_ns[camera]:
                 return
-            pictures = self._open[camera]
-            picture = pictures.get(frame)
-            if picture is None:
-                picture = pictures[frame] = _Picture(frame, set(self._dnns[camera]))
-                if len(pictures) > _OPEN_FRAMES:
-                    pictures.popitem(last=False)
-            picture.waiting.discard(dnn)
-            if found is not None:
-                picture.layers[dnn] = found.layer
-            if picture.waiting:
+            overlays = self._open[camera]
+            overlay = overlays.get(frame)
+            if overlay is None:
+                overlay = overlays[frame] = _Overlay(frame, set(self._dnns[camera]))
+                if len(overlays) > _MAX_OPEN_FRAMES:
+                    overlays.popitem(last=False)
+            overlay.waiting.discard(dnn)
+            if last is not None:
+                overlay.layers[dnn] = last.layer
+            if overlay.waiting:
                 return
-            del pictures[frame]
-            if not picture.layers:
+            del overlays[frame]
+            if not overlay.layers:
                 return
             self._newest_ns[camera] = frame.received_ns
-            for older in [other for other in pictures if other.received_ns < frame.received_ns]:
-                del pictures[older]
-        picture.image = frame.image().copy()  # without the lock: other cameras' DNNs answer meanwhile
+            for older in [other for other in overlays if other.received_ns < frame.received_ns]:
+                del overlays[older]
+        overlay.image = frame.image().copy()  # without the lock, which the DNNs of other cameras need
         with self._wake:
-            if frame.received_ns >= self._newest_ns[camera]:  # else another thread was faster with a newer one
-                self._ready[camera] = picture
+            if frame.received_ns >= self._newest_ns[camera]:  # otherwise another thread has completed a newer one
+                self._ready[camera] = overlay
                 self._wake.notify()
 
     def _run(self) -> None:
@@ -134,25 +134,25 @@ class OverlayPublisher:
                 self._wake.wait_for(lambda: self._ready or self._ended)
                 if self._ended:
                     return
-                camera = next(iter(self._ready))  # cameras take turns
-                picture = self._ready.pop(camera)
-                layers = [*picture.layers.values(), *self._held(camera, picture)]
+                camera = next(iter(self._ready))  # the dict is ordered, so cameras alternate
+                overlay = self._ready.pop(camera)
+                layers = [*overlay.layers.values(), *self._held(camera, overlay)]
             try:
-                assert picture.image is not None
-                pixels = draw(picture.image, layers)
-                self._publishers[camera].publish(image_message(pixels, "rgb8", picture.frame.context))
-            except Exception as error:  # a picture that cannot be drawn must not end the pictures
+                assert overlay.image is not None
+                pixels = draw(overlay.image, layers)
+                self._publishers[camera].publish(image_message(pixels, "rgb8", overlay.frame.context))
+            except Exception as error:  # one failed overlay must not end the thread
                 self._report(f"overlay of camera {camera}: {type(error).__name__}: {error}")
-            del picture, layers  # nothing of a frame may live on while this thread waits
+            del overlay, layers  # keep no reference to the frame while waiting
 
-    def _held(self, camera: str, picture: _Picture) -> list[Layer]:
-        """What the DNNs that dropped this frame found last; without it their boxes would flicker."""
-        assert picture.image is not None
-        frame, size = picture.frame, picture.image.shape[:2]
+    def _held(self, camera: str, overlay: _Overlay) -> list[Layer]:
+        """The last results of the DNNs that dropped this frame; without them their boxes would flicker."""
+        assert overlay.image is not None
+        frame, size = overlay.frame, overlay.image.shape[:2]
         return [
-            replace(found.layer, held=True)
-            for dnn, found in self._latest[camera].items()
-            if dnn not in picture.layers
-            and found.size == size
-            and found.received_ns <= frame.received_ns <= found.found_ns + _HELD_NS
+            replace(last.layer, held=True)
+            for dnn, last in self._latest[camera].items()
+            if dnn not in overlay.layers
+            and last.size == size
+            and last.received_ns <= frame.received_ns <= last.finished_ns + _HOLD_NS
         ]

@@ -1,4 +1,4 @@
-"""The schema as ROS parameters of a node: declared with their limits, validated when set, applied afterwards."""
+"""The ROS parameters of the node: declared from the schema, validated when set, applied afterwards."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.settings.flat_parameters import (
+from multi_dnn_ros.settings.flat_parameters import Reading, read_parameters
+from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
     ParameterError,
     ParameterField,
-    Reading,
     checked_names,
     initial_value,
     parameter_fields,
-    read_parameters,
     shown,
-    unknown_parameters,
 )
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 
 _LISTS = ("cameras", "dnns")
 _READ_ONLY = "Read-only while the node is configured."
 
 
 class NodeParameters:
-    """Declares the parameters on a node and keeps them.
+    """Declares the parameters of a node and validates changes.
 
-    A mistake in a parameter file or on the command line must not end the process: the wrong value (or the name that
-    does not exist) is declared as it stands, :meth:`config` names it, and setting it right, or deleting it, mends it.
-    That is why parameters are declared with dynamic typing; values are checked here.
+    A mistake in a parameter file or on the command line must not end the process. An invalid value or unknown name is
+    declared as it is, :meth:`checked` reports it, and the user can correct or delete it while the node runs. Therefore
+    parameters are declared with dynamic typing, and the types are checked here.
 
-    apply: called with (name, value) after a parameter was changed that may change at run time.
+    apply: called with (name, value) after a runtime parameter has changed.
     """
 
     def __init__(self, node: Node, apply: Callable[[str, Any], None]) -> None:
@@ -45,12 +44,12 @@ class NodeParameters:
         self._apply = apply
         self._locked = False
         self._declaring = False
-        # Overrides that nobody declared are how a typing error is found. rclpy's only public way to them,
+        # Undeclared overrides reveal typing errors. The only public access to them in rclpy,
         # automatically_declare_parameters_from_overrides, raises for an empty list (Jazzy).
         self._overrides: dict[str, Any] = {
             name: getattr(parameter, "value", parameter) for name, parameter in node._parameter_overrides.items()
         }
-        names = self._names_or("cameras", DEFAULT_CAMERAS), self._names_or("dnns", DEFAULT_DNNS)
+        names = self._names_or_default("cameras", DEFAULT_CAMERAS), self._names_or_default("dnns", DEFAULT_DNNS)
         self._fields = parameter_fields(*names)
         for name, field in self._fields.items():
             self._declare(name, field)
@@ -60,7 +59,7 @@ class NodeParameters:
             node.add_post_set_parameters_callback(self._changed)
 
     def value(self, name: str) -> Any:
-        """The value of a parameter, checked; its default where it is wrong (then :meth:`config` says so)."""
+        """The value of a parameter; its default if the value is invalid, which :meth:`checked` reports."""
         field = self._fields[name]
         try:
             return field.checked(name, self._node.get_parameter(name).value)
@@ -68,7 +67,7 @@ class NodeParameters:
             return field.default
 
     def reading(self) -> Reading:
-        """All parameters as they are now, with what is wrong. Logs what is not used."""
+        """The present parameters and the problems found in them. Logs warnings about unused ones."""
         for warning in self._warnings:
             self._node.get_logger().warning(warning)
         names = [name for name in (*self._fields, *self._unknown) if self._node.has_parameter(name)]
@@ -79,23 +78,23 @@ class NodeParameters:
 
     @staticmethod
     def checked(reading: Reading, check: Callable[[NodeConfig], Sequence[str]]) -> NodeConfig:
-        """The configuration of a reading; ParameterError names each parameter that is wrong. May take long.
+        """The configuration of a reading. Raises ParameterError with every problem found. May take long.
 
-        check: says what is wrong beyond single values; asked only where something is wrong already, so that everything
-        is told at once.
+        check: finds problems beyond single values. Called only if there are problems already, to report all of them
+        together; otherwise configuring calls it.
         """
         if reading.config is not None and not reading.problems:
             return reading.config
         beyond = check(reading.config) if reading.config is not None else ()
-        # Not of values that are wrong, and were checked further as if they had not been given.
+        # Omit problems of parameters that are invalid already: `check` has seen their defaults.
         further = [line for line in beyond if not any(name in line.split() for name in reading.wrong)]
         raise ParameterError([*reading.problems, *further])
 
     def lock(self, locked: bool) -> None:
-        """Whether parameters that are read-only once configured are refused."""
+        """Set whether changes of parameters other than runtime parameters are rejected."""
         self._locked = locked
 
-    def _names_or(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    def _names_or_default(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         try:
             return checked_names(name, self._overrides.get(name, list(default)))
         except ParameterError:
@@ -108,7 +107,7 @@ class NodeParameters:
         try:
             value = field.checked(name, value)
         except ParameterError:
-            pass  # declared all the same, without a range, which would refuse it
+            pass  # declared without a range, which would reject the value
         else:
             if field.minimum is not None and field.maximum is not None:
                 low, high = field.minimum, field.maximum
@@ -123,7 +122,7 @@ class NodeParameters:
             self._declaring = False
 
     def _declare_unknown(self, cameras: tuple[str, ...], dnns: tuple[str, ...]) -> tuple[list[str], list[str]]:
-        """Names that exist nowhere: declared when they are errors, so that they can be looked at and deleted."""
+        """Declare unknown names that are errors, so that users can see and delete them; returns these, and warnings."""
         unknown = []
         for name, value in self._overrides.items():
             errors, _ = unknown_parameters({name: value}, cameras, dnns)
@@ -134,8 +133,8 @@ class NodeParameters:
         return unknown, unknown_parameters(self._overrides, cameras, dnns)[1]
 
     def _validate(self, parameters: list[Parameter]) -> SetParametersResult:
-        """Judges only; what a change does is done in :meth:`_changed`, when no one can refuse it any more."""
-        if self._declaring:  # as it stands: what has no default, such as the role of a new DNN, is set afterwards
+        """Validate without side effects. :meth:`_changed` applies the change once every callback has accepted it."""
+        if self._declaring:  # accept invalid values: the role of a new DNN, for example, has no default
             return SetParametersResult(successful=True)
         problems: list[str] = []
         for parameter in parameters:
@@ -144,16 +143,16 @@ class NodeParameters:
             except ParameterError as error:
                 problems.extend(error.problems)
         if not problems and not hasattr(self._node, "add_post_set_parameters_callback"):
-            self._changed(parameters)  # Humble: nothing is called after setting
+            self._changed(parameters)  # Humble has no callbacks after setting
         return SetParametersResult(successful=not problems, reason="; ".join(problems))
 
     def _topic_problems(self, config: NodeConfig) -> list[str]:
-        """Only ROS knows what a topic's name may be, and it looks when a subscription is made: when activating."""
+        """Invalid topic names. Only ROS can check them, and without this it would do so during activation."""
         problems = []
         for name, camera in config.cameras.items():
             try:
                 self._node.resolve_topic_name(camera.topic or name)
-            except Exception as error:  # rclpy's are of several types, with a picture of the name in further lines
+            except Exception as error:  # of several types; further lines mark the position in the name
                 reason = summarize_error(error).rstrip(":")
                 problems.append(
                     f"parameter camera.{name}.topic is {shown(camera.topic)}; allowed: a topic name: {reason}"
@@ -161,7 +160,7 @@ class NodeParameters:
         return problems
 
     def _checked(self, name: str, value: Any) -> Any:
-        """In the parameter's own type, in which equal values compare equal: rclpy keeps lists, tuples and arrays."""
+        """The value in the type of the parameter, so that equal lists, tuples and arrays compare equal."""
         return checked_names(name, value) if name in _LISTS else self._fields[name].checked(name, value)
 
     def _check(self, name: str, value: Any) -> None:
@@ -184,14 +183,14 @@ class NodeParameters:
             return
         lists = {parameter.name: tuple(parameter.value) for parameter in parameters if parameter.name in _LISTS}
         if lists:
-            self._rename(lists)
+            self._update_members(lists)
         for parameter in parameters:
             field = self._fields.get(parameter.name)
             if field is not None and field.runtime:
                 self._apply(parameter.name, field.checked(parameter.name, parameter.value))
 
-    def _rename(self, changed: Mapping[str, tuple[str, ...]]) -> None:
-        """The lists of cameras or DNNs have changed: declare the parameters of those that are new, drop the others."""
+    def _update_members(self, changed: Mapping[str, tuple[str, ...]]) -> None:
+        """The lists of cameras or DNNs have changed: declare parameters of new members, undeclare those of others."""
         lists = {name: changed[name] if name in changed else tuple(self.value(name)) for name in _LISTS}
         before, self._fields = self._fields, parameter_fields(lists["cameras"], lists["dnns"])
         for name in before.keys() - self._fields.keys():

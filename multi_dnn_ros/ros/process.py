@@ -1,4 +1,4 @@
-"""The node's process: from the command line to the last flush, ended by SIGINT or SIGTERM with exit code 0."""
+"""The process of the node: command line, executor, signals, exit. SIGINT and SIGTERM end it with exit code 0."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.ros.node import NODE_NAME, MultiDnnNode
 from multi_dnn_ros.settings.params_sections import files_in, read_sections, require_parameters_in_any
 
-#: How late a signal may be noticed while nothing else happens.
+#: Maximum delay until a signal is noticed while no callback runs.
 _POLL_S = 0.1
-#: Longest wait for the answers to clients at the end.
-_ANSWER_S = 0.2
-#: Callbacks that raise one after another without any that works in between.
+#: Maximum time to send pending responses of services before exit.
+_RESPONSE_S = 0.2
+#: Consecutive failing callbacks after which the node ends.
 _MAX_ERRORS = 100
 
 
 def run(args: list[str] | None = None) -> int:
-    """Run the node until a signal ends it. 0: ended as asked; 1: could not start, or threads of it hang.
+    """Run the node until a signal ends it. Returns the exit code: 1 if it could not start or if threads hang, else 0.
 
-    ParamsFileError: a parameter file of the command line is missing, empty or no YAML, or none of them holds anything
-    for the node.
+    Raises ParamsFileError: a parameter file is missing, empty or not YAML, or none of them has parameters for the node.
     """
     params_files = files_in(sys.argv if args is None else args)
-    for file in params_files:  # rclpy's own errors name no node, and it takes an empty file
+    for file in params_files:  # rclpy's errors do not name the node, and it accepts an empty file
         read_sections(file, NODE_NAME)
     stop = _StopSignal()
     configure_malloc()
-    # The interpreter ends with collections, which go through all that PyTorch brought, for a second and more.
+    # The garbage collections at interpreter exit would take more than a second on PyTorch's objects.
     atexit.register(gc.freeze)
     with short_switch_interval():
         code = _run(args, params_files, stop)
@@ -55,11 +54,11 @@ def run(args: list[str] | None = None) -> int:
 def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> int:
     try:
         middleware = configure()
-        # rclpy's own handlers would shut the context down at once, and what is under way could not be published.
+        # rclpy's handlers would shut the context down at once, and frames in progress could not be published.
         rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     except KeyboardInterrupt:
         return 0
-    except Exception as error:  # a bad command line or parameter file; rclpy has several types for it
+    except Exception as error:  # invalid command line or parameter file, for which rclpy raises several types
         print(f"multi_dnn_node: {error}", file=sys.stderr)
         return 1
     node: MultiDnnNode | None = None
@@ -68,7 +67,7 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
     try:
         node = MultiDnnNode(middleware=middleware)
         stop.node = node
-        # Only now: remaps decide what the node is called.
+        # Only now, because remaps may change the name of the node.
         for warning in require_parameters_in_any(params_files, node.get_fully_qualified_name()):
             node.get_logger().warning(warning)
         node.get_logger().info(middleware.text)
@@ -82,9 +81,9 @@ def _run(args: list[str] | None, params_files: list[str], stop: _StopSignal) -> 
         stop.ending = True
         if node is not None:
             if stop.number is not None:
-                node.get_logger().info(f"{signal.Signals(stop.number).name}: ending")
+                node.get_logger().info(f"received {signal.Signals(stop.number).name}, shutting down")
             node.close()
-            _answer(executor, node)
+            _send_responses(executor, node)
             executor.remove_node(node)
             node.destroy_node()
         executor.shutdown()
@@ -103,7 +102,7 @@ def _spin(executor: SingleThreadedExecutor, node: MultiDnnNode, stop: _StopSigna
             errors = 0
         except ExternalShutdownException:
             raise
-        except Exception:  # rclpy raises here what a callback raised: a transition asked for in the wrong state, say
+        except Exception:  # raised by a callback
             errors += 1
             node.get_logger().error(f"a callback failed: {traceback.format_exc()}")
             if errors >= _MAX_ERRORS:
@@ -117,17 +116,17 @@ def _exit_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _answer(executor: SingleThreadedExecutor, node: MultiDnnNode) -> None:
-    """Send what clients wait for whose transition the signal has cancelled."""
-    end = time.monotonic() + _ANSWER_S
-    while node.unanswered and rclpy.ok() and time.monotonic() < end:
-        executor.spin_once(timeout_sec=_ANSWER_S / 10)
+def _send_responses(executor: SingleThreadedExecutor, node: MultiDnnNode) -> None:
+    """Send the pending responses of services, such as to the client of a transition that the signal has cancelled."""
+    end = time.monotonic() + _RESPONSE_S
+    while node.pending_responses and rclpy.ok() and time.monotonic() < end:
+        executor.spin_once(timeout_sec=_RESPONSE_S / 10)
 
 
 class _StopSignal:
-    """SIGINT and SIGTERM: the first one is noted, and breaks off the start of the node.
+    """Handles SIGINT and SIGTERM: stores the first one, which also interrupts the start of the node.
 
-    Further ones change nothing: ending takes a bounded time, and a terminal and a launcher may both send one.
+    Further signals are ignored, because a terminal and a launcher may both send one, and ending takes a bounded time.
     """
 
     def __init__(self) -> None:
@@ -139,10 +138,10 @@ class _StopSignal:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
         except ValueError:
-            pass  # not the main thread: whoever has it handles signals
+            pass  # only the main thread can handle signals
 
     def restore(self) -> None:
-        """Put the former handlers back."""
+        """Restore the previous handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -155,7 +154,7 @@ class _StopSignal:
 
 
 class _RosLog(logging.Handler):
-    """Python's log records of this package into the node's log."""
+    """Passes Python log records of this package to the logger of the node."""
 
     def __init__(self, logger: Any) -> None:
         super().__init__()
@@ -163,7 +162,7 @@ class _RosLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)
-        # rclpy ties a level to the line of the call: one call each.
+        # rclpy allows only one level per calling line.
         if record.levelno >= logging.ERROR:
             self._logger.error(text)
         elif record.levelno >= logging.WARNING:

@@ -1,4 +1,4 @@
-"""QoS by name, and what a publisher's and a subscription's QoS mean for each other."""
+"""QoS profiles by name, and the compatibility of a publisher with a subscription."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from rclpy.qos import (
 
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
-#: Results: reliable, which readers of either kind can take.
+#: Results: reliable, so that reliable and best-effort subscriptions receive them.
 RESULTS = QoSProfile(depth=10)
-#: Whole images: a reader that cannot keep up shall see the newest.
-PICTURES = QoSProfile(depth=1)
-#: Kept for readers that come later.
+#: Images: a slow subscriber receives the newest one.
+IMAGES = QoSProfile(depth=1)
+#: Kept for late subscribers.
 LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -> QoSProfile:
-    """The profile of the parameters ``camera.<camera>.qos`` and ``.depth`` (0: by the reliability).
+    """The profile for the parameters ``camera.<camera>.qos`` (name) and ``.depth`` (0: depends on the reliability).
 
-    auto: reliable if all publishers offer it, else best effort, which every publisher fits. offers: the publishers'
-    QoS. sensor_data: best effort. default, reliable: reliable. system_default: what the middleware is configured for.
+    auto: reliable if all publishers offer it, otherwise best effort, which is compatible with every publisher. offers:
+    QoS of the publishers. sensor_data: best effort. default, reliable: reliable. system_default: as configured in the
+    middleware.
     """
     durability: DurabilityPolicy = DurabilityPolicy.VOLATILE
     reliability: ReliabilityPolicy = ReliabilityPolicy.RELIABLE
@@ -45,15 +46,15 @@ def subscription_qos(name: str, depth: int, offers: Iterable[QoSProfile] = ()) -
 
 
 def incompatibility(offered: QoSProfile, requested: QoSProfile) -> str:
-    """What of a subscription's QoS a publisher does not offer, with both policies' names; empty when they fit."""
+    """The policies that a subscription requests and a publisher does not offer; empty if they are compatible."""
     differences = []
     if requested.reliability == ReliabilityPolicy.RELIABLE and offered.reliability == ReliabilityPolicy.BEST_EFFORT:
-        differences.append("reliability BEST_EFFORT, the subscription asks for RELIABLE")
+        differences.append("reliability BEST_EFFORT, the subscription requests RELIABLE")
     if requested.durability == DurabilityPolicy.TRANSIENT_LOCAL and offered.durability == DurabilityPolicy.VOLATILE:
-        differences.append("durability VOLATILE, the subscription asks for TRANSIENT_LOCAL")
+        differences.append("durability VOLATILE, the subscription requests TRANSIENT_LOCAL")
     return " and ".join(differences)
 
 
 def described(qos: QoSProfile) -> str:
-    """For diagnostics: reliability and depth."""
+    """Reliability and depth in words, for diagnostics."""
     return f"{qos.reliability.name.lower().replace('_', ' ')}, depth {qos.depth}"

@@ -1,4 +1,4 @@
-"""Results to messages. Every message carries the header of the image that it was made from."""
+"""Converts results to messages. Every message has the header of its image."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ try:
 except ImportError:  # vision_msgs before 4.0
     LabelInfo = VisionClass = None
 
-#: All fields have one type, so that sensor_msgs_py.point_cloud2.read_points_numpy reads them.
+#: All fields have the same type, which sensor_msgs_py.point_cloud2.read_points_numpy requires.
 POINT_FIELDS = ("u", "v", "lane", "score")
 
 
 def detections_message(detections: Detections, header: Header) -> Detection2DArray:
-    """vision_msgs/Detection2DArray, best score first, boxes in pixels of the source.
+    """vision_msgs/Detection2DArray, sorted by descending score, boxes in pixels of the camera image.
 
-    class_id is the class number in decimal, as the class_id of :func:`label_info_message`: names need not be unique
-    (torchvision's COCO labels hold several "N/A").
+    class_id is the class number in decimal, the same as in :func:`label_info_message`, because names need not be unique
+    (torchvision's COCO labels contain several "N/A").
     """
     message = Detection2DArray(header=header)
     message.detections = [
@@ -41,23 +41,26 @@ def detections_message(detections: Detections, header: Header) -> Detection2DArr
 
 
 def label_info_message(labels: Sequence[str], threshold: float, header: Header) -> Any:
-    """vision_msgs/LabelInfo, where it exists: the name of each class number. threshold: least score of a detection."""
-    classes = [VisionClass(class_id=place, class_name=name) for place, name in enumerate(labels)]
+    """vision_msgs/LabelInfo: the name of each class number. threshold: minimum score of a detection.
+
+    Only if vision_msgs has this type; see LabelInfo.
+    """
+    classes = [VisionClass(class_id=index, class_name=name) for index, name in enumerate(labels)]
     return LabelInfo(header=header, class_map=classes, threshold=threshold)
 
 
 def class_names(label_info: Any) -> dict[str, str]:
-    """Class names of a vision_msgs/LabelInfo by what the class_id of a detection holds."""
+    """Class names of a vision_msgs/LabelInfo by the class_id of a detection."""
     return {str(entry.class_id): entry.class_name for entry in label_info.class_map}
 
 
 def lane_mask_message(lanes: Lanes, header: Header) -> Image:
-    """sensor_msgs/Image mono8: pixel = number of the lane line, 0 = none."""
+    """sensor_msgs/Image mono8: each pixel is the number of its lane line, 0 for none."""
     return image_message(lanes.mask, "mono8", header)
 
 
 def lane_points_message(lanes: Lanes, header: Header) -> PointCloud2:
-    """sensor_msgs/PointCloud2 of float32 fields u, v (pixels of the source), lane (number from the left) and score."""
+    """sensor_msgs/PointCloud2 of float32: u, v (pixels of the camera image), lane (number from the left), score."""
     rows = [
         np.column_stack([lane.points, np.tile(np.array([lane.number, lane.score]), (len(lane.points), 1))])
         for lane in lanes.lanes
@@ -65,8 +68,8 @@ def lane_points_message(lanes: Lanes, header: Header) -> PointCloud2:
     points = np.concatenate(rows).astype("<f4") if rows else np.zeros((0, len(POINT_FIELDS)), "<f4")
     message = PointCloud2(header=header, height=1, width=len(points), is_bigendian=False, is_dense=True)
     message.fields = [
-        PointField(name=name, offset=4 * place, datatype=PointField.FLOAT32, count=1)
-        for place, name in enumerate(POINT_FIELDS)
+        PointField(name=name, offset=4 * index, datatype=PointField.FLOAT32, count=1)
+        for index, name in enumerate(POINT_FIELDS)
     ]
     message.point_step = 4 * len(POINT_FIELDS)
     message.row_step = message.point_step * len(points)
@@ -98,7 +101,9 @@ def _detection(box: Sequence[float], score: float, class_id: str, header: Header
 
 
 def _bytes(values: npt.NDArray[np.generic]) -> array.array[int]:
-    """As rclpy's uint8[] fields hold it: anything else is checked element by element, in milliseconds an image."""
+    """The bytes as array.array, the type of rclpy's uint8[] fields. rclpy checks other types element by element, which
+    takes milliseconds per image.
+    """
     data = array.array("B")
     data.frombytes(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
     return data

@@ -1,8 +1,8 @@
-"""Datagrams that the kernel dropped at this process's own UDP sockets, because their receive buffers were full.
+"""Counts the datagrams that the kernel dropped at this process's UDP sockets because a receive buffer was full.
 
-A raw image arrives as hundreds of datagrams in one burst; when the buffer is full, the kernel drops the rest, the image
-cannot be put together, and no middleware says so. The counters are in ``/proc/self/net/udp``, a line per socket of the
-network namespace; which of them are ours says ``/proc/self/fd``.
+A raw image arrives as a burst of hundreds of datagrams. When the buffer is full, the kernel drops the rest, the image
+cannot be reassembled, and no middleware reports it. The counters are in ``/proc/self/net/udp``, one line per socket of
+the network namespace; ``/proc/self/fd`` lists the sockets of this process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INODE_COLUMN, _DROPS_COLUMN = 9, 12
 
 
 def parse_drops(table: str) -> dict[int, int]:
-    """Drops by the socket's inode in the text of ``/proc/net/udp``. Lines that are no such line are left out."""
+    """Drops by socket inode, from the text of ``/proc/net/udp``. Lines of another format are ignored."""
     drops: dict[int, int] = {}
     for line in table.splitlines():
         words = line.split()
@@ -31,12 +31,12 @@ def parse_drops(table: str) -> dict[int, int]:
 
 
 def parse_inodes(links: Iterable[str]) -> set[int]:
-    """The inodes of the sockets among the targets of ``/proc/self/fd``'s links."""
+    """Socket inodes among the link targets of ``/proc/self/fd``."""
     return {int(found[1]) for found in map(_INODE.fullmatch, links) if found is not None}
 
 
 class SocketDrops:
-    """Counts from when it is made. process: the folder of the process in ``/proc``."""
+    """Counts drops from its creation on. process: folder of the process in ``/proc``."""
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
         self._process = process
@@ -44,9 +44,9 @@ class SocketDrops:
         self.total = 0
 
     def poll(self) -> int:
-        """Datagrams dropped since the last poll, at sockets that are open now; 0 where the system does not tell."""
+        """Datagrams dropped since the last call at the sockets that are open now; 0 if the system has no counters."""
         now = self._read()
-        # A socket that is new has dropped all that its counter says since the last poll.
+        # All drops of a new socket are since the last call.
         new = sum(max(0, count - self._last.get(inode, 0)) for inode, count in now.items())
         self._last = now
         self.total += new
@@ -62,9 +62,9 @@ class SocketDrops:
 
 
 def receive_buffer_bytes(descriptors: Path = Path("/proc/self/fd")) -> int | None:
-    """The largest receive buffer among this process's UDP sockets, as the kernel counts it: twice what was granted.
+    """The largest receive buffer of this process's UDP sockets as the kernel counts it: twice the granted size.
 
-    None: there is no UDP socket (the middleware uses TCP or shared memory alone), or the system does not tell.
+    None: there is no UDP socket (the middleware uses only TCP or shared memory), or no access to ``/proc``.
     """
     sizes: list[int] = []
     for name, link in _named_links(descriptors):
@@ -87,6 +87,6 @@ def _named_links(folder: Path) -> list[tuple[str, str]]:
     except OSError:
         return found
     for name in names:
-        with suppress(OSError):  # closed in the meantime by another thread
+        with suppress(OSError):  # closed by another thread since it was listed
             found.append((name, os.readlink(folder / name)))
     return found

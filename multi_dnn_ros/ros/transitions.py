@@ -1,8 +1,8 @@
-"""A node's transitions in a thread of their own, so that its executor serves the node meanwhile.
+"""Runs the life cycle transitions of a node in a thread of their own, so that the node stays responsive.
 
-rclpy runs a transition inside the callback of the service ``change_state``, where an executor with one thread can do
-nothing else until it ends. Here that callback is a coroutine: it starts the thread and waits for it, which leaves the
-executor free. An executor with several threads would do as well, but costs CPU time for every message.
+rclpy runs a transition inside the callback of the service ``change_state``, which blocks a single-threaded executor
+until the transition ends. Here the callback is a coroutine that starts a thread and awaits its end, so the executor can
+run other callbacks. A multi-threaded executor would also work, but costs CPU time for every message.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rclpy.task import Future
 
 T = TypeVar("T")
-#: One transition, as of LifecycleNode.trigger_configure.
+#: One transition, for example LifecycleNode.trigger_configure.
 Step = Callable[[], TransitionCallbackReturn]
 
 _SUCCESS = TransitionCallbackReturn.SUCCESS
 _CLEANUP = "cleanup"
 _SHUTDOWN = "shutdown"
-#: What a client may ask for while another transition is under way, by label or number.
-_ENDING: dict[Any, str] = {
+#: Transitions that a client may request while another one is in progress, by label and by number.
+_CANCELLING: dict[Any, str] = {
     "cleanup": _CLEANUP,
     Transition.TRANSITION_CLEANUP: _CLEANUP,
     "shutdown": _SHUTDOWN,
@@ -37,19 +37,20 @@ _ENDING: dict[Any, str] = {
     Transition.TRANSITION_INACTIVE_SHUTDOWN: _SHUTDOWN,
     Transition.TRANSITION_ACTIVE_SHUTDOWN: _SHUTDOWN,
 }
-#: How often what is under way is looked after, and cancelled again.
-_TURN_S = 0.05
+#: Period of checking and cancelling the transition in progress.
+_POLL_S = 0.05
 
 
 class _AbandonedError(BaseException):
-    """Ends the thread of a transition that was given up; no callback of the node's catches it."""
+    """Ends the thread of an abandoned transition. A BaseException, so that no callback of the node catches it."""
 
 
 class Transitions:
-    """Runs a node's transitions one at a time. All methods but :meth:`in_executor` are for the executor's thread.
+    """Runs the transitions of a node one at a time. Only :meth:`in_executor` may be called in other threads than the
+    executor's.
 
-    ``cleanup`` and ``shutdown`` that are asked for while a transition is under way cancel it and run after it; any
-    other transition is refused then. cancel: makes a long transition fail soon. configured: whether the node is.
+    ``cleanup`` and ``shutdown`` requested during a transition cancel it and run afterwards; any other request during a
+    transition is rejected. cancel: makes a long transition fail soon. configured: returns whether the node is.
     """
 
     def __init__(self, node: LifecycleNode, cancel: Callable[[], None], configured: Callable[[], bool]) -> None:
@@ -61,11 +62,11 @@ class Transitions:
         self._cancelled = False
         self._cancel_timer: Any = None
         self._abandoned = False
-        self._unanswered = 0
+        self._pending_responses = 0
         self._original: Callable[[Any, Any], Any]
         self._original_available: Callable[[Any, Any], Any]
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Reentrant: the life cycle's services answer while a transition is under way.
+        # Reentrant: the life cycle services must respond during a transition.
         self._group = group = ReentrantCallbackGroup()
         self._called = node.create_guard_condition(self._run_calls, callback_group=group)
         for service in node.services:
@@ -74,29 +75,24 @@ class Transitions:
                 service.callback = self._change_state
             elif service.srv_name.endswith("/get_available_transitions"):
                 self._original_available = service.callback
-                service.callback = self._available
+                service.callback = self._available_transitions
             elif not service.srv_name.endswith(("/get_state", "/get_available_states", "/get_transition_graph")):
                 continue
             service.callback_group = group
             group.add_entity(service)
 
     @property
-    def under_way(self) -> bool:
-        """Whether a transition runs."""
-        return self._thread is not None
-
-    @property
-    def unanswered(self) -> int:
-        """Clients of ``change_state`` that wait for an answer."""
-        return self._unanswered
+    def pending_responses(self) -> int:
+        """Number of ``change_state`` requests without a response yet."""
+        return self._pending_responses
 
     @property
     def hangs(self) -> bool:
-        """Whether a transition that was given up still runs."""
+        """Whether an abandoned transition still runs."""
         return self._abandoned and self._thread is not None and self._thread.is_alive()
 
     def begin(self, *steps: Step) -> bool:
-        """Start transitions that follow each other; the first one that fails is the last. False: one is under way."""
+        """Start consecutive transitions, up to the first that fails. False: another transition is in progress."""
         if self._thread is not None:
             return False
         self._cancelled = False
@@ -106,22 +102,22 @@ class Transitions:
         return True
 
     def cancel(self) -> None:
-        """Let what is under way fail soon, and begin no further step of it."""
+        """Make the transition in progress fail soon, and start none of the following ones."""
         if self._thread is None:
             return
         self._cancelled = True
         self._cancel()
-        if self._cancel_timer is None:  # again and again: it may be about to begin what can be cancelled
+        if self._cancel_timer is None:  # repeatedly, because a cancellable step may only be about to start
             clock = Clock(clock_type=ClockType.STEADY_TIME)
-            self._cancel_timer = self._node.create_timer(_TURN_S, self._cancel, self._group, clock)
+            self._cancel_timer = self._node.create_timer(_POLL_S, self._cancel, self._group, clock)
 
     def end(self, timeout_s: float) -> bool:
-        """Cancel what is under way and wait for it, whether or not the executor spins; False when it takes longer."""
+        """Cancel the transition in progress and wait for it, even if the executor does not spin; False on timeout."""
         self.cancel()
         end = time.monotonic() + timeout_s
         while self._thread is not None and (left_s := end - time.monotonic()) > 0:
             try:
-                call = self._calls.get(timeout=min(left_s, _TURN_S))
+                call = self._calls.get(timeout=min(left_s, _POLL_S))
             except queue.Empty:
                 self.cancel()
                 continue
@@ -129,13 +125,14 @@ class Transitions:
         return self._thread is None
 
     def abandon(self) -> None:
-        """Give up what is under way: nothing of it is run in the executor's thread any more."""
+        """Stop waiting for the transition in progress; it can call nothing in the executor's thread any more."""
         self._abandoned = self._thread is not None
 
     def in_executor(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call in the executor's thread, which creates and destroys what it waits on; what it returns or raises.
+        """Call `function` in the executor's thread and return or raise its outcome.
 
-        Calls directly where no transition is under way in the calling thread.
+        Entities that the executor waits on must be created and destroyed in its thread. Outside the thread of a
+        transition, calls `function` directly.
         """
         if threading.current_thread() is not self._thread:
             return function(*arguments)
@@ -151,13 +148,13 @@ class Transitions:
             done.set()
 
         self._call(call)
-        while not done.wait(_TURN_S):
+        while not done.wait(_POLL_S):
             self._leave_if_abandoned()
         if errors:
             raise errors[0]
         return results[0]
 
-    # -- in the thread of the transition
+    # -- called in the thread of the transition
 
     def _run(self, steps: tuple[Step, ...]) -> None:
         with contextlib.suppress(_AbandonedError):
@@ -173,7 +170,7 @@ class Transitions:
                     succeeded = False
                     break
                 succeeded = step() is _SUCCESS
-        except Exception as raised:  # rclpy: not allowed in the present state
+        except Exception as raised:  # by rclpy if the transition is not allowed in the present state
             succeeded, error = False, str(raised)
         self._call(lambda: self._finish(succeeded, error))
 
@@ -184,9 +181,9 @@ class Transitions:
 
     def _leave_if_abandoned(self) -> None:
         if self._abandoned:
-            raise _AbandonedError  # the node may be destroyed already
+            raise _AbandonedError  # the node may already be destroyed
 
-    # -- in the thread of the executor
+    # -- called in the thread of the executor
 
     def _run_calls(self) -> None:
         while not self._calls.empty():
@@ -194,44 +191,45 @@ class Transitions:
 
     def _finish(self, succeeded: bool, error: str) -> None:
         assert self._thread is not None
-        self._thread.join()  # it has nothing left to do
+        self._thread.join()  # it is about to end
         self._thread = None
         if self._cancel_timer is not None:
             self._node.destroy_timer(self._cancel_timer)
             self._cancel_timer = None
         if error:
-            self._node.get_logger().error(f"transition refused: {error}")
+            self._node.get_logger().error(f"transition rejected: {error}")
         self._ended.set_result(succeeded)
 
     async def _change_state(self, request: Any, response: Any) -> Any:
-        self._unanswered += 1
+        self._pending_responses += 1
         try:
-            response.success = await self._answer(request, response)
+            response.success = await self._respond(request, response)
         finally:
-            self._unanswered -= 1
+            self._pending_responses -= 1
         return response
 
-    async def _answer(self, request: Any, response: Any) -> bool:
-        wanted = request.transition.label or request.transition.id
-        ending = _ENDING.get(wanted)
+    async def _respond(self, request: Any, response: Any) -> bool:
+        requested = request.transition.label or request.transition.id
+        cancelling = _CANCELLING.get(requested)
         if self._thread is None:
-            return await self._outcome_of(lambda: self._as_asked(request, response))
-        if ending is None:
+            return await self._outcome_of(lambda: self._run_original(request, response))
+        if cancelling is None:
             self._node.get_logger().warning(
-                f"change_state: transition {wanted} refused while another one is under way; allowed: cleanup, shutdown"
+                f"change_state: transition {requested} rejected, because another transition is in progress; allowed "
+                "now: cleanup, shutdown"
             )
             return False
-        self._node.get_logger().info(f"{ending}: cancels the transition that is under way")
+        self._node.get_logger().info(f"{cancelling}: cancelling the transition in progress")
         while self._thread is not None:
             self.cancel()
             await self._ended
-        if ending == _SHUTDOWN:
+        if cancelling == _SHUTDOWN:
             return await self._outcome_of(self._node.trigger_shutdown)
-        if not self._configured():  # configuring was cancelled: there is nothing to clean up
+        if not self._configured():  # configuring was cancelled, so there is nothing to clean up
             return True
         return await self._outcome_of(self._node.trigger_cleanup)
 
-    def _as_asked(self, request: Any, response: Any) -> TransitionCallbackReturn:
+    def _run_original(self, request: Any, response: Any) -> TransitionCallbackReturn:
         done = self._original(request, response).success
         return _SUCCESS if done else TransitionCallbackReturn.FAILURE
 
@@ -239,8 +237,8 @@ class Transitions:
         self.begin(step)
         return bool(await self._ended)
 
-    def _available(self, request: Any, response: Any) -> Any:
-        """While a transition is under way also what ends it: `ros2 lifecycle set` asks for nothing that is not here."""
+    def _available_transitions(self, request: Any, response: Any) -> Any:
+        """Adds the transitions that cancel the one in progress; `ros2 lifecycle set` requests only listed ones."""
         response = self._original_available(request, response)
         if self._thread is not None:
             response.available_transitions = [

@@ -1,1 +1,1 @@
-"""The one typed schema of all parameters: ROS parameters, YAML files, generated documentation."""
+"""The schema of all parameters, and what is made from it: ROS parameters, parameter files, documentation."""

@@ -1,7 +1,6 @@
-"""Generates the documents of the parameters from the schema: docs/parameters.md and ``config/multi_dnn.yaml``.
+"""Generates docs/parameters.md and ``config/multi_dnn.yaml`` from the schema.
 
-``python -m multi_dnn_ros.settings.parameter_table`` writes both files of the checkout; a test fails if they are out of
-date.
+``python -m multi_dnn_ros.settings.parameter_table`` writes both files; a test fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from multi_dnn_ros.settings.flat_parameters import (
+from multi_dnn_ros.settings.parameter_fields import (
     DEFAULT_CAMERAS,
     DEFAULT_DNNS,
     ParameterField,
@@ -23,14 +22,14 @@ from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 BEGIN, END = "<!-- parameters -->", "<!-- /parameters -->"
 _ROOT = Path(__file__).resolve().parents[2]
-#: The document that holds the tables.
+#: The document with the tables.
 PAGE = _ROOT / "docs" / "parameters.md"
-#: Defaults that depend on the DNN's name or role.
+#: Descriptions of defaults that depend on the DNN's name or role.
 _SHOWN_DEFAULTS = {"role": "the DNN's name, if that is a role with defaults", "model": "that of the role"}
 
 
 def markdown() -> str:
-    """A table for each section of the schema, GitHub Markdown."""
+    """A table for each section of the schema, in GitHub Markdown."""
     node = {"cameras": list_field("cameras", DEFAULT_CAMERAS), "dnns": list_field("dnns", DEFAULT_DNNS)}
     return "\n\n".join(
         [
@@ -51,9 +50,9 @@ def in_document(text: str) -> str:
 
 
 def default_yaml() -> str:
-    """``config/multi_dnn.yaml``: every parameter at its default, with its meaning and limits as a comment."""
+    """``config/multi_dnn.yaml``: every parameter with its default, described in a comment."""
     lines = [
-        "# All parameters of the node at their defaults. Generated from multi_dnn_ros/settings/schema.py by",
+        "# All parameters of the node with their defaults. Generated from multi_dnn_ros/settings/schema.py by",
         "# `python -m multi_dnn_ros.settings.parameter_table`: edit a copy of this file, not this file.",
         "# [runtime]: can be changed at any time (`ros2 param set`); the others only while the node is unconfigured.",
         "# Empty lists are commented out, because ROS 2 parameter files cannot contain them.",
@@ -73,7 +72,7 @@ def default_yaml() -> str:
 
 
 def _yaml_lines(indent: str, fields: Mapping[str, ParameterField], explained: set[str]) -> Iterator[str]:
-    """The description of a parameter is written once, at the first of several cameras or DNNs."""
+    """Describes a parameter only at the first of several cameras or DNNs."""
     for name, field in fields.items():
         if name not in explained:
             explained.add(name)
@@ -92,13 +91,13 @@ def _table(title: str, prefix: str, fields: Mapping[str, ParameterField], defaul
 def _row(name: str, field: ParameterField, default: str | None = None) -> str:
     title = f"**`{name}`**" if field.runtime else f"`{name}`"
     value = default or f"`{_yaml_value(field.default)}`"
-    allowed = field.allowed.replace("<", "&lt;")  # else GitHub takes it for HTML
+    allowed = field.allowed.replace("<", "&lt;")  # otherwise GitHub interprets it as HTML
     cells = (title, field.kind, value, allowed, field.description)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _yaml_value(value: Any) -> str:
-    """As YAML, which JSON is; a float keeps its point, because ROS takes a number without one for an integer."""
+    """As JSON, a subset of YAML. A float keeps its decimal point: ROS reads a number without one as an integer."""
     if isinstance(value, list):
         return "[" + ", ".join(_yaml_value(item) for item in value) + "]"
     return json.dumps(value)

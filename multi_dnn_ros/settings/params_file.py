@@ -1,4 +1,4 @@
-"""Reads a ROS 2 parameter file without ROS, for the offline commands; stricter than ROS about mistakes."""
+"""Reads a ROS 2 parameter file without ROS, for the offline commands. Rejects mistakes that ROS ignores."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any
 
 import yaml
 
-from multi_dnn_ros.settings.flat_parameters import ParameterError, names_in, to_config, unknown_parameters
+from multi_dnn_ros.settings.flat_parameters import names_in, to_config
+from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.params_sections import PARAMETERS, applies_to, full_name, read_text
 from multi_dnn_ros.settings.schema import NodeConfig
+from multi_dnn_ros.settings.unknown_parameters import unknown_parameters
 
 log = logging.getLogger(__name__)
 
 
 def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
-    """The configuration of a node in a parameter file (``<node>: ros__parameters: ...``). node: fully qualified name.
+    """The configuration of a node from a parameter file. node: fully qualified name.
 
-    Sections apply as ROS applies them, later ones over earlier ones. Where none does, those of a node of this name in
-    another namespace apply, if there is one such node only: the offline commands know no namespace.
-    Raises ParameterError, which names the file and each parameter, its value and what is allowed; OSError.
+    Sections (``<node>: ros__parameters: ...``) apply as in ROS; later ones override earlier ones. If none applies, the
+    sections of the same node in another namespace are used, provided that there is only one such node, because the
+    offline commands have no namespace.
+    Raises ParameterError, which names the file, each parameter, its value and what is allowed; OSError.
     """
     path = Path(path)
     try:
@@ -35,7 +38,7 @@ def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
     except ParameterError as error:
         raise ParameterError([f"{path}: {problem}" for problem in error.problems]) from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        # PyYAML lets through what Python's own int(), float() and datetime() say of impossible numbers and dates.
+        # PyYAML does not convert the errors of int(), float() and datetime() for invalid numbers and dates.
         raise ParameterError([f"{path}: not a YAML file: {' '.join(str(error).split())}"]) from None
     for warning in unknown_parameters(flat, *names_in(flat))[1]:
         log.warning("%s: %s", path, warning)
@@ -43,7 +46,7 @@ def read_params_file(path: str | Path, node: str = "/multi_dnn") -> NodeConfig:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what ROS's own parser refuses (aliases) and what it lets pass in silence (a key given twice)."""
+    """Rejects aliases, as the parser of ROS does, and repeated keys, which that parser accepts without a message."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -58,9 +61,9 @@ class _Loader(yaml.SafeLoader):
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a text", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a string", key_node.start_mark)
             if key in mapping:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             mapping[key] = self.construct_object(value_node, deep=True)
         return mapping
 
@@ -76,7 +79,7 @@ def _flat_parameters(document: object, node: str) -> dict[str, Any]:
     if not mine:
         raise ParameterError([f"no parameters for node '{node}'; sections found: {found}"])
     if len(others) > 1:
-        raise ParameterError([f"no parameters for node '{node}', and several others fit; sections found: {found}"])
+        raise ParameterError([f"no parameters for node '{node}', but for several others; sections found: {found}"])
     flat: dict[str, Any] = {}
     for name, section in mine:
         if not isinstance(section, Mapping):
@@ -88,7 +91,7 @@ def _flat_parameters(document: object, node: str) -> dict[str, Any]:
 
 
 def _sections(document: object, keys: tuple[str, ...]) -> Iterator[tuple[str, object]]:
-    """Every node section; namespaces may be nested mappings or part of the key."""
+    """The (name, parameters) of every node section. Namespaces may be nested mappings or part of the key."""
     if not isinstance(document, Mapping):
         return
     for key, value in document.items():

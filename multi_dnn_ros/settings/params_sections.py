@@ -1,6 +1,7 @@
-"""Which nodes a ROS 2 parameter file speaks to. Needs PyYAML only: launch files use it, and the node before it starts.
+"""Checks whether a ROS 2 parameter file has a section for a node. Needs only PyYAML, because launch files use it.
 
-rcl applies the sections that match a node's name and says nothing when none does: the node then runs on its defaults.
+rcl applies the sections that match the name of a node. If none does, the node runs with its defaults, without any
+message.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ _ROS_ARGS, _END = "--ros-args", "--"
 
 
 class ParamsFileError(ValueError):
-    """A parameter file that gives a node no parameters; the message is one line and names file and node."""
+    """A parameter file without parameters for a node; the message is one line and names the file and the node."""
 
 
 def require_parameters(path: str | Path, node: str) -> None:
-    """Raise ParamsFileError unless the file holds at least one parameter for the node. node: fully qualified name."""
+    """Raise ParamsFileError unless the file has a parameter for the node. node: fully qualified name."""
     found = read_sections(path, node)
     mine = [name for name in found if applies_to(name, node)]
     where = f"parameter file {path}: no parameters for node {node}"
     if not found:
-        raise ParamsFileError(f"{where}; expected a section such as `{node}:` or `/**:` that holds {PARAMETERS}")
+        raise ParamsFileError(f"{where}; expected a section such as `{node}:` or `/**:` with {PARAMETERS}")
     if not mine:
         raise ParamsFileError(f"{where}; its sections are for {', '.join(found)}{_hint(found, node)}")
     if not any(found[name] for name in mine):
@@ -34,14 +35,14 @@ def require_parameters(path: str | Path, node: str) -> None:
 
 
 def require_parameters_in_any(paths: Sequence[str | Path], node: str) -> list[str]:
-    """Raise ParamsFileError unless one of the files holds a parameter for the node; no files are fine.
+    """Raise ParamsFileError unless one of the files has a parameter for the node, or there are no files.
 
-    node: fully qualified name. Returns one line for each file that holds none, beside others that do: files may be
-    shared by several nodes. Raises ParamsFileError for a file that is missing, empty or no YAML, too.
+    node: fully qualified name. Also raises ParamsFileError for a file that is missing, empty or not YAML. Returns a
+    warning for each file without parameters for the node if another one has some, because nodes may share files.
     """
     errors = []
     for path in paths:
-        read_sections(path, node)  # its errors count for every file
+        read_sections(path, node)  # its errors are fatal for every file
         try:
             require_parameters(path, node)
         except ParamsFileError as error:
@@ -52,9 +53,9 @@ def require_parameters_in_any(paths: Sequence[str | Path], node: str) -> list[st
 
 
 def applies_to(section: str, node: str) -> bool:
-    """Whether ROS applies a section to a node. section, node: names that begin with /.
+    """Whether ROS applies a section to a node. section, node: names that start with /.
 
-    As rclpy does: `/*` stands for one part of a name, `/**` for any number of them.
+    As in rclpy, `/*` matches one part of a name, `/**` any number of parts.
     """
     pattern = "".join(
         re.escape(part) if not part.startswith("/*") else r"(/\w+)" + ("*" if part == "/**" else "")
@@ -64,7 +65,7 @@ def applies_to(section: str, node: str) -> bool:
 
 
 def full_name(*keys: str) -> str:
-    """The section's name by its keys, outermost first; a namespace may be a mapping of its own."""
+    """The name of a section from its keys, outermost first; namespaces may be nested mappings."""
     name = keys[0]
     for key in keys[1:]:
         name += key if name.endswith("/") else f"/{key}"
@@ -83,17 +84,17 @@ def files_in(arguments: Sequence[str]) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """The file's text. OSError; ValueError when it is too large or no UTF-8 text."""
+    """The text of a file. Raises OSError, and ValueError if it is too large or not UTF-8."""
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise ValueError(f"{size} bytes; a parameter file has at most {MAX_BYTES}")
+        raise ValueError(f"{size} bytes; allowed for a parameter file: at most {MAX_BYTES}")
     return path.read_text(encoding="utf-8")
 
 
 def read_sections(path: str | Path, node: str) -> dict[str, int]:
-    """The names of the file's sections, each with its number of entries.
+    """The sections of a file: name -> number of entries.
 
-    node: whose file it is, for the ParamsFileError of one that is missing, empty or no YAML.
+    Raises ParamsFileError, which names the node, if the file is missing, empty or not YAML.
     """
     where = f"parameter file {path} of node {node}"
     try:
@@ -123,8 +124,8 @@ def _walk(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[str, int]]:
 
 
 def _hint(found: Iterable[str], node: str) -> str:
-    """The usual mistake: a node in a namespace, and a section that does not say so."""
+    """A hint for a common mistake: a section without the namespace of the node."""
     name = node.rpartition("/")[2]
     if any(section.rpartition("/")[2] == name for section in found):
-        return f"; the name of a section is absolute: `{node}:`, or `/**/{name}:` for any namespace"
+        return f"; section names are absolute: `{node}:`, or `/**/{name}:` for any namespace"
     return ""

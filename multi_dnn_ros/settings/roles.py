@@ -1,4 +1,4 @@
-"""Roles: labels for what a DNN is for. Some of them bring defaults."""
+"""Roles: labels for the purpose of a DNN. Some of them have defaults."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 class RolePreset:
     """Defaults of a role.
 
-    model: of a DNN without one. decoder: of a model that does not know its own, such as an .onnx file; empty: it must
-    be named. result_kind: what its decoder must give. score_threshold: of a model without one of its own, 0..1.
+    model: of a DNN whose parameter `model` is not set. decoder: of a model that does not define one, such as an .onnx
+    file; empty: the parameter `decoder` must be set. result_kind: the kind of results that the decoder must produce.
+    score_threshold: of a model that does not define one, 0..1.
     """
 
     model: str
@@ -20,7 +21,7 @@ class RolePreset:
     score_threshold: float = 0.4
 
 
-#: Any other role is a label without defaults.
+#: All roles with defaults; any other role is only a label.
 PRESETS: Mapping[str, RolePreset] = {
     "lane": RolePreset("builtin:lane", "lane", "lanes"),
     "object": RolePreset("builtin:object", "", "detections"),

@@ -1,7 +1,8 @@
-"""Every parameter of the package: its type, default, range and meaning, in one place.
+"""The schema: type, default, range and description of every parameter.
 
-The node declares its ROS parameters from these models, ``multi-dnn replay`` reads the same YAML through them, and
-docs/parameters.md and ``config/multi_dnn.yaml`` are generated from them; a test fails if either is out of date.
+The node declares its ROS parameters from these models, and the offline commands validate parameter files with them.
+docs/parameters.md and ``config/multi_dnn.yaml`` are generated from them by
+``python -m multi_dnn_ros.settings.parameter_table``; a test fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic.config import JsonDict
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.settings.roles import PRESETS
 
-if TYPE_CHECKING:  # the names are known when the registries have been read
+if TYPE_CHECKING:  # the names are read from the registries at run time
     DecoderName = str
     BackendName = str
 else:
@@ -23,12 +24,12 @@ else:
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
 
-#: Marks a field that may change while the node is running (``json_schema_extra=RUNTIME``); all others are read-only
-#: once the node is configured.
+#: Marks a runtime parameter, which may change at any time (``json_schema_extra=RUNTIME``). All others are read-only
+#: while the node is configured.
 RUNTIME: JsonDict = {"runtime": True}
 
-#: Queue depth of a camera's subscription where the parameter is 0 (measured, docs/cameras.md). Reliable: images that
-#: waited for one that was sent again arrive together.
+#: Queue depth of a camera's subscription if the parameter is 0 (measured, docs/cameras.md). Reliable subscriptions need
+#: a longer queue: images that were waiting for a resent one arrive together.
 BEST_EFFORT_DEPTH, RELIABLE_DEPTH = 5, 10
 
 
@@ -37,157 +38,178 @@ class _Section(BaseModel):
 
 
 class CameraConfig(_Section):
-    """One camera topic (parameters ``camera.<name>.*``)."""
+    """One camera (parameters ``camera.<camera>.*``)."""
 
     topic: str = Field(
         "",
-        description="Topic of the images. Empty: `<camera>/image_raw`, with `/compressed` appended for compressed "
-        "images.",
+        description="Topic of the images. Empty: `<camera>/image_raw`, or `<camera>/image_raw/compressed` if "
+        "transport is compressed.",
     )
     transport: Literal["raw", "compressed"] = Field(
-        "raw", description="Type of the topic: raw is sensor_msgs/Image, compressed is sensor_msgs/CompressedImage."
+        "raw", description="Message type of the topic. raw: sensor_msgs/Image. compressed: sensor_msgs/CompressedImage."
     )
     qos: Literal["auto", "sensor_data", "system_default", "default", "reliable"] = Field(
         "auto",
         description="QoS profile of the subscription. auto: reliable if every publisher of the topic offers it, "
-        "otherwise best effort.",
+        "otherwise best effort, which is compatible with every publisher. sensor_data: best effort. default, "
+        "reliable: reliable. system_default: the default of the middleware.",
     )
     depth: int = Field(
         0,
         ge=0,
         le=100,
-        description=f"Queue depth of the subscription. 0: {BEST_EFFORT_DEPTH} for best effort and {RELIABLE_DEPTH} "
-        "for reliable (measured, docs/cameras.md). A longer queue loses fewer images and can make them older.",
+        description=f"Queue depth of the subscription, in images. 0: {BEST_EFFORT_DEPTH} for best effort and "
+        f"{RELIABLE_DEPTH} for reliable (measured, docs/cameras.md). With a longer queue fewer images are lost, but "
+        "they may be older when they are processed.",
     )
     max_pixels: int = Field(
-        33_177_600, ge=1, le=268_435_456, description="Images with more pixels than this are rejected."
+        33_177_600,
+        ge=1,
+        le=268_435_456,
+        description="Maximum number of pixels of an image. Larger images are dropped as bad_image. The default is "
+        "7680 x 4320 (8K UHD).",
     )
     rate_hz: float = Field(
         0.0,
         ge=0.0,
         le=1000.0,
-        description="Expected frame rate. If every camera has one, the node measures while configuring whether the "
-        "DNNs fit the device at these rates. 0: unknown, no check.",
+        description="Expected frame rate in Hz. If it is set for every camera, configuring measures whether the DNNs "
+        "fit the device at these rates. Lost images are estimated with it. 0: unknown; the fit is not measured, and "
+        "lost images are estimated with a rate learned from the stamps.",
     )
     max_loss: float = Field(
         0.2,
         ge=0.0,
         le=1.0,
-        description="Share of the images lost before they reach the node above which the camera's status is WARN.",
+        description="Maximum share of images of the last 10 s that may be lost before they reach the node. Above it, "
+        "the status of the camera in /diagnostics is WARN.",
     )
 
 
 class DnnConfig(_Section):
-    """One DNN (parameters ``dnn.<name>.*``)."""
+    """One DNN (parameters ``dnn.<dnn>.*``)."""
 
     role: str = Field(
         pattern=r"^[a-z][a-z0-9_]*$",
         max_length=64,
-        description=f"What it is for: a label. {', '.join(PRESETS)} bring defaults: the model, the decoder of a model "
-        "that does not know its own, the kind of results.",
-        json_schema_extra={"allowed": f"lower-case letters, digits and _; with defaults: {', '.join(PRESETS)}"},
+        description=f"Purpose of the DNN: any label. The roles {', '.join(PRESETS)} have defaults for the model, the "
+        "result kind, and the decoder of a model that does not define one.",
+        json_schema_extra={
+            "allowed": f"lower-case letters, digits and _, starting with a letter; with defaults: {', '.join(PRESETS)}"
+        },
     )
     model: str = Field(
         min_length=1,
-        description="`builtin:lane`, `builtin:object`, `builtin:pedestrian`, each also with `_small` (decomposed), "
-        "`torchvision:<builder>`, or a .pt2, .onnx or (of `multi-dnn decompose`) .safetensors file.",
+        description="Model to run. `builtin:lane`, `builtin:object` or `builtin:pedestrian`, each also with `_small` "
+        "appended (decomposed); `torchvision:<builder>`; or a .pt2, .onnx or .safetensors file. The last one is "
+        "written by `multi-dnn decompose`.",
         json_schema_extra={"allowed": f"not empty: {', '.join(extensions.model_forms())}"},
     )
     weights: str = Field(
         "default",
-        description="Weights of a torchvision builder: a .safetensors or .pth file, a name such as `COCO_V1`, or "
-        "`random`. Every other model contains its weights and takes `default` only.",
+        description="Weights of a torchvision model: a .safetensors or .pth file, the name of torchvision weights "
+        "such as `COCO_V1`, or `random`. Other models contain their weights and accept only `default`.",
     )
     num_classes: int = Field(
-        0, ge=0, le=10_000, description="Number of classes of a torchvision builder. 0: the builder's default."
+        0, ge=0, le=10_000, description="Number of classes of a torchvision model. 0: the default of its builder."
     )
     decoder: DecoderName = Field(
         "auto",
-        description="How raw outputs become results. auto: built-in and torchvision models know theirs; other models "
-        "use that of their role, if it has one.",
+        description="Converts the raw outputs of the DNN into results. auto: the decoder that the model defines "
+        "(built-in and torchvision models do), otherwise that of the role.",
     )
     labels: list[str] = Field(
         default_factory=list,
-        description="Class names in the order of their indices, or one text file with one name per line. Empty: the "
-        "model's own.",
+        description="Class names in the order of their indices, or the path of a text file with one name per line. "
+        "Empty: the names that the model defines.",
     )
-    keep: list[str] = Field(default_factory=list, description="Classes to publish. Empty: all.")
+    keep: list[str] = Field(
+        default_factory=list, description="Names of the classes to publish; other results are discarded. Empty: all."
+    )
     cameras: list[str] = Field(default_factory=list, description="Cameras whose images the DNN processes. Empty: all.")
-    input_width: int = Field(0, ge=0, le=8192, description="Network input width in pixels. 0: the model's own.")
-    input_height: int = Field(0, ge=0, le=8192, description="Network input height in pixels. 0: the model's own.")
+    input_width: int = Field(
+        0, ge=0, le=8192, description="Width of the network input in pixels. 0: the width that the model defines."
+    )
+    input_height: int = Field(
+        0, ge=0, le=8192, description="Height of the network input in pixels. 0: the height that the model defines."
+    )
     resize: Literal["auto", "stretch", "letterbox"] = Field(
         "auto",
-        description="How an image is fitted to the network input. auto: the model's own; otherwise letterbox with "
-        "decoder yolo, stretch with others.",
+        description="How images are resized to the network input. stretch: the aspect ratio changes. letterbox: it is "
+        "kept, and the borders are padded. auto: as the model defines, otherwise letterbox with decoder yolo and "
+        "stretch with other decoders.",
     )
     color: Literal["auto", "rgb", "bgr"] = Field(
         "auto",
-        description="Channel order of the network input. auto: the model's own; otherwise bgr with decoder "
-        "grid, rgb with others.",
+        description="Channel order of the network input. auto: as the model defines, otherwise bgr with decoder grid "
+        "and rgb with other decoders.",
     )
     mean: list[float] = Field(
         default_factory=list,
-        description="Mean per channel, subtracted from values scaled to 0..1. Empty: the model's own.",
+        description="Mean of each channel, subtracted from the pixel values, which are scaled to 0..1. Empty: as the "
+        "model defines.",
     )
     std: list[float] = Field(
         default_factory=list,
-        description="Standard deviation per channel, by which the difference is divided. Empty: the model's own.",
+        description="Standard deviation of each channel; the values are divided by it after subtracting the mean. "
+        "Empty: as the model defines.",
     )
     backend: BackendName = Field(
         "auto",
-        description="How the jobs run. auto: onnxruntime on a CPU (torchscript with precision bf16, and for a DNN that "
-        "cannot be exported), cuda_graph on a GPU. inductor compiles the jobs with TorchInductor, which takes minutes "
-        "the first time (cached in ~/.cache/multi_dnn_ros/inductor), and captures them on a GPU.",
+        description="How the jobs run. auto: cuda_graph on a GPU; onnxruntime on a CPU, or torchscript with precision "
+        "bf16 and for DNNs that cannot be exported. inductor compiles the jobs with TorchInductor and captures them "
+        "on a GPU; the first compilation takes minutes and is cached in ~/.cache/multi_dnn_ros/inductor.",
     )
     precision: Literal["auto", "fp32", "tf32", "fp16", "bf16", "int8"] = Field(
         "auto",
-        description="Number format of the layers. auto: float32, with TF32 convolutions on a GPU (PyTorch's default). "
-        "fp32: float32 without TF32. tf32: TF32 for matrix products too. A CPU takes auto, fp32, bf16 and, with "
-        "backend onnxruntime and 8-bit dot products (VNNI), int8; a DNN that differs too much in int8 stays float32.",
+        description="Number format of the layers. auto: float32, on a GPU with TF32 convolutions (PyTorch's default). "
+        "fp32: float32 without TF32. tf32: TF32 also for matrix products. A CPU supports auto, fp32, bf16 and, with "
+        "backend onnxruntime and 8-bit dot products (VNNI), int8. A DNN whose int8 outputs differ too much stays in "
+        "float32.",
     )
     calibration_images: str = Field(
         "",
-        description="With precision int8: a folder of at least 8 images of the DNN's camera, on which the value ranges "
-        "of its layers are measured when it is first configured. Empty: generated road images of this package.",
+        description="Folder with at least 8 images of the DNN's cameras, used with precision int8 to measure the "
+        "value ranges of the layers when the DNN is first configured. Empty: generated road images of this package.",
     )
     capture_preprocess: bool = Field(
         False,
-        description="On a GPU with backend cuda_graph or inductor: capture preprocessing as a CUDA graph too, once "
-        "for each image size, after its first frame. No effect otherwise.",
+        description="Whether to capture the preprocessing as a CUDA graph too, after the first frame of each image "
+        "size. Effective on a GPU with backend cuda_graph or inductor.",
     )
     sms: int = Field(
         0,
         ge=0,
         le=1024,
-        description="Number of SMs of the GPU that the DNN may use, by a CUDA green context (PyTorch 2.11 or newer). "
-        "DNNs with the same number share the same SMs. 0: all.",
+        description="Number of SMs of the GPU that the DNN may use, limited by a CUDA green context (needs PyTorch "
+        "2.11 or newer). DNNs with the same number share the same SMs. 0: all.",
     )
     max_batch: int = Field(
         1,
         ge=1,
         le=16,
-        description="Largest number of frames per inference, at most one per camera. 1: one frame per inference. Not "
-        "allowed with capture_preprocess.",
+        description="Maximum number of frames per inference, at most one per camera. Above 1, capture_preprocess is "
+        "not allowed.",
     )
     batch_delay_ms: float = Field(
         0.0,
         ge=0.0,
         le=1000.0,
-        description="With max_batch: how long an idle DNN that has a frame waits for frames of its other cameras. 0: "
-        "it starts at once.",
+        description="If max_batch is above 1: maximum time in ms that an idle DNN with a frame waits for frames of "
+        "its other cameras. 0: it starts immediately.",
     )
     jobs: int = Field(
         4,
         ge=1,
         le=256,
-        description="Number of jobs (runs of consecutive layers) that the DNN is cut into. With `blocking_ms` it is "
-        "computed.",
+        description="Number of jobs (runs of consecutive layers) into which the DNN is cut. Ignored if blocking_ms is "
+        "set, from which the number is then computed.",
     )
     score_threshold: float = Field(
         0.0,
         ge=0.0,
         le=1.0,
-        description="Results with a lower score are not published. 0: the model's own threshold (built-in models, "
+        description="Minimum score of a published result. 0: the threshold that the model defines (built-in models, "
         "docs/models.md), otherwise 0.4.",
         json_schema_extra=RUNTIME,
     )
@@ -195,126 +217,150 @@ class DnnConfig(_Section):
         0.5,
         ge=0.0,
         le=1.0,
-        description="Intersection over union above which the lower-scored of two boxes of a class is discarded (NMS).",
+        description="Intersection over union of two boxes of a class above which the one with the lower score is "
+        "discarded (NMS).",
         json_schema_extra=RUNTIME,
     )
     max_detections: int = Field(
-        100, ge=1, le=10_000, description="Largest number of boxes or lane lines per frame.", json_schema_extra=RUNTIME
+        100, ge=1, le=10_000, description="Maximum number of boxes or lane lines per frame.", json_schema_extra=RUNTIME
     )
     priority: int = Field(
         0,
         ge=-100,
         le=100,
-        description="Higher values run first under policy priority. On a GPU it also sets the priority of the DNN's "
-        "CUDA stream, under every policy.",
+        description="Priority of the DNN; higher values run first under policy priority. On a GPU it also determines "
+        "the priority of the DNN's CUDA stream, under every policy.",
         json_schema_extra=RUNTIME,
     )
     deadline_ms: float = Field(
         0.0,
         ge=0.0,
         le=3_600_000.0,
-        description="Deadline of a result, counted from the arrival of the image. 0: none.",
+        description="Deadline of a result in ms after the arrival of its image. Policy edf orders jobs by it, and "
+        "late results are counted as deadline misses. 0: none.",
         json_schema_extra=RUNTIME,
     )
     max_age_ms: float = Field(
         0.0,
         ge=0.0,
         le=3_600_000.0,
-        description="A frame that has waited longer before its inference starts is dropped. 0: never.",
+        description="Maximum time in ms that a frame may wait for its inference to start; older frames are dropped as "
+        "too_old. 0: no limit.",
         json_schema_extra=RUNTIME,
     )
 
 
 class NodeConfig(_Section):
-    """The whole node."""
+    """All parameters of the node."""
 
-    autostart: bool = Field(True, description="Configure and activate at start.")
-    cameras: dict[Name, CameraConfig] = Field(min_length=1, description="Camera names.")
+    autostart: bool = Field(True, description="Whether the node configures and activates itself when it starts.")
+    cameras: dict[Name, CameraConfig] = Field(
+        min_length=1, description="Names of the cameras. They are part of the names of the topics."
+    )
     dnns: dict[Name, DnnConfig] = Field(
-        min_length=1, description="DNN names. They are part of the names of the output topics."
+        min_length=1, description="Names of the DNNs. They are part of the names of the output topics."
     )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Device that runs the DNNs. auto: the first GPU, or the CPU if there is none.",
+        description="Device that runs the DNNs. auto: the first GPU, or the CPU if there is no GPU.",
         json_schema_extra={"allowed": "auto, cpu, cuda, cuda:<number>"},
     )
     workers: int = Field(
         0,
         ge=0,
         le=16,
-        description="Worker threads. They run the jobs on a CPU and launch them on a GPU. 0: one per core, but not "
-        "more than there are DNNs, on a CPU; one on a GPU.",
+        description="Number of worker threads, which run the jobs on a CPU and launch them on a GPU. 0: on a CPU one "
+        "per core, but at most one per DNN; on a GPU one.",
     )
     cpu_threads: int = Field(
-        0, ge=0, le=256, description="Threads per CPU operation. 0: cores divided by workers; 1 on a GPU."
+        0,
+        ge=0,
+        le=256,
+        description="Number of threads of an operation on the CPU. 0: on a CPU the number of cores divided by the "
+        "number of workers; on a GPU 1.",
     )
     policy: Literal["fifo", "priority", "edf"] = Field(
-        "fifo", description="Order of the job queue: fifo, priority, or edf (earliest deadline first)."
+        "fifo",
+        description="Order of the job queue. fifo: first in, first out. priority: by `dnn.<dnn>.priority`. edf: "
+        "earliest deadline first.",
     )
     aging_ms: float = Field(
         50.0,
         gt=0.0,
         le=60_000.0,
-        description="Under policy priority: waiting time that counts as much as one step of priority, so that no job "
-        "starves.",
+        description="Under policy priority: waiting time in ms that raises the priority of a job by one, so that no "
+        "job starves.",
     )
     predictor: str = Field(
         "",
-        description="predictor.json of `multi-dnn profile learn`. DNNs are then cut into jobs of equal predicted "
-        "time. Layers that the predictor does not know are measured. Empty: none.",
+        description="Path of a predictor.json of `multi-dnn profile learn`. The DNNs are then cut into jobs of equal "
+        "predicted time; layers that the predictor does not know are measured. Empty: none.",
     )
     blocking_ms: float = Field(
         0.0,
         ge=0.0,
         le=60_000.0,
-        description="Longest time of a job while nothing else runs. Each DNN is cut into the smallest number of jobs "
-        "that meets it, by predicted or measured layer times. 0: `dnn.<dnn>.jobs` decides.",
+        description="Maximum duration of a job in ms while nothing else runs. Each DNN is cut into the smallest "
+        "number of jobs that meets it, by predicted or measured layer times. 0: cut into `dnn.<dnn>.jobs` jobs.",
     )
     max_launched: int = Field(
         0,
         ge=0,
         le=64,
-        description="On a GPU under policy priority or edf: largest number of launched, unfinished jobs that a more "
-        "important frame could overtake. Each job is then a launch of its own. 0: no bound.",
+        description="On a GPU under policy priority or edf: maximum number of launched, unfinished jobs of less "
+        "important DNNs that a frame may have to wait for. Each job is then launched separately. 0: no limit.",
     )
     max_failures: int = Field(
-        5, ge=1, le=1000, description="Consecutive failures after which a DNN is disabled. It is tried again later."
+        5,
+        ge=1,
+        le=1000,
+        description="Number of consecutive failures after which a DNN is disabled. It is tried again after a pause.",
     )
     isolation: Literal["process", "none"] = Field(
         "process",
-        description="process: the DNNs run in an engine process, which is replaced when it crashes or hangs. none: "
-        "they run in the node's process, for debuggers and profilers.",
+        description="Where the DNNs run. process: in an engine process, which is replaced when it crashes or hangs. "
+        "none: in the process of the node, for debuggers and profilers.",
     )
     standby: Literal["none", "warm", "hot"] = Field(
         "none",
-        description="What replaces a lost engine process. none: a new process. warm: a process that has done its "
-        "imports. hot: a second, configured engine, which needs the memory of one more.",
+        description="What replaces an engine process that was lost. none: a new process. warm: a process that has "
+        "already imported its libraries. hot: a second, configured engine, which needs as much memory as the first.",
     )
     job_timeout_s: float = Field(
         5.0,
         ge=0.1,
         le=600.0,
-        description="Longest time of one job (on a CPU also of a frame that runs as one network). An engine process "
-        "that exceeds it is replaced.",
+        description="Maximum duration of one job in s; on a CPU also of a frame that runs as one network. An engine "
+        "process that exceeds it is replaced.",
     )
     heartbeat_timeout_s: float = Field(
         2.0,
         ge=0.2,
         le=600.0,
-        description="Longest time without a heartbeat of a serving engine process. One that exceeds it is replaced.",
+        description="Maximum time in s without a heartbeat of an engine process that serves. One that exceeds it is "
+        "replaced.",
     )
     fault_window_s: float = Field(
         60.0,
         ge=1.0,
         le=86_400.0,
-        description="Two losses of the engine process within this time give each DNN that was computing a process of "
-        "its own. A DNN that serves without a fault for this time returns to the common process.",
+        description="Time window in s. After two losses of the engine process within it, each DNN that was computing "
+        "gets a process of its own. A DNN that runs without a fault for this time returns to the common process.",
     )
     stop_timeout_s: float = Field(
-        2.0, gt=0.0, le=60.0, description="Longest wait for unfinished jobs when the node is deactivated."
+        2.0,
+        gt=0.0,
+        le=60.0,
+        description="Maximum time in s to finish the frames in progress when the node is deactivated. Frames that are "
+        "not finished by then are dropped as shutdown.",
     )
-    diagnostics_period_s: float = Field(1.0, ge=0.1, le=60.0, description="Period of the /diagnostics messages.")
+    diagnostics_period_s: float = Field(
+        1.0, ge=0.1, le=60.0, description="Period in s of the messages on /diagnostics."
+    )
     stale_after_s: float = Field(
-        2.0, gt=0.0, le=3600.0, description="Time without an image after which a camera's status is STALE."
+        2.0,
+        gt=0.0,
+        le=3600.0,
+        description="Time in s without an image after which the status of a camera is STALE.",
     )

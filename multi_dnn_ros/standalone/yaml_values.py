@@ -154,7 +154,7 @@ def _flatten(file: str, where: str, prefix: str, mapping: Any, parameters: dict[
         key = _key(where, key_node)
         if key in keys:
             mark = " ".join(str(key_node.start_mark).split())
-            raise ParameterFileError(f"{file} is not valid YAML: {key!r} stands twice {mark}")
+            raise ParameterFileError(f"{file} is not valid YAML: {key!r} is given twice {mark}")
         keys.add(key)
         if isinstance(node, yaml.MappingNode):
             _flatten(file, where, f"{prefix}{key}.", node, parameters)

@@ -147,7 +147,7 @@ def test_killed_recorder_without_index_or_metadata(tmp_path: Path) -> None:
         assert read == written[: len(read)]
         assert 20 <= len(read) <= 35
         assert bag.topics["/a"].count + bag.topics["/b"].count == len(read)
-        assert any("cut short at byte" in damage for damage in bag.damage)
+        assert any("truncated at byte" in damage for damage in bag.damage)
 
 
 def test_a_killed_recorder_s_files_are_read_in_the_order_they_were_recorded_in(tmp_path: Path) -> None:
@@ -174,11 +174,9 @@ def test_compressed_files_of_a_killed_recorder_are_named(tmp_path: Path) -> None
     packed.write_bytes(b"")
     with BagReader(tmp_path / "bag") as bag:
         assert len(list(bag.messages())) == 6
-        assert bag.damage == [
-            f"{packed.name}: left out, it can be read with metadata.yaml only; unpack it with `unzstd`"
-        ]
+        assert bag.damage == [f"{packed.name}: skipped, readable only with metadata.yaml; unpack it with `unzstd`"]
     storage_file(tmp_path / "bag").unlink()
-    with pytest.raises(BagError, match=r"bag_0\.mcap\.zstd: left out"):
+    with pytest.raises(BagError, match=r"bag_0\.mcap\.zstd: skipped"):
         BagReader(tmp_path / "bag")
     write(tmp_path / "unpacked")
     (tmp_path / "unpacked" / "metadata.yaml").unlink()
@@ -216,7 +214,7 @@ def test_an_empty_recording_without_index_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "bag", count=0)
     file = storage_file(tmp_path / "bag")
     file.write_bytes(file.read_bytes()[:-30])
-    with pytest.raises(BagError, match="not one message can be read: cut short: the file has no end"):
+    with pytest.raises(BagError, match="not one message can be read: truncated: the end of the file is missing"):
         BagReader(tmp_path / "bag")
 
 

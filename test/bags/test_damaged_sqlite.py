@@ -48,7 +48,7 @@ def test_every_message_that_the_file_still_holds_is_given_wherever_it_is_cut(tmp
         certain = {message for message, (begin, end) in spans.items() if max(-(-begin // PAGE) * PAGE, end) <= cut}
         assert certain <= set(found), cut
         expected += len(certain)
-        assert any("cut short" in text for text in damage)
+        assert any("truncated" in text for text in damage)
     assert expected > 1000
 
 
@@ -57,7 +57,7 @@ def test_cut_within_the_last_message_only_that_one_is_lost(tmp_path: Path, whole
     found, damage = read(saved(whole[:at], tmp_path))
     assert set(WRITTEN) - set(found) == {WRITTEN[-1]}
     assert found == sorted(found, key=lambda message: message.stamp_ns)
-    assert any("cut short at byte" in text for text in damage)
+    assert any("truncated at byte" in text for text in damage)
     assert any("message 120" in text and "is missing" in text for text in damage)
 
 
@@ -145,7 +145,7 @@ def test_messages_in_the_write_ahead_log_are_read_and_nothing_is_written(tmp_pat
     found, damage = read(killed)
     assert found == WRITTEN[:50]
     (text,) = damage
-    assert text.startswith("recording.db3: recording.db3-wal: cut short at byte ")
+    assert text.startswith("recording.db3: recording.db3-wal: truncated at byte ")
 
 
 def test_a_wrong_byte_in_the_write_ahead_log_ends_it(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_transaction_that_did_not_end_is_left_out(tmp_path: Path) -> None:
     assert (tmp_path / "killed" / "recording.db3-journal").stat().st_size
     found, damage = read(tmp_path / "killed")
     assert found == WRITTEN[:20]
-    assert any("the transaction that did not end is left out" in text for text in damage)
+    assert any("the unfinished transaction is ignored" in text for text in damage)
 
 
 def test_what_was_deleted_does_not_come_back(tmp_path: Path) -> None:

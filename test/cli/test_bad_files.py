@@ -45,7 +45,10 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (HEAD + "    aging_ms: .nan\n", ["parameter aging_ms is nan", "up to 60000"]),
         (HEAD + "    workers: two\n", ["parameter workers is 'two'", "int"]),
         (HEAD + "    cameras: [front, front]\n", ["parameter cameras", "'front' twice"]),
-        (HEAD + "    camera:\n      front: {depth: 2}\n      front: {depth: 3}\n", ["'front' stands twice", "line 5"]),
+        (
+            HEAD + "    camera:\n      front: {depth: 2}\n      front: {depth: 3}\n",
+            ["'front' is given", "line 5"],
+        ),
         (HEAD + "    device: 2001-99-99\n", ["not a YAML file", "month"]),
         (HEAD + f"    workers: {'9' * 5000}\n", ["not a YAML file", "digits"]),
         (HEAD + "    workers: !!int x\n", ["not a YAML file", "'x'"]),
@@ -94,7 +97,7 @@ def test_the_node_names_a_file_that_is_no_parameter_file(domain: int, tmp_path: 
             assert time.monotonic() < deadline, node.last_lines(20)
             time.sleep(0.05)
         assert node.exit_code() == 1
-        assert f"{path}' is not valid YAML: 'cameras' stands twice" in node.last_lines(1)
+        assert f"{path}' is not valid YAML: 'cameras' is given twice" in node.last_lines(1)
 
 
 def claims(width: int, height: int) -> bytes:

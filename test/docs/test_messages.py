@@ -13,7 +13,7 @@ from pages import PAGES, ROOT, inline_code
 
 from multi_dnn_ros.engine.statistics import TIMINGS
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.settings.flat_parameters import fields_of
+from multi_dnn_ros.settings.parameter_fields import fields_of
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 
 PAGE = PAGES["docs/troubleshooting.md"]

@@ -64,7 +64,7 @@ def test_the_parameter_file_is_accepted_with_the_package_and_refused_without(pac
     source, target = package
     code = f"""
 from pathlib import Path
-from multi_dnn_ros.settings.flat_parameters import ParameterError
+from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.params_file import read_params_file
 try:
     print(read_params_file(Path({str(source / "cones.yaml")!r})).dnns["cones"].decoder)

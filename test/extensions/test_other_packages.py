@@ -80,7 +80,8 @@ BROKEN = (
 def test_the_schema_its_errors_and_the_tables_list_them_without_pytorch(toy: Path) -> None:
     code = """
 import sys
-from multi_dnn_ros.settings.flat_parameters import ParameterError, to_config
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.parameter_table import default_yaml, markdown
 try:
     to_config({"dnn.lane.decoder": "sofa", "dnn.lane.backend": "sofa", "dnn.lane.model": ""})

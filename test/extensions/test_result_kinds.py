@@ -10,7 +10,7 @@ import pytest
 
 import multi_dnn_ros.ros  # noqa: F401
 from multi_dnn_ros.common.extensions import ExtensionError
-from multi_dnn_ros.ros.outputs import ResultPublishers
+from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer, ResultKind, Topic
 

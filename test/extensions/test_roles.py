@@ -8,7 +8,8 @@ from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.replay.expected_kind import expected_kind
-from multi_dnn_ros.settings.flat_parameters import ParameterError, to_config
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.parameter_fields import ParameterError
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 

@@ -1,4 +1,4 @@
-"""The launch files: what they declare and use. test/real_ros launches them for real."""
+"""The arguments and imports of the launch files. test/real_ros launches them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "launch"
 FILES = sorted(FOLDER.glob("*.launch.py"))
-#: What the issue of the package promises of the node's launch file.
+#: Arguments that users of the launch file rely on.
 PROMISED = {"namespace", "params_file", "use_sim_time", "autostart", "log_level", "respawn", "image"}
 
 
 def described(path: Path) -> Any:
-    """The launch description of a file, made as `ros2 launch` makes it."""
+    """The launch description of a file, as `ros2 launch` makes it."""
     return loaded(path).generate_launch_description()
 
 
@@ -48,7 +48,7 @@ def arguments(path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_launch_file_imports_little(path: Path) -> None:
-    """`ros2 launch` runs it with the system's Python, which may have no torch, and shall do so quickly."""
+    """`ros2 launch` imports it with the Python of the system, which may lack torch, and should start quickly."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             ours = node.module == "multi_dnn_ros.settings.params_sections"
@@ -56,7 +56,7 @@ def test_a_launch_file_imports_little(path: Path) -> None:
         assert not isinstance(node, ast.Import)
 
 
-def test_what_launch_files_import_of_ours_needs_yaml_only() -> None:
+def test_the_modules_that_launch_files_import_need_only_yaml() -> None:
     heavy = ("torch", "cv2", "numpy", "rclpy", "pydantic")
     program = f"import sys, multi_dnn_ros.settings.params_sections; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -80,7 +80,7 @@ FOREIGN = "lidar:\n  ros__parameters: {rate: 10}\n"
         ),
     ],
 )
-def test_a_params_file_that_says_nothing_to_the_node_fails_the_launch(
+def test_a_params_file_without_parameters_for_the_node_fails_the_launch(
     tmp_path: Path, file: str, text: str | None, arguments: list[str], words: list[str]
 ) -> None:
     pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
@@ -110,11 +110,11 @@ def test_every_argument_is_explained_and_used(path: Path) -> None:
         assert used, f"{path.name} declares {name} and does not use it"
 
 
-def test_the_node_has_every_argument_that_is_promised() -> None:
+def test_the_launch_file_of_the_node_has_every_expected_argument() -> None:
     assert arguments(FOLDER / "multi_dnn.launch.py").keys() >= PROMISED
 
 
-def test_the_replay_asks_for_its_bag_and_passes_on_what_the_node_knows() -> None:
+def test_the_replay_requires_a_bag_and_passes_on_arguments_of_the_node() -> None:
     node, replay = (arguments(FOLDER / name) for name in ("multi_dnn.launch.py", "replay.launch.py"))
     assert replay.keys() & node.keys() == {"namespace", "params_file", "image", "compressed_image"}
     declared = {item.name: item for item in described(FOLDER / "replay.launch.py").get_launch_arguments()}
@@ -122,13 +122,13 @@ def test_the_replay_asks_for_its_bag_and_passes_on_what_the_node_knows() -> None
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_it_declares_what_it_says(path: Path) -> None:
+def test_declared_arguments_match_the_table(path: Path) -> None:
     declared = {item.name: item.description for item in described(path).get_launch_arguments()}
     said = arguments(path)
     assert {name: declared[name] for name in said} == said
 
 
-def test_show_args_teaches() -> None:
+def test_show_args_lists_every_argument() -> None:
     pytest.importorskip("launch_ros", reason="needs a real ROS 2: no package launch_ros")
     for path in FILES:
         done = subprocess.run(
@@ -167,8 +167,8 @@ def test_a_namespace_around_the_launch_file_is_part_of_the_nodes_name(tmp_path: 
     assert "no parameters for node /left/multi_dnn; its sections are for /right/multi_dnn" in done.stdout + done.stderr
 
 
-def test_a_process_of_an_including_launch_file_is_not_taken_for_the_node() -> None:
-    """It ends first: the player's end must still end the node, and the node's end must give the result."""
+def test_other_processes_of_an_including_launch_file_are_ignored() -> None:
+    """Even if one ends first, the end of the player ends the node, and the end of the node ends the launch."""
     replay = loaded(FOLDER / "replay.launch.py")
     from launch.events import Shutdown
     from launch.events.process import ProcessExited, ProcessIO

@@ -1,4 +1,4 @@
-"""Tests on a real ROS 2 with this package built by colcon; skipped where there is none.
+"""Tests on a real ROS 2 with this package built by colcon; skipped without one.
 
 source /opt/ros/jazzy/setup.bash && source install/setup.bash
 python3 -m pytest -p no:launch_testing -p no:launch_ros test/real_ros

@@ -1,11 +1,11 @@
-"""Images of a plain camera that reach the node, on a real ROS 2: the table of docs/cameras.md.
+"""Measures how many images of a camera reach the node on a real ROS 2: the table of docs/cameras.md.
 
     source /opt/ros/jazzy/setup.bash && source install/setup.bash
     python3 test/real_ros/measure_cameras.py --seconds 600 --rmem-max 212992 10485760
 
-Each case starts the node by `ros2 launch` at our defaults and a camera that is not configured (plain_camera.py), or
-whose middleware has our file under config/. --rmem-max (root) sets net.core.rmem_max and puts it back after;
-without it the present value counts. Results go into results/cameras_ros2.json, beside those of other limits.
+Each case starts the node by `ros2 launch` with the default settings, and a camera (plain_camera.py) with the default
+settings of its middleware or with our file under config/. --rmem-max (needs root) sets net.core.rmem_max and restores
+it afterwards; without it the present value is used. Results are added to results/cameras_ros2.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from multi_dnn_ros.common.reporting import provenance
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIMIT = Path("/proc/sys/net/core/rmem_max")
-#: Variables that configure a middleware: the camera's process and the node begin without.
+#: Variables that configure a middleware; unset for the camera and the node.
 CONFIGURED = ("CYCLONEDDS_URI", "FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE",
               "FASTDDS_BUILTIN_TRANSPORTS")  # fmt: skip
 READY_S = 120.0
@@ -45,7 +45,7 @@ CONFIGURATIONS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One row. camera_side: `plain` or `configured` (by our file for its middleware)."""
+    """One row. camera_side: `plain`, or `configured` with our file for its middleware."""
 
     middleware: str
     reliability: str
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: a line for each middleware, camera and kernel, a column for each kind of images."""
+    """Markdown: a row for each middleware, camera and kernel limit, a column for each kind of image."""
     names = {"rmw_cyclonedds_cpp": "Cyclone DDS", "rmw_fastrtps_cpp": "Fast DDS"}
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     columns = list(dict.fromkeys(f"{case.image} {case.rate:g} Hz" for case in cases()))
@@ -155,7 +155,7 @@ def kernel_limit(limit: int) -> Iterator[None]:
 
 
 def run(case: Case, seconds: float, direct: bool = False) -> dict[str, Any]:
-    """One case, in a process that has the case's middleware."""
+    """One case, in a process with the middleware of the case."""
     environment = {name: value for name, value in os.environ.items() if name not in CONFIGURED}
     environment["RMW_IMPLEMENTATION"] = case.middleware
     command = [sys.executable, __file__, "--seconds", str(seconds), "--observe", json.dumps(asdict(case))]
@@ -166,7 +166,7 @@ def run(case: Case, seconds: float, direct: bool = False) -> dict[str, Any]:
 
 
 def observe(case: Case, seconds: float, direct: bool) -> dict[str, Any]:
-    """Start node and camera, and read the node's diagnostics of the camera until all is done."""
+    """Start node and camera, and read the status of the camera until the camera has ended."""
     import rclpy
     from diagnostic_msgs.msg import DiagnosticArray
 
@@ -266,7 +266,7 @@ def camera_command(case: Case, seconds: float, folder: Path) -> list[str]:
 
 
 def write_jpeg(path: Path, size: str) -> None:
-    """A picture with as much detail as one of a road: 0.2 bytes per pixel."""
+    """An image with as much detail as one of a road: 0.2 bytes per pixel as JPEG."""
     import cv2
     import numpy as np
 
@@ -295,7 +295,7 @@ def start(command: list[str], log: Path, environment: dict[str, str] | None = No
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does; what does not end in time is killed, with all that it started."""
+    """End a process by SIGINT; kill it and its descendants if it does not end in time."""
     for number, limit_s in ((signal.SIGINT, 20.0), (signal.SIGKILL, 10.0)):
         try:
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""A camera as anybody writes one with rclpy: nothing of this package is imported or configured."""
+"""A simple rclpy camera that does not use this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of a real ROS 2 around the node, and a listener in the test."""
+"""Processes of a real ROS 2, and a listening node in the test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Running:
-    """A process with its output in a file; everything it started ends with it."""
+    """A process with its output in a file. Ending it also ends its descendants."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: dict[str, str] | None = None) -> None:
         self.log = log
@@ -44,14 +44,14 @@ class Running:
         return self.log.read_text(errors="replace")
 
     def child(self, name: str) -> psutil.Process:
-        """The process below this one whose command line has `name` in it."""
+        """The descendant with `name` in its command line."""
         for process in psutil.Process(self.process.pid).children(recursive=True):
             if any(name in word for word in process.cmdline()):
                 return process
         raise AssertionError(f"no process {name}: {self.text()}")
 
     def end(self, number: signal.Signals = signal.SIGINT, timeout_s: float = 20.0) -> int:
-        """Send a signal and wait; the exit code."""
+        """Send a signal and wait; returns the exit code."""
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
@@ -70,7 +70,7 @@ class Running:
 
 
 class RosSystem:
-    """Starts processes in a domain of the test's own and listens to topics."""
+    """Starts processes in a domain of its own and listens to topics."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -94,7 +94,7 @@ class RosSystem:
         return running
 
     def start_standalone(self, *arguments: str) -> Running:
-        """`multi-dnn ...` as on a machine without ROS 2: our own runtime, from the checkout."""
+        """`multi-dnn ...` as without ROS 2, on the standalone runtime, from the checkout."""
         environment = {name: value for name, value in os.environ.items() if name not in _OF_ROS}
         environment["PYTHONPATH"] = str(ROOT)
         command = [sys.executable, "-u", "-m", "multi_dnn_ros.cli.main", *arguments]
@@ -110,7 +110,7 @@ class RosSystem:
             done = subprocess.run(
                 ["ros2", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
             )
-            # The tools ask a daemon, which the first of them has started: it may not have seen the node yet.
+            # The ros2 daemon may have been started just now and not have discovered the node yet.
             if "Node not found" not in done.stdout + done.stderr or time.monotonic() > deadline:
                 return done.returncode, done.stdout + done.stderr
 
@@ -126,7 +126,7 @@ class RosSystem:
         return heard
 
     def until(self, condition: Callable[[], object], what: str, limit_s: float = WAIT_S) -> float:
-        """Wait; the seconds it took."""
+        """Wait for a condition; returns the seconds it took."""
         begin = time.monotonic()
         with self._changed:
             while not condition():

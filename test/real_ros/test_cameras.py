@@ -1,4 +1,4 @@
-"""Cameras on a real ROS 2, with both of its middlewares."""
+"""Cameras on a real ROS 2 with both middlewares."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def _own_domain(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("middleware", MIDDLEWARES)
-def test_what_the_standalone_runtime_shows_holds_on_the_real_one(middleware: str) -> None:
-    """QoS that follows the publishers, topics without publishers, losses: the same tests, another rclpy."""
+def test_camera_topics_as_on_the_standalone_runtime(middleware: str) -> None:
+    """QoS that follows the publishers, topics without publishers, losses: the same tests with the real rclpy."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:launch_testing", "-p", "no:launch_ros", "-p",
          "no:cacheprovider", str(ROOT / "test" / "ros" / "test_camera_topics.py")],
@@ -43,7 +43,7 @@ def test_what_the_standalone_runtime_shows_holds_on_the_real_one(middleware: str
 @pytest.mark.parametrize("reliability", ["reliable", "best_effort"])
 @pytest.mark.parametrize("middleware", MIDDLEWARES)
 def test_every_image_of_a_plain_camera_arrives(middleware: str, reliability: str) -> None:
-    """Images that fit the buffers of every kernel; larger ones are measured by measure_cameras.py."""
+    """Images that fit the receive buffers of every kernel; measure_cameras.py measures larger ones."""
     row = measure_cameras.run(Case(middleware, reliability, "320x240", 10.0), 6.0)
     depth = RELIABLE_DEPTH if reliability == "reliable" else BEST_EFFORT_DEPTH
     assert row["qos"] == f"{reliability.replace('_', ' ')}, depth {depth}"

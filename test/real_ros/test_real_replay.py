@@ -1,4 +1,4 @@
-"""A camera recorded by ``ros2 bag record``, and the recording through the node by replay.launch.py: every frame."""
+"""Records a camera with ``ros2 bag record`` and replays the recording with replay.launch.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARAMETERS = """\
 
 @pytest.fixture(params=["rmw_cyclonedds_cpp", "rmw_fastrtps_cpp"])
 def middleware(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """For the processes of a test; the test itself only starts them."""
+    """RMW implementation of the processes that the test starts."""
     from ament_index_python.packages import PackageNotFoundError, get_package_prefix
 
     try:
@@ -42,7 +42,7 @@ def parameters(tmp_path: Path) -> str:
 
 
 def replay(ros: RosSystem, bag: Path, output: Path, parameters: str, *arguments: str) -> Running:
-    """replay.launch.py until its end."""
+    """Run replay.launch.py until it ends."""
     launched = ros.start(
         *("ros2", "launch", "multi_dnn_ros", "replay.launch.py", f"bag:={bag}", f"output:={output}"),
         *(f"params_file:={parameters}", *arguments),
@@ -61,7 +61,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("storage", ["mcap", "sqlite3"])
-def test_every_frame_of_a_recorded_camera_twice_the_same(
+def test_two_replays_of_a_recorded_camera_are_equal(
     ros: RosSystem, middleware: str, storage: str, parameters: str, tmp_path: Path
 ) -> None:
     from multi_dnn_ros.bags import BagReader
@@ -96,7 +96,7 @@ def test_every_frame_of_a_recorded_camera_twice_the_same(
 
 
 @pytest.mark.timeout(600)
-def test_fewer_than_all_frames_are_a_failure_of_the_launch(
+def test_the_launch_fails_if_a_frame_is_missing(
     ros: RosSystem, middleware: str, parameters: str, tmp_path: Path
 ) -> None:
     """In a namespace, from a recording with one image that cannot be decoded."""
@@ -118,9 +118,7 @@ def test_fewer_than_all_frames_are_a_failure_of_the_launch(
     assert [(stream["published"], stream["dropped"]) for stream in streams] == [(3, {"bad_image": 1})] * 2
 
 
-def test_an_output_that_exists_ends_the_launch(
-    ros: RosSystem, middleware: str, parameters: str, tmp_path: Path
-) -> None:
+def test_an_existing_output_ends_the_launch(ros: RosSystem, middleware: str, parameters: str, tmp_path: Path) -> None:
     launched = replay(ros, tmp_path, tmp_path, parameters)
     assert launched.process.returncode == 1
     assert "exists already; nothing is overwritten" in launched.text()

@@ -1,4 +1,4 @@
-"""The built package under a real ROS 2: node, launch files, tools, and our standalone runtime on the other side."""
+"""The installed package on a real ROS 2: node, launch files, ros2 commands, and the standalone runtime as a peer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parameters(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bag of 40 generated pictures at 5 Hz."""
+    """A recording of 40 generated images at 5 Hz."""
     import multi_dnn_ros.ros  # noqa: F401
     from multi_dnn_ros.benchmark.rig import CameraPlan, write_recording
     from multi_dnn_ros.training.scenes import SceneGenerator
@@ -103,10 +103,10 @@ def test_launch_with_compressed_camera_and_simulated_time(ros: RosSystem, parame
     assert heard[-1].header.stamp in [picture.header.stamp for picture in pictures]
     assert "True" in ros.ros2("param", "get", "/robot/multi_dnn", "use_sim_time")[1]
     launched.end(timeout_s=40.0)  # launch itself kills what has not ended after ten seconds
-    assert "configured:" not in launched.text()  # told at level info
+    assert "configured:" not in launched.text()  # logged at level info
 
 
-def test_what_is_recorded_plays_back(ros: RosSystem, recording: Path, parameters: str, tmp_path: Path) -> None:
+def test_recorded_results_can_be_played_back(ros: RosSystem, recording: Path, parameters: str, tmp_path: Path) -> None:
     from multi_dnn_ros.bags import BagReader
 
     ros.start("ros2", "launch", "multi_dnn_ros", "multi_dnn.launch.py", f"params_file:={parameters}")
@@ -215,7 +215,7 @@ def test_standalone_camera_and_real_node(ros: RosSystem, recording: Path, parame
     heard = ros.listen(OUT, detections())
     standalone = ros.start_standalone("camera", str(recording), "--loop", "--rate", "5", "--wait-for-subscribers", "1")
     ros.until(lambda: len(heard) > 5, "detections of the standalone camera's pictures")
-    assert "multi_dnn_ros.standalone" in standalone.text()  # it says which network it is on
+    assert "multi_dnn_ros.standalone" in standalone.text()  # it logs its network
 
 
 def test_real_camera_and_standalone_node(ros: RosSystem, recording: Path, parameters: str) -> None:

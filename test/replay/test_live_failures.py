@@ -20,6 +20,7 @@ from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import message_class
 from multi_dnn_ros.replay import live
 from multi_dnn_ros.replay.live import LiveReplay
+from multi_dnn_ros.replay.live_results import LiveReplayError
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
 from multi_dnn_ros.replay.recorded_cameras import recorded_topics
 from multi_dnn_ros.replay.remote_node import RemoteNode, RemoteNodeError
@@ -127,7 +128,7 @@ def test_it_connects_with_a_subscription_that_cannot_count_its_publishers(
     mute.create_subscription(Image, TOPIC, print, 10)
     for name, msgtype in RESULT_KINDS.get("lanes").msgtypes.items():
         mute.create_publisher(message_class(msgtype), f"/multi_dnn/front/lane/{name}", 10)
-    with pytest.raises(live.LiveReplayError, match="/multi_dnn on /diagnostics after 1 s"):
+    with pytest.raises(LiveReplayError, match="/multi_dnn on /diagnostics after 1 s"):
         replay.wait_connected(1.0)
     mute.create_publisher(DiagnosticArray, "/diagnostics", 10)
     replay.wait_connected(30.0)

@@ -137,7 +137,7 @@ def test_recording_cut_short_is_replayed_as_far_as_it_goes(
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
     assert main(["replay", str(cut), str(tmp_path / "results"), "--device", "cpu"]) == 1
-    assert "cut short" in capsys.readouterr().err
+    assert "truncated" in capsys.readouterr().err
     whole = read_bag(tmp_path / "results")
     assert 0 < len(whole) < len(results)
     assert whole == results[: len(whole)]

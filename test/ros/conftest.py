@@ -1,4 +1,4 @@
-"""Makes rclpy and the message packages importable before the test modules ask for them."""
+"""Makes rclpy and the message packages importable before the test modules import them."""
 
 from __future__ import annotations
 

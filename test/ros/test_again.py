@@ -1,4 +1,4 @@
-"""The node after something went wrong or was told to stop: activated again, refused, finalized."""
+"""The node after a failure or a stop: activated again, reconfigured, finalized."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vision_msgs.msg import Detection2DArray
 from multi_dnn_ros.engine import DropReason
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.ros import overlay_publisher
+from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.parameters import NodeParameters
-from multi_dnn_ros.ros.serving import LogThrottle
 from multi_dnn_ros.settings.schema import NodeConfig
 
 OK, WARN, ERROR, STALE = 0, 1, 2, 3
 
 
-def test_a_dnn_that_was_taken_out_comes_back_without_its_past(bench: Bench) -> None:
+def test_a_disabled_dnn_is_enabled_by_activating_again(bench: Bench) -> None:
     bench.node({"dnns": ["fragile"], "dnn.fragile.role": "object", "max_failures": 2})
     assert bench.change("configure")
     assert bench.change("activate")
@@ -52,7 +52,7 @@ def _lost(bench: Bench) -> int:
     return sum(int(count) for key, count in counts.items() if key.startswith("dropped: "))
 
 
-def test_a_topic_that_is_none_fails_configuring(bench: Bench) -> None:
+def test_an_invalid_topic_name_fails_configuring(bench: Bench) -> None:
     bench.node({"cameras": ["front", "rear"], "camera.rear.topic": "rear cam"})
     assert not bench.change("configure")
     bench.until(lambda: bench.status("node").level == ERROR, "the report")
@@ -61,7 +61,7 @@ def test_a_topic_that_is_none_fails_configuring(bench: Bench) -> None:
     assert "front" not in message
 
 
-def test_activating_that_fails_half_way_leaves_nothing_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_activation_leaves_nothing_behind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     node = bench.node({"cameras": ["front", "rear"]})
     assert bench.change("configure")
     create = node.create_subscription
@@ -81,7 +81,7 @@ def test_activating_that_fails_half_way_leaves_nothing_behind(bench: Bench, monk
     bench.until(lambda: bench.status("node").level == OK, "the report")
 
 
-def test_threads_that_ended_after_all_hang_no_more(bench: Bench) -> None:
+def test_threads_that_end_late_are_no_longer_reported_as_hanging(bench: Bench) -> None:
     go = threading.Event()
 
     def slow(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
@@ -102,7 +102,7 @@ def test_threads_that_ended_after_all_hang_no_more(bench: Bench) -> None:
     assert node.hung == []
 
 
-def test_a_picture_under_way_has_the_same_time_to_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overlay_in_progress_has_stop_timeout_to_finish(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     drawing, go = threading.Event(), threading.Event()
 
     def slow(pixels: Any, layers: Any) -> Any:
@@ -129,7 +129,7 @@ def test_a_picture_under_way_has_the_same_time_to_end(bench: Bench, monkeypatch:
     assert node.hung == []
 
 
-def test_what_is_set_to_what_it_is_is_no_change(bench: Bench) -> None:
+def test_setting_a_parameter_to_its_present_value_is_no_change(bench: Bench) -> None:
     node = bench.node({"dnns": ["object", "lane"], "dnn.object.labels": ["car"], "dnn.object.mean": [0.5, 0.5, 0.5]})
     assert bench.change("configure")
     names = [name for name in node.list_parameters([], 0).names if name.startswith(("cameras", "dnn", "workers"))]
@@ -140,15 +140,13 @@ def test_what_is_set_to_what_it_is_is_no_change(bench: Bench) -> None:
     assert "read-only" in reason
 
 
-def test_a_node_that_was_shut_down_says_so(bench: Bench) -> None:
+def test_a_finalized_node_reports_its_state(bench: Bench) -> None:
     bench.node().trigger_shutdown()
     bench.until(lambda: bench.status("node").by_key.get("state") == "finalized", "the report")
     assert bench.status("node").level == WARN
 
 
-def test_a_bad_image_is_told_once_whatever_number_of_dnns_lose_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_image_is_logged_once_for_all_dnns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr(LogThrottle, "passes", lambda self, kind: told.append(kind))
     bench.node({"dnns": ["lane", "object", "pedestrian"]})
@@ -169,7 +167,7 @@ def test_a_bad_image_is_told_once_whatever_number_of_dnns_lose_it(
     assert told == [(DropReason.BAD_IMAGE, "front")] * 2
 
 
-def test_a_dnn_of_any_name_may_be_added_and_set_right_afterwards(bench: Bench) -> None:
+def test_a_dnn_of_any_name_can_be_added_and_corrected_afterwards(bench: Bench) -> None:
     bench.node({"dnn.walker.priority": "high"})  # of a DNN that is not in use: a warning
     assert bench.set("dnns", ["object", "walker"]) == (True, "")
     assert not bench.change("configure")
@@ -182,7 +180,7 @@ def test_a_dnn_of_any_name_may_be_added_and_set_right_afterwards(bench: Bench) -
 
 
 class _AsInHumble:
-    """A node whose class calls nothing after parameters were set."""
+    """A node without callbacks after setting parameters, as in Humble."""
 
     def __init__(self, node: Any) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""One node process, everything wrong on its topics: counted by reason, and the next whole frame is served."""
+"""Bad frames on the topics of a node process: counted by reason, and the next good frame is processed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PARAMETERS = """\
 
 
 def dizzy_model(path: Path) -> None:
-    """A detector (1, 3, 8, 8) -> (1, 5, 64): log(d * d) * d of darkness d, NaN where the image is white alone.
+    """A detector (1, 3, 8, 8) -> (1, 5, 64): log(d * d) * d of darkness d; NaN for a white image.
 
     Behind max pooling, which passes NaN on in PyTorch and loses it in ONNX Runtime.
     """
@@ -208,7 +208,7 @@ def test_bad_files(rig: Rig) -> None:
 
 
 def test_another_type_on_the_topic(rig: Rig) -> None:
-    """DDS does not connect it; what a camera sends meanwhile is served."""
+    """DDS does not connect it; the images of a camera are still processed."""
     received = rig.count("camera front", "received")
     wrong = rig.peer.create_publisher(String, "/front/image_raw", QoSProfile(depth=100))
     for number in range(3):
@@ -220,7 +220,7 @@ def test_another_type_on_the_topic(rig: Rig) -> None:
 
 
 def test_outputs_that_are_not_finite(rig: Rig) -> None:
-    """The DNN that yields NaN loses that frame, the other one serves it, and the next frame both."""
+    """The DNN with NaN outputs loses the frame, the other one processes it, and both process the next frame."""
     rig.until(lambda: rig.count("dizzy on front", "pending") == 0, "its earlier frames")
     white = image(200, np.full_like(PICTURE, 255))
     lost, dizzy = (rig.count("dizzy on front", key) for key in ("dropped: bad_output", "published"))
@@ -231,7 +231,7 @@ def test_outputs_that_are_not_finite(rig: Rig) -> None:
     assert "dizzy" in rig.node.log.read_text()
 
 
-def test_accounts_are_exact_and_it_ends_as_it_should(rig: Rig) -> None:
+def test_counts_are_exact_and_the_node_ends_cleanly(rig: Rig) -> None:
     for stream in ("object on front", "object on side", "dizzy on front"):
         rig.until(lambda stream=stream: rig.count(stream, "pending") == 0, f"{stream} at rest")
         values = rig.statuses[stream]["values"]

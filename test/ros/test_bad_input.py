@@ -1,4 +1,4 @@
-"""Whatever comes in, the node names it, counts it and serves what is whole."""
+"""Bad input of every kind: the node names it, counts it, and processes the good frames."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_kind_of_bad_file_is_counted_and_the_next_one_served(bench: Bench)
         served_after(bench, heard, camera, CompressedImage(header=image(stamp=50).header, format="jpeg", data=jpeg))
 
 
-def test_outputs_that_are_not_finite_are_counted_and_told(bench: Bench) -> None:
+def test_outputs_that_are_not_finite_are_counted_and_logged(bench: Bench) -> None:
     start(bench, {"dnns": ["object", "dizzy"], "dnn.dizzy.role": "object", "dnn.dizzy.model": "x.onnx"})
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
     served_after(bench, heard, camera, image(POISON, 1))
@@ -92,7 +92,7 @@ def test_outputs_that_are_not_finite_are_counted_and_told(bench: Bench) -> None:
     bench.until(lambda: count_of(bench, "dizzy on front", "published") == 1, "the DNN that was dizzy")
 
 
-def test_another_type_on_the_topic_is_silence_not_harm(bench: Bench) -> None:
+def test_a_publisher_of_another_type_does_no_harm(bench: Bench) -> None:
     start(bench, {"stale_after_s": 0.3})
     wrong = bench.peer.create_publisher(CompressedImage, "/front/image_raw", 10)
     bench.until(lambda: bench.nodes[0].count_publishers("/front/image_raw") == 1, "the node to find the publisher")
@@ -107,7 +107,7 @@ def test_another_type_on_the_topic_is_silence_not_harm(bench: Bench) -> None:
 
 
 def refused(bench: Bench, parameters: dict, *words: str, build: Any = build_for_real) -> None:
-    """Configuring fails with these words in the diagnostics, and the node lives on."""
+    """Configuring fails with these words in the diagnostics, and the node stays up."""
     bench.node(parameters, build=build)
     assert not bench.change("configure")
     bench.until(lambda: bench.status("node").level == ERROR, "the error in the diagnostics")
@@ -121,7 +121,7 @@ def test_two_cameras_of_one_name(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_where_one_is_asked_for(bench: Bench) -> None:
+def test_a_missing_gpu_is_named(bench: Bench) -> None:
     refused(bench, {"device": "cuda:1"}, "device", "cuda:1", "0 GPUs", "cpu")
 
 
@@ -134,15 +134,15 @@ def test_missing_or_damaged_model(bench: Bench, tmp_path: Path, name: str, conte
     refused(bench, {"dnn.object.model": str(path), "dnn.object.decoder": "yolo", "dnn.object.labels": ["a"]}, str(path))
 
 
-def test_weights_that_do_not_fit_are_named(bench: Bench, tmp_path: Path) -> None:
+def test_weights_of_another_network_are_named(bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(b"\xff" * 64)
     model = "torchvision:ssdlite320_mobilenet_v3_large"
     refused(bench, {"dnn.object.model": model, "dnn.object.weights": str(path)}, str(path))
 
 
-def test_wrong_values_names_topics_and_files_are_told_together(bench: Bench, tmp_path: Path) -> None:
-    """Over /diagnostics, before a DNN is loaded; what is wrong in itself is not told twice."""
+def test_all_wrong_values_names_topics_and_files_are_reported_together(bench: Bench, tmp_path: Path) -> None:
+    """In /diagnostics, before a DNN is loaded, and each problem once."""
     bench.node(
         {
             "workers": 99, "polciy": "edf", "camera.front.topic": "two words", "dnns": ["object", "lane"],

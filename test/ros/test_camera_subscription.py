@@ -1,4 +1,4 @@
-"""While the QoS of a camera's subscription changes: two readers deliver, the images come once and in order."""
+"""While the QoS of a camera's subscription changes, two readers deliver images: no duplicates, and late ones marked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = 1_000_000_000
 
 
 class Readers:
-    """A node without a middleware: the test calls what the subscriptions registered."""
+    """A node without a middleware: the test calls the callbacks of the subscriptions."""
 
     def __init__(self) -> None:
         self.callbacks: list[Callable[..., None]] = []
@@ -55,7 +55,7 @@ def humble(monkeypatch: pytest.MonkeyPatch, readers: Readers) -> Readers:
     return Readers()
 
 
-def test_an_image_that_the_former_reader_delivers_after_its_successor_is_late(readers: Readers) -> None:
+def test_an_image_delivered_by_the_old_reader_after_a_later_one_is_late(readers: Readers) -> None:
     readers.receive(0, 5)
     readers.subscription.change(QoSProfile(depth=2), 0)
     for reader, number in [(1, 7), (0, 6), (0, 7), (1, 8), (1, 6)]:
@@ -63,7 +63,7 @@ def test_an_image_that_the_former_reader_delivers_after_its_successor_is_late(re
     assert readers.delivered == [(5, 5, False), (7, 7, False), (6, 6, True), (8, 8, False)]
 
 
-def test_stamps_that_start_again_after_the_change_are_not_late(readers: Readers) -> None:
+def test_stamps_that_restart_after_the_change_are_not_late(readers: Readers) -> None:
     readers.subscription.change(QoSProfile(depth=2), 0)
     readers.receive(1, 7, stamp=100)
     readers.receive(1, 8, stamp=1)  # was sent later
@@ -72,14 +72,14 @@ def test_stamps_that_start_again_after_the_change_are_not_late(readers: Readers)
     assert [late for *_, late in readers.delivered] == [False, False, False]
 
 
-def test_without_info_the_stamps_tell(humble: Readers) -> None:
+def test_without_message_info_duplicates_are_found_by_their_stamps(humble: Readers) -> None:
     humble.subscription.change(QoSProfile(depth=2), 0)
     for reader, number in [(1, 7), (0, 6), (0, 7)]:
         humble.receive(reader, number)
     assert humble.delivered == [(7, None, False), (6, None, True)]
 
 
-def test_without_info_and_stamps_only_the_new_reader_delivers(humble: Readers) -> None:
+def test_without_message_info_and_stamps_only_the_new_reader_delivers(humble: Readers) -> None:
     humble.receive(0, 1, stamp=0)
     humble.subscription.change(QoSProfile(depth=2), 0)
     for number in (2, 3):

@@ -1,4 +1,4 @@
-"""Between the camera and the node: QoS that follows the publishers, topics that nobody serves, images that are lost."""
+"""Topics of the cameras: QoS that follows the publishers, topics without publishers, lost images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.ros import inputs
+from multi_dnn_ros.ros import camera_input
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 TOPIC = "/front/image_raw"
@@ -28,7 +28,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "PATIENCE_NS", SECOND // 2)
+    monkeypatch.setattr(camera_input, "WARN_AFTER_NS", SECOND // 2)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def warned(bench: Bench, capfd: pytest.CaptureFixture[str]) -> Callable[[], list
 
 @pytest.fixture
 def stranger(bench: Bench, domain: int) -> Iterator[Any]:
-    """A node of another participant: within one, Fast DDS takes one type for a topic."""
+    """A node of another participant: within one, Fast DDS allows only one type per topic."""
     context = Context()
     rclpy.init(context=context, domain_id=domain)
     node = rclpy.create_node("stranger", context=context)
@@ -64,7 +64,7 @@ def qos(bench: Bench) -> str:
     return str(bench.status("camera front").by_key.get("QoS"))
 
 
-def test_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
+def test_qos_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
     start(bench)
     bench.until(lambda: qos(bench) == f"best effort, depth {BEST_EFFORT_DEPTH}", "the QoS that fits whoever comes")
     first = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
@@ -80,7 +80,7 @@ def test_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
     assert qos(bench) == f"reliable, depth {RELIABLE_DEPTH}"  # a camera that is started again finds what it had
 
 
-def test_no_image_is_lost_or_taken_twice_while_the_qos_changes(bench: Bench) -> None:
+def test_no_image_is_lost_or_duplicated_while_the_qos_changes(bench: Bench) -> None:
     start(bench, depth=20)
     steady = bench.peer.create_publisher(Image, TOPIC, RELIABLE)
     results = bench.listen(OUT, Detection2DArray)
@@ -106,7 +106,7 @@ def test_no_image_is_lost_or_taken_twice_while_the_qos_changes(bench: Bench) -> 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_topic_without_publishers_is_told_with_those_that_are_there(
+def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     bench: Bench, warned: Callable[[], list[str]]
 ) -> None:
     bench.peer.create_publisher(Image, "/front/image_rwa", 1)
@@ -130,7 +130,7 @@ def test_a_topic_without_publishers_is_told_with_those_that_are_there(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_publisher_that_does_not_fit_is_no_error_beside_one_that_does(
+def test_an_incompatible_publisher_beside_a_compatible_one_is_no_error(
     bench: Bench, warned: Callable[[], list[str]]
 ) -> None:
     bench.peer.create_publisher(Image, TOPIC, RELIABLE)
@@ -142,7 +142,7 @@ def test_a_publisher_that_does_not_fit_is_no_error_beside_one_that_does(
 
 
 def test_the_publishers_are_those_of_the_remapped_topic(bench: Bench) -> None:
-    """Also where another camera has the topic's own name, as when left and right are swapped."""
+    """Even if two cameras are remapped to the topics of each other."""
     swap = ["--ros-args", "-r", "front/image_raw:=rear/image_raw", "-r", "rear/image_raw:=front/image_raw"]
     bench.node(cli_args=swap)
     assert bench.change("configure")
@@ -152,7 +152,7 @@ def test_the_publishers_are_those_of_the_remapped_topic(bench: Bench) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_images_that_are_compressed_are_named(bench: Bench, warned: Callable[[], list[str]]) -> None:
+def test_the_warning_lists_compressed_topics(bench: Bench, warned: Callable[[], list[str]]) -> None:
     bench.peer.create_publisher(CompressedImage, "/front/image_raw/compressed", 1)
     start(bench)
     bench.until(warned, "a warning")
@@ -162,7 +162,7 @@ def test_images_that_are_compressed_are_named(bench: Bench, warned: Callable[[],
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_publisher_of_another_type_is_told(bench: Bench, stranger: Any, warned: Callable[[], list[str]]) -> None:
+def test_a_publisher_of_another_type_is_a_warning(bench: Bench, stranger: Any, warned: Callable[[], list[str]]) -> None:
     stranger.create_publisher(CompressedImage, TOPIC, 1)
     start(bench)
     bench.until(warned, "a warning")
@@ -178,7 +178,7 @@ def test_a_reliable_subscription_and_a_best_effort_camera(bench: Bench, warned: 
     start(bench, qos="reliable")
     bench.until(lambda: bench.status("camera front").level == ERROR, "an error status")
     message = bench.status("camera front").message
-    assert "/peer offers reliability BEST_EFFORT, the subscription asks for RELIABLE" in message
+    assert "/peer offers reliability BEST_EFFORT, the subscription requests RELIABLE" in message
     assert "camera.front.qos to auto" in message
     bench.until(warned, "a warning")
     assert "BEST_EFFORT" in warned()[0]
@@ -187,7 +187,7 @@ def test_a_reliable_subscription_and_a_best_effort_camera(bench: Bench, warned: 
     assert len(warned()) == 1
 
 
-def test_images_that_are_missing_make_a_warning(bench: Bench) -> None:
+def test_missing_images_are_a_warning(bench: Bench) -> None:
     start(bench, max_loss=0.3)
     camera = bench.camera()
     stamps = [stamp for stamp in range(1, 200) if stamp % 5 in (0, 1, 3)]  # 3 of 5

@@ -1,4 +1,4 @@
-"""What the node says when it is configured for more than its device can do."""
+"""Whether the DNNs fit the device at the rates of the cameras, in the log and in the diagnostics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OK, WARN = 0, 1
 
 
 def slow(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Each DNN takes 20 ms a frame at least."""
+    """Each DNN needs at least 20 ms per frame."""
 
     def wait(carried: tuple) -> tuple:
         time.sleep(0.02)
@@ -37,7 +37,7 @@ def test_rates_that_fit(bench: Bench) -> None:
     assert "workers needed (%)" in bench.status("capacity").by_key
 
 
-def test_rates_that_do_not_fit_are_a_warning_that_says_what_would_help(bench: Bench) -> None:
+def test_rates_that_do_not_fit_are_a_warning_with_advice(bench: Bench) -> None:
     bench.node({"dnns": ["object", "lane"], "camera.front.rate_hz": 200.0}, build=slow)
     assert bench.change("configure")  # it is a warning: the node serves what it can
     bench.until(lambda: bench.status("capacity").level == WARN, "the verdict")
@@ -65,7 +65,7 @@ def test_the_verdict_may_change_from_one_configuration_to_the_next(bench: Bench)
         assert bench.change("cleanup")
 
 
-def test_the_size_of_images_is_assumed_until_one_comes(bench: Bench) -> None:
+def test_the_image_size_is_assumed_until_the_first_image(bench: Bench) -> None:
     bench.node({"camera.front.rate_hz": 0.5}, build=slow)
     assert bench.change("configure")
     assumed = "(images of camera front assumed to be 640 x 480)"
@@ -78,14 +78,14 @@ def test_the_size_of_images_is_assumed_until_one_comes(bench: Bench) -> None:
     assert float(bench.status("capacity").by_key["decoding front (% of a core)"]) >= small
 
 
-def test_what_was_not_predicted_is_told() -> None:
+def test_values_contain_what_was_not_predicted() -> None:
     verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", doubts=tuple(f"doubt {number}" for number in range(9)))
     values = shown(verdict).values
     assert [values[f"not predicted {number}"] for number in (1, 5)] == ["doubt 0", "doubt 4"]
     assert "not predicted 6" not in values
 
 
-def test_a_camera_without_a_rate_is_not_judged(bench: Bench) -> None:
+def test_without_a_rate_there_is_no_capacity(bench: Bench) -> None:
     bench.node({"cameras": ["front", "rear"], "camera.front.rate_hz": 10.0})
     assert bench.change("configure")
     reports = len(bench.reports)
@@ -93,7 +93,7 @@ def test_a_camera_without_a_rate_is_not_judged(bench: Bench) -> None:
     assert bench.status("capacity").level == -1
 
 
-def test_a_check_that_fails_does_not_keep_the_node_from_serving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_capacity_check_does_not_prevent_serving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*arguments: object) -> None:
         raise ValueError("sofa")
 

@@ -1,4 +1,4 @@
-"""Images that were sent and did not arrive: what the account says against what is true."""
+"""Lost images: the estimate compared with the true number."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.engine.statistics import Statistics
-from multi_dnn_ros.ros import losses as losses_module
-from multi_dnn_ros.ros.diagnostics import OK, STALE, WARN, CameraRecord, DiagnosticsReport
+from multi_dnn_ros.ros import stamp_gaps
+from multi_dnn_ros.ros.camera_record import CameraRecord
+from multi_dnn_ros.ros.diagnostics import OK, STALE, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.frame_period import period_of
-from multi_dnn_ros.ros.losses import LossAccount, Losses
+from multi_dnn_ros.ros.losses import Losses, LossEstimator
 
 SECOND = 1_000_000_000
 LATENCY = 20_000_000
 
 
 class Camera:
-    """A camera on a fake clock and the link to its account: images are sent, some of them arrive."""
+    """A camera on a fake clock whose images partly arrive, and the estimator."""
 
     def __init__(self, rate_hz: float, jitter: float = 0.0, seed: int = 0, account_hz: float = 0.0) -> None:
-        self.account = LossAccount(account_hz)
+        self.account = LossEstimator(account_hz)
         self.period = SECOND / rate_hz
         self.now = 1000.0 * SECOND
         self.stamp_offset = 0.0
@@ -46,7 +47,7 @@ class Camera:
             self.wait(self.period / SECOND)
 
     def wait(self, seconds: float) -> None:
-        """Time passes, in which the diagnostics ask once a second."""
+        """Advance the clock and ask for the losses once a second, as the diagnostics do."""
         end = self.now + seconds * SECOND
         while self._reported + SECOND <= end:
             self._reported += SECOND
@@ -77,14 +78,14 @@ def test_the_share_is_within_5_points_of_the_true_one(rate: float, loss: float, 
 
 
 @pytest.mark.parametrize("loss", [0.95, 0.99])
-def test_where_hardly_anything_arrives_the_dropped_datagrams_tell(loss: float) -> None:
+def test_dropped_datagrams_are_used_if_hardly_any_image_arrives(loss: float) -> None:
     camera = Camera(30.0, 0.1, 3)
     camera.run(40.0, loss, drops_per_image=160)
     found = camera.losses()
     assert abs(found.lost / found.sent - (1 - camera.received / camera.sent)) < 0.05
 
 
-def test_nothing_arrives_and_the_kernel_drops() -> None:
+def test_all_images_count_as_lost_if_none_arrives_and_the_kernel_drops() -> None:
     camera = Camera(30.0)
     camera.run(3.0, loss=1.0, drops_per_image=160)
     found = camera.account.losses(round(camera.now))
@@ -102,8 +103,8 @@ def test_sequence_numbers_are_exact(loss: float, seed: int) -> None:
     assert (found.received, found.sent) == (camera.received, camera.sent)
 
 
-def test_events_count_where_there_are_no_numbers() -> None:
-    account = LossAccount()
+def test_events_are_used_without_sequence_numbers() -> None:
+    account = LossEstimator()
     for index in range(10):
         account.arrived(index * SECOND, index * SECOND)
         account.reported(index * SECOND + 1, 9)
@@ -112,7 +113,7 @@ def test_events_count_where_there_are_no_numbers() -> None:
     assert found.share == pytest.approx(0.9)
 
 
-def test_the_users_rate_goes_before_the_learnt_one() -> None:
+def test_the_rate_parameter_overrides_the_learned_period() -> None:
     camera = Camera(15.0, account_hz=30.0)  # every second image missing, evenly: the stamps alone cannot tell
     camera.run(20.0)
     assert camera.losses().share == pytest.approx(0.5, abs=0.02)
@@ -141,7 +142,7 @@ def test_a_camera_that_speeds_up_is_no_loss() -> None:
     assert camera.losses().lost <= 2
 
 
-def test_every_second_image_lost_is_found_where_the_kernel_says_that_it_drops() -> None:
+def test_loss_of_every_second_image_is_found_if_the_kernel_drops() -> None:
     camera = Camera(30.0, 0.02)
     camera.run(10.0)
     for _ in range(150):
@@ -171,26 +172,26 @@ def test_a_pause_is_no_loss_and_a_gap_with_dropped_datagrams_is() -> None:
     assert camera.losses().lost == 100  # ... and exactly once something does
 
 
-def test_what_is_dropped_after_the_camera_has_ended_is_no_image() -> None:
+def test_drops_after_the_end_of_the_camera_are_not_counted() -> None:
     camera = Camera(30.0)
     camera.run(20.0, loss=0.5, drops_per_image=100)
     before = camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost
-    for _ in range(30):  # a reliable writer sends again what nobody takes
+    for _ in range(30):  # a reliable writer repeats data that no reader acknowledges
         camera.wait(1.0)
         camera.account.dropped(round(camera.now), 100)
     assert camera.account.losses(round(camera.now), 2_764_800, reliable=True).lost == before
 
 
-def test_stamps_that_never_change_tell_nothing() -> None:
-    account = LossAccount()
+def test_constant_stamps_give_no_estimate() -> None:
+    account = LossEstimator()
     for index in range(100):
         account.arrived(index * SECOND, 0)
     assert account.losses(100 * SECOND).lost is None
     assert account.losses(100 * SECOND).share == 0.0
 
 
-def test_another_publisher_is_not_compared_with_the_last() -> None:
-    account = LossAccount()
+def test_sequence_numbers_of_two_publishers_are_not_compared() -> None:
+    account = LossEstimator()
     for number in (1, 2, 3):
         account.arrived(number, number, number)
     account.restart()
@@ -199,8 +200,8 @@ def test_another_publisher_is_not_compared_with_the_last() -> None:
     assert account.losses(600).lost == 0
 
 
-def test_a_camera_that_is_held_up_and_hurries_hides_no_loss() -> None:
-    account, now_ms = LossAccount(10.0), 0
+def test_a_camera_that_is_delayed_and_catches_up_hides_no_loss() -> None:
+    account, now_ms = LossEstimator(10.0), 0
     for index, gap_ms in enumerate([100] * 40 + [133, 148, 19, 200] * 20):  # one image in each group is lost
         now_ms += gap_ms
         account.arrived(now_ms * 1_000_000, now_ms * 1_000_000)
@@ -209,7 +210,7 @@ def test_a_camera_that_is_held_up_and_hurries_hides_no_loss() -> None:
     assert account.losses(now_ms * 1_000_000).lost == pytest.approx(20, abs=2)
 
 
-def test_images_of_a_camera_that_went_are_not_measured_by_the_period_of_the_next() -> None:
+def test_gaps_of_an_old_publisher_are_not_compared_with_the_period_of_the_next() -> None:
     camera = Camera(10.0)
     camera.run(20.3)  # the gaps since the last report are still to be compared
     camera.account.restart()
@@ -219,13 +220,13 @@ def test_images_of_a_camera_that_went_are_not_measured_by_the_period_of_the_next
 
 
 @given(gaps=st.lists(st.integers(1, 10**10), max_size=80))
-def test_any_gaps_have_a_period_that_is_sane_or_none(gaps: list[int]) -> None:
+def test_any_gaps_have_a_plausible_period_or_none(gaps: list[int]) -> None:
     period = period_of(gaps)
     assert period is None or 0 < period <= 1.3 * max(gaps)
 
 
-def test_a_few_datagrams_say_nothing_about_a_camera_without_images() -> None:
-    account = LossAccount()
+def test_few_dropped_datagrams_are_no_loss_of_a_camera_without_images() -> None:
+    account = LossEstimator()
     account.dropped(SECOND, 1)
     assert account.losses(SECOND).share == 0.0
     account.dropped(2 * SECOND, 100)
@@ -234,15 +235,15 @@ def test_a_few_datagrams_say_nothing_about_a_camera_without_images() -> None:
 
 
 @pytest.mark.parametrize(("raw", "connected"), [(False, True), (True, False)])
-def test_datagrams_of_other_cameras_are_not_charged_to_a_camera_without_images(raw: bool, connected: bool) -> None:
-    account = LossAccount(raw=raw)
+def test_datagrams_of_other_cameras_are_no_loss_of_a_camera_without_images(raw: bool, connected: bool) -> None:
+    account = LossEstimator(raw=raw)
     account.dropped(SECOND, 1000, connected=connected)
     found = account.losses(SECOND)
     assert (found.share, found.lost, found.drops) == (0.0, None, 1000)
 
 
-def test_datagrams_of_other_cameras_are_not_charged_to_an_irregular_compressed_camera() -> None:
-    account, now, random_ = LossAccount(raw=False), 0, random.Random(1)
+def test_datagrams_of_other_cameras_are_no_loss_of_an_irregular_compressed_camera() -> None:
+    account, now, random_ = LossEstimator(raw=False), 0, random.Random(1)
     for _ in range(196):
         now += random_.randint(SECOND // 100, SECOND // 5)
         account.arrived(now, now)
@@ -250,8 +251,8 @@ def test_datagrams_of_other_cameras_are_not_charged_to_an_irregular_compressed_c
     assert account.losses(now, 60_000).lost is None
 
 
-def test_gaps_between_the_images_of_two_publishers_say_nothing() -> None:
-    account = LossAccount()
+def test_gaps_between_images_of_two_publishers_give_no_estimate() -> None:
+    account = LossEstimator()
     for index in range(400):  # two cameras of 10 Hz, 5 ms apart
         stamp = index // 2 * SECOND // 10 + index % 2 * 5_000_000
         account.arrived(stamp, stamp, alone=False)
@@ -260,7 +261,7 @@ def test_gaps_between_the_images_of_two_publishers_say_nothing() -> None:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_what_was_lost_before_another_publisher_came_stays(numbered: bool) -> None:
+def test_losses_before_a_change_of_the_publisher_are_kept(numbered: bool) -> None:
     camera = Camera(30.0, seed=4)
     camera.run(10.0)
     camera.run(20.0, 0.2, numbered=numbered, drops_per_image=100)
@@ -269,7 +270,7 @@ def test_what_was_lost_before_another_publisher_came_stays(numbered: bool) -> No
     assert before.lost > 50
     camera.account.restart()
     assert camera.losses().lost == before.lost
-    camera.sent = 0  # the new publisher begins to number
+    camera.sent = 0  # the new publisher starts its own numbers
     camera.run(10.0, numbered=numbered)
     camera.run(5.0, 0.5, numbered=numbered, drops_per_image=100)
     camera.run(0.1, numbered=numbered)
@@ -286,30 +287,30 @@ def test_images_above_the_rate_do_not_hide_later_losses() -> None:
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_an_image_that_comes_after_its_successor_is_not_lost(numbered: bool) -> None:
-    account = LossAccount(10.0)
+def test_an_image_that_arrives_after_a_later_one_is_not_lost(numbered: bool) -> None:
+    account = LossEstimator(10.0)
     for number in (5, 7, 6, 8, 10):
         stamp = number * SECOND // 10
         account.arrived(stamp, stamp, number if numbered else None, late=number == 6)
     assert account.losses(2 * SECOND).lost == 1  # 9
 
 
-def test_numbers_that_start_again_are_not_late() -> None:
-    account = LossAccount()
+def test_sequence_numbers_that_restart_are_not_late() -> None:
+    account = LossEstimator()
     for number in (5, 9, 1, 2, 4):
         account.arrived(number, number, number)
     assert account.losses(SECOND).lost == 4
 
 
-def test_irregular_stamps_are_not_fitted_again_at_each_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_period_of_irregular_stamps_is_not_learned_at_each_report(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def counted(gaps: list[int]) -> float | None:
         calls.append(len(gaps))
         return period_of(gaps)
 
-    monkeypatch.setattr(losses_module, "period_of", counted)
-    account, now, random_ = LossAccount(), 0, random.Random(1)
+    monkeypatch.setattr(stamp_gaps, "period_of", counted)
+    account, now, random_ = LossEstimator(), 0, random.Random(1)
     for _ in range(64):
         now += random_.randint(SECOND // 100, SECOND)
         account.arrived(now, now)

@@ -1,4 +1,4 @@
-"""Detections and LabelInfo are joined by class_id, over topics, whatever the model comes from."""
+"""Detections and LabelInfo have the same class ids, for every model source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LABELS = ["car", "truck"]
 
 
 def label_infos(bench: Bench, dnn: str = "object") -> list[Any]:
-    """What a subscriber that comes now receives on the DNN's label_info."""
+    """The message that a new subscriber receives on the DNN's label_info."""
     heard: list[Any] = []
     bench.peer.create_subscription(LabelInfo, f"/multi_dnn/{dnn}/label_info", heard.append, LATCHED)
     return heard
@@ -95,7 +95,7 @@ def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_p
         assert names == {"0": "car", "1": "truck"}
 
 
-def test_the_threshold_of_the_label_info_is_the_dnns_and_follows_it(bench: Bench) -> None:
+def test_the_threshold_of_the_label_info_follows_the_parameter(bench: Bench) -> None:
     start(bench, {"dnn.object.score_threshold": 0.25})
     heard = label_infos(bench)
     bench.until(lambda: len(heard) == 1, "label_info")
@@ -110,8 +110,8 @@ def test_the_threshold_of_the_label_info_is_the_dnns_and_follows_it(bench: Bench
     assert [message.threshold for message in late] == [0.5]
 
 
-def test_the_models_own_threshold_is_told_as_its_value(bench: Bench) -> None:
-    """0, the parameter's default, stands for it."""
+def test_the_threshold_of_the_model_is_published_as_its_value(bench: Bench) -> None:
+    """The default of the parameter, 0, selects it."""
     quick = {"dnn.object.backend": "eager", "dnn.object.jobs": 1}
     start(bench, {"dnn.object.score_threshold": 0.0, "device": "cpu", **quick}, build=build_for_real)
     heard = label_infos(bench)
@@ -123,7 +123,7 @@ def test_the_models_own_threshold_is_told_as_its_value(bench: Bench) -> None:
     assert [message.threshold for message in heard[1:]] == [0.125, np.float32(SCORE_THRESHOLDS["object"])]
 
 
-def test_a_threshold_that_changed_while_inactive_is_told_when_active_again(bench: Bench) -> None:
+def test_a_threshold_changed_while_inactive_is_published_on_activation(bench: Bench) -> None:
     start(bench)
     heard = label_infos(bench)
     bench.until(lambda: heard, "label_info")

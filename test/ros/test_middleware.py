@@ -1,4 +1,4 @@
-"""Settings of the middleware: ours only where the user has none."""
+"""Settings of the middleware: those of this package only if the user has none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIABLES = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE")
 
 @pytest.fixture
 def running_on(monkeypatch: pytest.MonkeyPatch):
-    """A real rclpy with this RMW implementation and this limit of the kernel."""
+    """Pretends a real rclpy with this RMW implementation and kernel limit."""
 
     def run(name: str, limit: int = 4_194_304, fast_2: bool = True, shared_memory: int = 10**9) -> None:
         monkeypatch.setattr(middleware, "_free_shared_memory_bytes", lambda: shared_memory)
@@ -28,13 +28,13 @@ def running_on(monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_the_standalone_runtime_is_left_alone(tmp_path: Path) -> None:
+def test_the_standalone_runtime_is_not_configured(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
     assert configure(environment, tmp_path).name == ""
     assert environment == {}
 
 
-def test_cyclone_gets_our_file(running_on, tmp_path: Path) -> None:
+def test_cyclone_dds_is_configured_with_our_file(running_on, tmp_path: Path) -> None:
     running_on(CYCLONE)
     environment = {"CYCLONEDDS_URI": ""}
     found = configure(environment, tmp_path)
@@ -46,7 +46,7 @@ def test_cyclone_gets_our_file(running_on, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "name"), [(212_992, "fastdds_shared_memory.xml"), (4_194_304, "fastdds_udp.xml")])
-def test_fast_dds_gets_the_file_that_the_kernel_allows(running_on, tmp_path: Path, limit: int, name: str) -> None:
+def test_the_file_for_fast_dds_depends_on_the_kernel_limit(running_on, tmp_path: Path, limit: int, name: str) -> None:
     running_on(FAST, limit)
     environment: dict[str, str] = {}
     found = configure(environment, tmp_path)
@@ -56,7 +56,7 @@ def test_fast_dds_gets_the_file_that_the_kernel_allows(running_on, tmp_path: Pat
     assert f"net.core.rmem_max is {limit}" in found.text
 
 
-def test_fast_dds_keeps_its_defaults_where_shared_memory_does_not_hold_our_segment(running_on, tmp_path: Path) -> None:
+def test_fast_dds_keeps_its_defaults_if_shared_memory_is_too_small(running_on, tmp_path: Path) -> None:
     running_on(FAST, 212_992, shared_memory=64 * 2**20)  # a container at Docker's defaults
     environment: dict[str, str] = {}
     found = configure(environment, tmp_path)
@@ -65,7 +65,7 @@ def test_fast_dds_keeps_its_defaults_where_shared_memory_does_not_hold_our_segme
     assert "--shm-size" in found.text
 
 
-def test_an_rclpy_below_a_folder_of_our_name_is_not_the_standalone_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_rclpy_in_a_folder_with_our_name_is_not_the_standalone_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SimpleNamespace(origin="/home/me/multi_dnn_ros_ws/install/rclpy/__init__.py")
     monkeypatch.setattr(middleware, "rclpy", SimpleNamespace(__spec__=spec, __file__=spec.origin))
     assert not middleware.is_standalone()
@@ -80,18 +80,18 @@ def test_an_rclpy_below_a_folder_of_our_name_is_not_the_standalone_runtime(monke
         (FAST, {"FASTDDS_BUILTIN_TRANSPORTS": "LARGE_DATA"}),
     ],
 )
-def test_what_the_user_has_set_stays(running_on, tmp_path: Path, name: str, own: dict[str, str]) -> None:
+def test_variables_of_the_user_are_kept(running_on, tmp_path: Path, name: str, own: dict[str, str]) -> None:
     running_on(name)
     environment = dict(own)
     found = configure(environment, tmp_path)
     assert environment == own
     assert found.ours is None
-    assert "your own" in found.text
+    assert "with your " in found.text
     assert next(iter(own.values())) in found.text
 
 
 @pytest.mark.parametrize("name", ["DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml"])
-def test_fast_dds_finds_a_users_file_by_itself(running_on, tmp_path: Path, name: str) -> None:
+def test_a_profile_file_of_the_user_is_kept(running_on, tmp_path: Path, name: str) -> None:
     running_on(FAST)
     (tmp_path / name).write_text("<profiles/>")
     environment: dict[str, str] = {}
@@ -99,14 +99,14 @@ def test_fast_dds_finds_a_users_file_by_itself(running_on, tmp_path: Path, name:
     assert environment == {}
 
 
-def test_fast_dds_3_is_left_alone(running_on, tmp_path: Path) -> None:
+def test_fast_dds_3_is_not_configured(running_on, tmp_path: Path) -> None:
     running_on(FAST, fast_2=False)
     environment: dict[str, str] = {}
     assert configure(environment, tmp_path).ours is None
     assert environment == {}
 
 
-def test_another_middleware_is_left_alone(running_on, tmp_path: Path) -> None:
+def test_another_middleware_is_not_configured(running_on, tmp_path: Path) -> None:
     running_on("rmw_connextdds")
     environment: dict[str, str] = {}
     assert configure(environment, tmp_path).ours is None

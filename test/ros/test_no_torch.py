@@ -1,4 +1,4 @@
-"""The node's process never imports PyTorch, which belongs to the engine's."""
+"""The node's process never imports PyTorch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 MODULES = (
     "ros",
-    "ros.serving",
-    "ros.inputs",
+    "ros.serving_session",
+    "ros.camera_input",
     "ros.overlay_publisher",
-    "ros.outputs",
+    "ros.result_publishers",
     "ros.diagnostics",
     "serving.camera_decoder",
 )

@@ -1,4 +1,4 @@
-"""The node as those around it see it: topics, services, parameters, diagnostics."""
+"""The node from outside: topics, services, parameters, diagnostics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert bench.state() == "unconfigured"
         assert bench.change("configure")
         assert bench.state() == "inactive"
-        assert gc.get_freeze_count() > 0  # what serving begins with is not gone through again and again
+        assert gc.get_freeze_count() > 0  # objects created before serving are excluded from garbage collection
         heard = bench.listen(OUT, Detection2DArray)
         assert bench.change("activate")
         assert bench.state() == "active"
@@ -63,7 +63,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
         assert ours() == []
 
 
-def test_autostart_needs_nobody(bench: Bench) -> None:
+def test_autostart_activates_the_node(bench: Bench) -> None:
     bench.node({"autostart": True})
     bench.camera()
     assert bench.state() == "active"
@@ -103,7 +103,7 @@ def test_two_cameras_of_different_size_and_encoding(bench: Bench) -> None:
     assert heard["rear"][0].detections[0].results[0].hypothesis.score == pytest.approx(150 / 255)
 
 
-def test_a_dnn_serves_the_cameras_it_names(bench: Bench) -> None:
+def test_a_dnn_serves_the_cameras_of_its_parameter(bench: Bench) -> None:
     start(bench, {"cameras": ["front", "rear"], "dnn.object.cameras": ["rear"]})
     bench.listen("/multi_dnn/rear/object/detections", Detection2DArray)
     assert bench.peer.count_publishers(OUT) == 0
@@ -135,7 +135,7 @@ def test_a_bad_frame_is_counted_and_the_next_one_served(bench: Bench) -> None:
     assert (counts["offered"], counts["pending"]) == ("2", "0")
 
 
-def test_a_dnn_that_fails_again_and_again_is_taken_out_and_the_others_go_on(
+def test_a_dnn_that_fails_repeatedly_is_disabled_and_others_continue(
     bench: Bench, capfd: pytest.CaptureFixture[str]
 ) -> None:
     start(bench, {"dnns": ["object", "fragile"], "dnn.fragile.role": "object", "dnn.fragile.model": "x.onnx",
@@ -197,7 +197,7 @@ def test_every_step_of_a_frame_is_timed(bench: Bench) -> None:
     assert sum(times[step] for step in steps) <= times["end_to_end"] + 1.0  # of one frame, rounded
 
 
-def test_a_silent_camera_is_stale_and_fine_again_when_it_returns(bench: Bench) -> None:
+def test_a_silent_camera_is_stale_until_it_sends_again(bench: Bench) -> None:
     start(bench, {"stale_after_s": 0.5})
     heard, camera, sent = bench.listen(OUT, Detection2DArray), bench.camera(), 0
     bench.until(lambda: bench.status("camera front").level == STALE, "STALE")
@@ -217,7 +217,7 @@ def test_a_silent_camera_is_stale_and_fine_again_when_it_returns(bench: Bench) -
     bench.until(ok_while_sending, "OK again")
 
 
-def test_parameters_that_may_change_while_it_runs(bench: Bench) -> None:
+def test_runtime_parameters(bench: Bench) -> None:
     start(bench)
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
     camera.publish(image(128, 1))
@@ -245,7 +245,9 @@ def test_parameters_that_may_change_while_it_runs(bench: Bench) -> None:
         ("dnn.object.jobs", 8, ("dnn.object.jobs", "read-only")),
     ],
 )
-def test_parameters_that_are_refused(bench: Bench, name: str, value: object, words: tuple[str, ...]) -> None:
+def test_invalid_changes_of_parameters_are_rejected(
+    bench: Bench, name: str, value: object, words: tuple[str, ...]
+) -> None:
     start(bench)
     taken, reason = bench.set(name, value)
     assert not taken
@@ -253,14 +255,14 @@ def test_parameters_that_are_refused(bench: Bench, name: str, value: object, wor
     assert all(word in reason for word in words), reason
     heard, camera = bench.listen(OUT, Detection2DArray), bench.camera()
     camera.publish(image())
-    bench.until(lambda: heard, "a detection")  # and it goes on
+    bench.until(lambda: heard, "a detection")  # the node still runs
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("cameras", ["front"]), ("dnn.object.keep", ["car"]), ("dnn.object.mean", [0.0, 0.5, 1.0])]
 )
-def test_read_only_parameters_may_be_set_to_what_they_are(bench: Bench, name: str, value: list[object]) -> None:
-    """As `ros2 param load` does with all that `ros2 param dump` wrote."""
+def test_read_only_parameters_may_be_set_to_their_present_value(bench: Bench, name: str, value: list[object]) -> None:
+    """As `ros2 param load` does with the output of `ros2 param dump`."""
     start(bench, {name: value})
     assert bench.set(name, value) == (True, "")
     assert not bench.set(name, value * 2)[0]
@@ -277,7 +279,7 @@ def test_read_only_parameters_may_change_after_cleanup(bench: Bench) -> None:
     bench.camera("/other")
 
 
-def test_a_wrong_parameter_fails_configuring_until_it_is_mended(bench: Bench) -> None:
+def test_a_wrong_parameter_fails_configuring_until_it_is_corrected(bench: Bench) -> None:
     bench.node({"dnn.object.score_threshold": 7.0, "dnn.object.score_treshold": 0.5})
     assert not bench.change("configure")
     assert bench.state() == "unconfigured"
@@ -308,7 +310,7 @@ def test_simulated_time(bench: Bench) -> None:
         clock.publish(tick)
         return bool(bench.reports) and bench.reports[-1].header.stamp.sec == 1002
 
-    bench.until(stamped, "diagnostics on the simulated clock")  # they go out though that clock stands still
+    bench.until(stamped, "diagnostics on the simulated clock")  # published although that clock is paused
     camera.publish(sent)
     bench.until(lambda: heard, "a detection")
     assert heard[0].header == sent.header
@@ -318,7 +320,7 @@ def test_simulated_time(bench: Bench) -> None:
     assert float(bench.status("object on front").by_key["end_to_end p50 (ms)"]) < 1000.0  # real time
 
 
-def test_the_overlay_is_drawn_for_who_looks(bench: Bench) -> None:
+def test_the_overlay_is_drawn_while_it_has_a_subscription(bench: Bench) -> None:
     start(bench, {"dnns": ["lane", "object"]})
     camera = bench.camera()
     camera.publish(image(stamp=1))
@@ -335,7 +337,7 @@ def test_the_overlay_is_drawn_for_who_looks(bench: Bench) -> None:
     assert (pictures[0].width, pictures[0].height, pictures[0].encoding) == (64, 48, "rgb8")
 
 
-def test_two_nodes_in_namespaces_keep_to_themselves(bench: Bench) -> None:
+def test_two_nodes_in_namespaces_are_independent(bench: Bench) -> None:
     for namespace in ("left_robot", "right_robot"):
         bench.node(namespace=namespace)
         for transition in ("configure", "activate"):

@@ -1,4 +1,4 @@
-"""Which pictures the overlay shows, in which order, and with what: frames answered by hand."""
+"""Which frames the overlay shows, in which order, and with which results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MS = 1_000_000
 
 
 class Publisher:
-    """Keeps what it is given. `go` cleared: publishing waits."""
+    """Keeps the published messages. While `go` is cleared, publishing blocks."""
 
     def __init__(self, name: str, order: list[tuple[str, str]]) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class Overlay:
 
 
 def frame(number: int, camera: str = "front", size: tuple[int, int] = (6, 8)) -> Frame:
-    """Of so many milliseconds after the start."""
+    """A frame that arrived so many milliseconds after the start."""
     made = Frame(camera, 0, np.zeros((*size, 3), np.uint8), Header(frame_id=str(number)))
     made.received_ns = number * _MS
     return made
@@ -99,7 +99,7 @@ def overlay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Overlay]:
     assert made.errors == []
 
 
-def test_pictures_never_go_back_in_time(overlay: Overlay) -> None:
+def test_overlays_are_in_order_of_time(overlay: Overlay) -> None:
     first, second, third = frame(100), frame(200), frame(300)
     overlay.answer("quick", first, 110)
     overlay.answer("quick", second, 210)
@@ -117,7 +117,7 @@ def test_pictures_never_go_back_in_time(overlay: Overlay) -> None:
 
 
 @pytest.mark.parametrize(("next_ms", "held"), [(4000, True), (4101, False)])
-def test_what_took_longer_than_it_is_held_is_shown_all_the_same(overlay: Overlay, next_ms: int, held: bool) -> None:
+def test_a_result_later_than_the_hold_time_is_drawn_on_its_frame(overlay: Overlay, next_ms: int, held: bool) -> None:
     slow, between, after = frame(100), frame(3000), frame(next_ms)
     overlay.answer("quick", slow, 110)
     overlay.answer("quick", between, 3010)
@@ -129,7 +129,7 @@ def test_what_took_longer_than_it_is_held_is_shown_all_the_same(overlay: Overlay
     assert (("slow", True) in overlay.layers[-1]) is held
 
 
-def test_what_was_found_on_an_image_of_another_size_is_not_held(overlay: Overlay) -> None:
+def test_results_on_an_image_of_another_size_are_not_held(overlay: Overlay) -> None:
     small, large = frame(100), frame(200, size=(12, 16))
     overlay.answer("quick", small, 110)
     overlay.answer("slow", small, 120)
@@ -139,7 +139,7 @@ def test_what_was_found_on_an_image_of_another_size_is_not_held(overlay: Overlay
     assert overlay.layers[-1] == [("quick", False)]
 
 
-def test_cameras_take_turns_where_drawing_is_slower_than_they_are(overlay: Overlay) -> None:
+def test_cameras_alternate_if_drawing_is_slower(overlay: Overlay) -> None:
     front, rear = overlay.publishers.values()
     rear.go.clear()
     overlay.complete(frame(100, "rear"))
@@ -153,8 +153,8 @@ def test_cameras_take_turns_where_drawing_is_slower_than_they_are(overlay: Overl
 
 
 @pytest.mark.parametrize("last", ["answer", "drop"])
-def test_a_picture_has_the_image_that_was_there_when_the_last_dnn_answered(overlay: Overlay, last: str) -> None:
-    """Its memory holds another image afterwards."""
+def test_the_image_is_copied_before_its_memory_is_reused(overlay: Overlay, last: str) -> None:
+    """Its memory is overwritten afterwards."""
     publisher = overlay.publishers["front"]
     publisher.go.clear()
     overlay.complete(frame(100))
@@ -170,7 +170,7 @@ def test_a_picture_has_the_image_that_was_there_when_the_last_dnn_answered(overl
     assert overlay.corners == [0, 50]
 
 
-def test_images_are_not_copied_for_nobody(overlay: Overlay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_not_copied_without_a_subscription(overlay: Overlay, monkeypatch: pytest.MonkeyPatch) -> None:
     class Uncopied(np.ndarray):
         def copy(self, *arguments: Any) -> Any:
             raise AssertionError("copied")
@@ -182,7 +182,7 @@ def test_images_are_not_copied_for_nobody(overlay: Overlay, monkeypatch: pytest.
     monkeypatch.undo()
 
 
-def test_a_frame_that_was_never_decoded_has_no_picture(overlay: Overlay) -> None:
+def test_a_frame_that_was_never_decoded_has_no_overlay(overlay: Overlay) -> None:
     lost = Frame("front", 0)
     for dnn in ("quick", "slow"):
         overlay.drop(dnn, lost)

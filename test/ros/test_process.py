@@ -1,4 +1,4 @@
-"""The node's process as a whole."""
+"""The process of the node: start, imports, memory, end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rclpy.context import Context
 from multi_dnn_ros.common.processes import loopback_environment
 from multi_dnn_ros.ros import process
 
-#: What the node's process may need, and how soon it stands on the graph.
+#: Limits for the memory of the node's process, and for the time until it is on the graph.
 MOST_BYTES, MOST_S = 200_000_000, 1.5
 
 
-def test_threads_share_the_interpreter_in_short_turns_while_the_node_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_interval_is_short_while_the_node_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
 
     def node(**arguments: object) -> None:
@@ -53,7 +53,7 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_interpreter_ends_without_going_through_all_that_was_imported() -> None:
+def test_the_interpreter_ends_without_collecting_garbage() -> None:
     code = """
 import atexit, gc
 from multi_dnn_ros.ros import process
@@ -91,8 +91,8 @@ print("torch" in sys.modules, psutil.Process().memory_info().rss)
     assert int(resident) < MOST_BYTES
 
 
-def test_the_node_is_on_the_graph_soon(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where other processes use the cores, its CPU time until then counts."""
+def test_the_node_is_on_the_graph_quickly(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If other processes use the cores, the CPU time until then counts."""
     for name, value in loopback_environment(domain).items():
         monkeypatch.setenv(name, value)
     context = Context()
@@ -120,8 +120,8 @@ def test_the_node_is_on_the_graph_soon(domain: int, monkeypatch: pytest.MonkeyPa
     assert min(took, times.user + times.system) < MOST_S
 
 
-def test_a_signal_ends_a_process_that_loads_the_engine_itself(domain: int) -> None:
-    """The thread that loads stays inside PyTorch; an interpreter that is taken down around it aborts."""
+def test_a_signal_ends_a_process_that_is_loading_a_local_engine(domain: int) -> None:
+    """The loading thread stays inside PyTorch; finalizing the interpreter meanwhile would abort the process."""
     code = """
 import os, signal, threading
 from multi_dnn_ros.ros import process
@@ -141,5 +141,5 @@ raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
         env={**os.environ, **loopback_environment(domain)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "SIGINT: ending" in done.stdout + done.stderr
+    assert "received SIGINT, shutting down" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The node as a process with its engine process: life cycle, answers while configuring, and every way to end."""
+"""The node and its engine process: life cycle, responses while configuring, and every way to end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TRANSITIONS = {
 
 
 class Robot:
-    """A process with the node, and a peer of the test's own that talks to it."""
+    """A process with the node, and a peer node in the test."""
 
     def __init__(self, folder: Path, domain: int) -> None:
         self.log = folder / "node.log"
@@ -99,7 +99,7 @@ class Robot:
         return future.result()
 
     def ask(self, transition: str) -> Any:
-        """The future of the answer."""
+        """The future of the response."""
         request = ChangeState.Request(transition=Transition(id=TRANSITIONS[transition]))
         return self.client(ChangeState, "change_state").call_async(request)
 
@@ -117,7 +117,7 @@ class Robot:
         return str(self.call(GetState, "get_state", GetState.Request()).current_state.label)
 
     def message(self) -> str:
-        """Of the node's newest status."""
+        """A value of the node's newest status."""
         for report in reversed(self.reports):
             for status in report.status:
                 if status.name.endswith(": node"):
@@ -125,7 +125,7 @@ class Robot:
         return ""
 
     def engines(self) -> list[psutil.Process]:
-        """Processes below the node's."""
+        """Descendants of the node's process."""
         assert self.process is not None
         found = psutil.Process(self.process.pid).children(recursive=True)
         self._seen.update(found)
@@ -140,7 +140,7 @@ class Robot:
         return self.process.wait(timeout_s)
 
     def engines_end(self, timeout_s: float) -> float:
-        """Wait until none of them runs; the seconds it took. Whoever adopted them may reap them later."""
+        """Wait until none of them runs; returns the seconds. Zombies count as ended."""
         begin = time.monotonic()
         while alive := [process.pid for process in self._seen if _runs(process)]:
             assert time.monotonic() - begin <= timeout_s, alive
@@ -174,7 +174,7 @@ def _maps(pid: int) -> str:
 
 
 def _shared_memory() -> set[str]:
-    """Fast DDS keeps files of its own there."""
+    """Without the files of Fast DDS."""
     names = {path.name for path in Path("/dev/shm").iterdir()}
     return {name for name in names if not name.startswith(("fastrtps", "sem.fastrtps"))}
 
@@ -186,7 +186,7 @@ def robot(domain: int, tmp_path: Path) -> Iterator[Robot]:
     made.close()
 
 
-def test_the_life_cycle_leaves_no_process_and_begins_anew(robot: Robot) -> None:
+def test_the_life_cycle_leaves_no_process_and_can_be_repeated(robot: Robot) -> None:
     robot.start(autostart=False)
     for size in (1, 2):
         robot.set("workers", size)
@@ -205,7 +205,7 @@ def test_the_life_cycle_leaves_no_process_and_begins_anew(robot: Robot) -> None:
     robot.engines_end(0.0)
 
 
-def test_configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
+def test_failed_configuring_leaves_nothing_behind(robot: Robot) -> None:
     robot.start(autostart=False)
     assert robot.change("configure")  # what is made once is made
     assert robot.change("cleanup")
@@ -223,7 +223,7 @@ def test_configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
     assert robot.change("configure")
 
 
-def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> None:
+def test_services_and_diagnostics_respond_while_configuring(robot: Robot) -> None:
     as_users_have_it = (
         f"dnn.{dnn}.{name}" for dnn in ("object", "pedestrian") for name in ("backend:=auto", "jobs:=4")
     )
@@ -246,7 +246,7 @@ def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> No
     p99 = float(np.percentile(seconds, 99))
     print(f"{len(seconds)} answers in {took:.1f} s: p50 {np.median(seconds) * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, "
           f"max {max(seconds) * 1e3:.1f} ms; {len(robot.reports) - received} diagnostics")  # fmt: skip
-    busy = os.getloadavg()[0] > 2 * cpu_count()  # by other processes: nobody answers in time then
+    busy = os.getloadavg()[0] > 2 * cpu_count()  # by other processes, so that responses are late
     assert float(np.median(seconds)) < ANSWER_S
     assert p99 < (10 * ANSWER_S if busy else ANSWER_S)
     assert len(robot.reports) - received > took / 0.1 / 2
@@ -257,7 +257,7 @@ def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> No
 
 
 @pytest.mark.parametrize("transition", ["cleanup", "shutdown"])
-def test_configuring_is_cancelled_at_once(robot: Robot, transition: str) -> None:
+def test_configuring_is_cancelled_quickly(robot: Robot, transition: str) -> None:
     robot.start(autostart=False)
     configured = robot.ask("configure")
     robot.loading()
@@ -272,7 +272,7 @@ def test_configuring_is_cancelled_at_once(robot: Robot, transition: str) -> None
         assert robot.change("configure")
 
 
-def test_looking_for_what_is_wrong_is_cancelled_too(robot: Robot) -> None:
+def test_the_check_of_the_settings_can_be_cancelled(robot: Robot) -> None:
     robot.start("policy:=nonsense", autostart=False)
     configured = robot.ask("configure")
     robot.loading()
@@ -329,7 +329,7 @@ def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: st
     assert _shared_memory() <= before
 
 
-def test_a_client_of_configure_is_answered_when_the_node_ends(robot: Robot) -> None:
+def test_a_client_of_configure_gets_a_response_when_the_node_ends(robot: Robot) -> None:
     robot.start(autostart=False)
     configured = robot.ask("configure")
     robot.loading()

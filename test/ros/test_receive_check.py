@@ -1,4 +1,4 @@
-"""The warning about receive buffers: once, with the values and the command, and only where images need the kernel."""
+"""The warning about receive buffers: logged once, with values and command, and only if images arrive by UDP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Said:
 
 
 @given(st.integers(1, 200_000_000))
-def test_what_is_needed_holds_the_image(image_bytes: int) -> None:
+def test_the_needed_limit_holds_the_image(image_bytes: int) -> None:
     needed = needed_rmem_max(image_bytes)
     assert 0.88 * 2 * needed >= image_bytes
     assert recommended_rmem_max(image_bytes) >= max(needed, 10_485_760)
@@ -45,11 +45,11 @@ def test_what_is_needed_holds_the_image(image_bytes: int) -> None:
         (STOCK, HD, False),
     ],
 )
-def test_the_bound_is_the_measured_one(limit: int, image_bytes: int, enough: bool) -> None:
+def test_the_needed_limit_agrees_with_measurements(limit: int, image_bytes: int, enough: bool) -> None:
     assert (limit >= needed_rmem_max(image_bytes)) == enough
 
 
-def test_the_warning_has_values_command_and_alternatives_and_comes_once() -> None:
+def test_the_warning_has_values_command_and_alternatives_and_is_logged_once() -> None:
     said = Said(OURS)
     said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
     said.check.first_image("rear", "1280 x 720 bgr8", HD, reliable=False)
@@ -62,7 +62,7 @@ def test_the_warning_has_values_command_and_alternatives_and_comes_once() -> Non
         assert alternative in line
 
 
-def test_an_image_that_needs_more_than_was_recommended_is_told_again() -> None:
+def test_an_image_that_needs_more_than_recommended_is_warned_about_again() -> None:
     said = Said(OURS)
     said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
     said.check.first_image("rear", "7680 x 4320 bgr8", 7680 * 4320 * 3, reliable=False)
@@ -70,7 +70,7 @@ def test_an_image_that_needs_more_than_was_recommended_is_told_again() -> None:
 
 
 @pytest.mark.parametrize("middleware", [OURS, FAST_UDP])
-def test_what_fits_is_not_told(middleware: Middleware) -> None:
+def test_images_that_fit_are_no_warning(middleware: Middleware) -> None:
     said = Said(middleware)
     said.check.first_image("front", "150000 bytes jpeg", 150_000, reliable=False)
     said.check.losing("front", "150000 bytes jpeg", 150_000)
@@ -80,7 +80,7 @@ def test_what_fits_is_not_told(middleware: Middleware) -> None:
 
 
 @pytest.mark.parametrize("middleware", [FAST_SHARED, OWN])
-def test_where_shared_memory_may_carry_the_images_only_losses_make_a_warning(middleware: Middleware) -> None:
+def test_with_shared_memory_only_losses_are_a_warning(middleware: Middleware) -> None:
     said = Said(middleware)
     said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
     assert said.warnings == []
@@ -89,8 +89,8 @@ def test_where_shared_memory_may_carry_the_images_only_losses_make_a_warning(mid
     assert "images of 1280x720 bgr8" in line
 
 
-def test_a_reliable_camera_is_warned_of_when_images_are_lost() -> None:
-    """It may send what the buffer holds and the rest on demand."""
+def test_a_reliable_camera_is_warned_about_when_images_are_lost() -> None:
+    """It may send as much as the buffer holds and the rest on demand."""
     said = Said(OURS)
     said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=True)
     assert said.warnings == []
@@ -98,7 +98,7 @@ def test_a_reliable_camera_is_warned_of_when_images_are_lost() -> None:
     assert len(said.warnings) == 1
 
 
-def test_without_udp_sockets_the_kernel_does_not_matter() -> None:
+def test_without_udp_sockets_there_is_no_warning() -> None:
     said = Said(OURS, buffer=None)
     said.check.first_image("front", "1280 x 720 bgr8", HD, reliable=False)
     said.check.losing("front", "1280 x 720 bgr8", HD)
@@ -106,7 +106,7 @@ def test_without_udp_sockets_the_kernel_does_not_matter() -> None:
     assert said.warnings == said.infos == []
 
 
-def test_a_buffer_that_is_smaller_than_the_kernel_allows_is_the_middlewares() -> None:
+def test_a_buffer_below_the_kernel_limit_is_a_middleware_setting() -> None:
     said = Said(OWN, limit=10_485_760, buffer=2 * 1_048_576)
     said.check.losing("front", "1280 x 720 bgr8", HD)
     (line,) = said.warnings
@@ -114,7 +114,7 @@ def test_a_buffer_that_is_smaller_than_the_kernel_allows_is_the_middlewares() ->
     assert "sysctl -w" not in line
 
 
-def test_configuring_says_what_fits_where_common_images_do_not() -> None:
+def test_configuring_logs_the_size_that_fits_if_common_images_do_not() -> None:
     said, raised, compressed = Said(OURS), Said(OURS, 4_194_304), Said(OURS)
     said.check.configured(["front", "rear"])
     raised.check.configured(["front"])
@@ -135,17 +135,17 @@ def test_configuring_says_what_fits_where_common_images_do_not() -> None:
         (10_485_760, 0, "the publisher's sequence numbers", True, "camera.front.depth"),
     ],
 )
-def test_the_cause_fits_the_signs(limit: int, drops: int, source: str, reliable: bool, words: str) -> None:
+def test_the_likely_cause(limit: int, drops: int, source: str, reliable: bool, words: str) -> None:
     losses = Losses(10, 90, 0.9, source, drops)
     assert words in Said(OURS, limit).check.cause(losses, HD, reliable, "front")
 
 
-def test_a_reliable_fast_dds_camera_has_a_segment_that_is_too_small() -> None:
+def test_the_cause_for_a_reliable_fast_dds_camera_is_its_segment() -> None:
     losses = Losses(10, 90, 0.9, "the publisher's sequence numbers", 0)
     assert "fastdds_shared_memory.xml" in Said(FAST_SHARED).check.cause(losses, HD, True, "front")
 
 
-def test_a_camera_without_images_hides_no_warning_of_a_real_one() -> None:
+def test_a_camera_without_images_hides_no_warning_about_another() -> None:
     said = Said(OURS)
     for _ in range(2):
         said.check.losing("unplugged", "", 0)
@@ -156,7 +156,7 @@ def test_a_camera_without_images_hides_no_warning_of_a_real_one() -> None:
     assert "camera front: images of 1280 x 720 bgr8 (2764800 bytes) are lost" in line
 
 
-def test_jpeg_is_not_recommended_to_a_camera_that_sends_it() -> None:
+def test_jpeg_is_not_recommended_for_a_compressed_camera() -> None:
     said = Said(OURS)
     said.check.losing("front", "900000 bytes jpeg", 900_000, "compressed")
     (line,) = said.warnings

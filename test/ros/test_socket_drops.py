@@ -1,4 +1,4 @@
-"""Datagrams that the kernel dropped: its table as text, and real sockets."""
+"""Datagrams that the kernel dropped: parsing its table, and real sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEADER = (
 
 
 @given(st.dictionaries(st.integers(1, 2**32), st.integers(0, 2**31)))
-def test_the_kernels_table_is_read(drops: dict[int, int]) -> None:
+def test_the_table_of_the_kernel_is_parsed(drops: dict[int, int]) -> None:
     lines = [
         f"{index:5}: 00000000:1CE8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 "
         f"{inode} 2 00000000ffff8881 {count}         "
@@ -26,7 +26,7 @@ def test_the_kernels_table_is_read(drops: dict[int, int]) -> None:
 
 
 @given(st.text())
-def test_any_other_text_is_no_drop_and_no_error(text: str) -> None:
+def test_other_lines_are_ignored(text: str) -> None:
     assert all(count >= 0 for count in parse_drops(text).values())
     parse_inodes(text.splitlines())
 
@@ -75,7 +75,7 @@ def test_drops_of_other_processes_are_not_ours(tmp_path: Path) -> None:
     assert counter.poll() == 0
 
 
-def test_the_largest_receive_buffer_is_what_the_kernel_says() -> None:
+def test_the_largest_receive_buffer_is_that_of_the_socket() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 100_000)
         size = receive_buffer_bytes()

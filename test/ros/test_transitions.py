@@ -1,4 +1,4 @@
-"""The node answers while it configures, and what it is told meanwhile is done. On any rclpy: see test/real_ros."""
+"""The node responds during a transition, which can be cancelled. test/real_ros runs this on a real rclpy too."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHUTDOWN = Transition.TRANSITION_UNCONFIGURED_SHUTDOWN
 
 
 class SlowHost:
-    """Configures until it is let go, cancelled, or fails."""
+    """A host whose configure() blocks until the test releases it, or it is cancelled."""
 
     made: list[SlowHost]
 
@@ -93,7 +93,7 @@ class SlowHost:
 
 
 class Case:
-    """A node that is in the middle of configuring."""
+    """A node that is configuring."""
 
     def __init__(self, bench: Bench, parameters: dict[str, Any] | None = None) -> None:
         self.bench = bench
@@ -107,7 +107,7 @@ class Case:
         return self.hosts[-1]
 
     def ask(self, number: int) -> Any:
-        """A transition is asked for; the future of its answer."""
+        """Request a transition; returns the future of the response."""
         return self.client.call_async(ChangeState.Request(transition=Transition(id=number)))
 
     def configuring(self) -> Any:
@@ -132,7 +132,7 @@ def case(bench: Bench) -> Iterator[Case]:
         host.go.set()
 
 
-def test_the_node_answers_while_it_configures(bench: Bench, case: Case) -> None:
+def test_the_node_responds_while_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     assert bench.state() == "configuring"
     bench.until(lambda: bench.status("node").by_key.get("state") == "configuring", "diagnostics")
@@ -156,7 +156,7 @@ def test_the_node_answers_while_it_configures(bench: Bench, case: Case) -> None:
     assert bench.status("node").by_key["engine resident memory (bytes)"] == "5"
 
 
-def test_cleanup_cancels_configuring_and_configuring_again_works(bench: Bench, case: Case) -> None:
+def test_cleanup_cancels_configuring_which_can_be_repeated(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     cleaned = case.ask(CLEANUP)
     assert case.answer(cleaned)
@@ -171,7 +171,7 @@ def test_cleanup_cancels_configuring_and_configuring_again_works(bench: Bench, c
     assert len(case.hosts) == 2
 
 
-def test_what_is_cancelled_before_the_host_configures_is_cancelled_again(
+def test_cancelling_is_repeated_until_the_host_configures(
     bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configured = case.configuring()
@@ -192,7 +192,7 @@ def test_shutdown_cancels_configuring(bench: Bench, case: Case) -> None:
     bench.until(lambda: bench.status("node").by_key.get("state") == "finalized", "the report")
 
 
-def test_another_transition_is_refused_while_configuring(bench: Bench, case: Case) -> None:
+def test_another_transition_is_rejected_while_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     assert not case.answer(case.ask(ACTIVATE))
     assert not case.answer(case.ask(CONFIGURE))
@@ -201,12 +201,12 @@ def test_another_transition_is_refused_while_configuring(bench: Bench, case: Cas
     assert case.answer(configured)
 
 
-def test_a_transition_that_the_state_does_not_allow_is_answered(bench: Bench, case: Case) -> None:
+def test_a_transition_that_the_state_does_not_allow_gets_a_response(bench: Bench, case: Case) -> None:
     assert not case.answer(case.ask(ACTIVATE))
     assert bench.state() == "unconfigured"
 
 
-def test_two_that_cancel_are_both_answered(bench: Bench, case: Case) -> None:
+def test_two_cancelling_requests_both_get_a_response(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     cleaned, finalized = case.ask(CLEANUP), case.ask(SHUTDOWN)
     assert case.answer(finalized)
@@ -215,7 +215,7 @@ def test_two_that_cancel_are_both_answered(bench: Bench, case: Case) -> None:
     assert bench.state() == "finalized"
 
 
-def test_the_node_answers_while_the_last_frames_are_finished(bench: Bench, case: Case) -> None:
+def test_the_node_responds_while_the_last_frames_are_finished(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     case.host.go.set()
     assert case.answer(configured)
@@ -224,7 +224,7 @@ def test_the_node_answers_while_the_last_frames_are_finished(bench: Bench, case:
     deactivated = case.ask(Transition.TRANSITION_DEACTIVATE)
     bench.until(case.host.stopping.is_set, "the host to stop")
     assert bench.state() == "deactivating"
-    finalized = case.ask(SHUTDOWN)  # comes after it
+    finalized = case.ask(SHUTDOWN)  # to run after it
     assert bench.state() == "deactivating"
     assert not deactivated.done()
     case.host.finished.set()
@@ -247,7 +247,7 @@ def test_the_end_of_the_node_waits_for_the_last_frames(bench: Bench, case: Case)
     assert case.node.hung == []
 
 
-def test_what_may_be_asked_for_is_told(bench: Bench, case: Case) -> None:
+def test_available_transitions_while_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     name, kind = "/multi_dnn/get_available_transitions", GetAvailableTransitions
     labels = [entry.transition.label for entry in bench.call(kind, name, kind.Request()).available_transitions]
@@ -259,7 +259,7 @@ def test_what_may_be_asked_for_is_told(bench: Bench, case: Case) -> None:
 
 
 @pytest.mark.parametrize("expected", [True, False])
-def test_configuring_that_fails_leaves_nothing_and_may_be_repeated(bench: Bench, case: Case, expected: bool) -> None:
+def test_failed_configuring_leaves_nothing_and_can_be_repeated(bench: Bench, case: Case, expected: bool) -> None:
     configured = case.configuring()
     case.host.error = ConfigureError("Traceback:\nit broke" if not expected else "dnn.object.model: no such file",
                                      expected=expected)  # fmt: skip
@@ -277,18 +277,18 @@ def test_configuring_that_fails_leaves_nothing_and_may_be_repeated(bench: Bench,
     bench.until(lambda: bench.status("node").message == "inactive", "the reason to be gone")
 
 
-def test_the_node_may_be_closed_while_it_configures(bench: Bench, case: Case) -> None:
+def test_the_node_can_be_closed_while_configuring(bench: Bench, case: Case) -> None:
     configured = case.configuring()
     begin = time.monotonic()
-    case.node.close()  # as at the end of the process: nobody spins the executor any more
+    case.node.close()  # without a spinning executor, as at the end of the process
     assert time.monotonic() - begin < 1.0
     assert case.host.closed
     assert case.node.hung == []
-    assert case.node.unanswered == 1
+    assert case.node.pending_responses == 1
     assert not case.answer(configured)
 
 
-def test_a_host_that_does_not_stop_configuring_is_closed_and_told(
+def test_a_host_that_does_not_stop_configuring_is_closed_and_logged(
     bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case.configuring()
@@ -302,7 +302,7 @@ def test_a_host_that_does_not_stop_configuring_is_closed_and_told(
     bench.until(lambda: not case.node.hung, "the thread to end")
 
 
-def test_autostart_is_cancelled_as_a_whole(bench: Bench) -> None:
+def test_cancelling_autostart_prevents_activation(bench: Bench) -> None:
     case = Case(bench, {"autostart": True})
     bench.until(lambda: case.hosts and case.host.configuring.is_set(), "configuring")
     assert case.answer(case.ask(CLEANUP))
@@ -310,7 +310,7 @@ def test_autostart_is_cancelled_as_a_whole(bench: Bench) -> None:
     assert len(case.hosts) == 1
 
 
-def test_the_isolation_is_the_parameters(bench: Bench) -> None:
+def test_the_parameter_isolation_selects_the_host(bench: Bench) -> None:
     case = Case(bench, {"isolation": "none"})
     case.configuring()
     assert case.host.isolation == "none"
@@ -328,7 +328,7 @@ def test_progress_as_text(progress: Progress, text: str) -> None:
     assert progress_text(progress) == text
 
 
-def test_triggers_in_the_programs_own_thread_run_there(bench: Bench) -> None:
+def test_triggers_run_in_the_calling_thread(bench: Bench) -> None:
     case = Case(bench)
 
     def host(isolation: str, build: Any) -> Any:

@@ -24,7 +24,8 @@ from tqdm import tqdm
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.common.reporting import write_json
-from multi_dnn_ros.settings.flat_parameters import ParameterError, parameter_fields, to_config
+from multi_dnn_ros.settings.flat_parameters import to_config
+from multi_dnn_ros.settings.parameter_fields import ParameterError, parameter_fields
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.standalone import cdr, messages
 from multi_dnn_ros.standalone.yaml_values import ParameterFileError, load_parameter_file

@@ -1,4 +1,4 @@
-"""Flat parameters, parameter files and what is written from the schema: no ROS in it."""
+"""Flat parameters, parameter files, and the documents generated from the schema; without ROS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.settings.flat_parameters import ParameterError, fields_of, parameter_fields, to_config, to_flat
+from multi_dnn_ros.settings.flat_parameters import to_config, to_flat
+from multi_dnn_ros.settings.parameter_fields import ParameterError, fields_of, parameter_fields
 from multi_dnn_ros.settings.parameter_table import BEGIN, END, PAGE, default_yaml, in_document, markdown
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
@@ -32,7 +33,7 @@ def test_defaults_are_one_camera_and_the_three_built_in_dnns():
     ]
 
 
-def test_flat_and_nested_are_the_same():
+def test_flat_and_nested_parameters_are_equivalent():
     config = NodeConfig(
         cameras={"front": CameraConfig(), "rear": CameraConfig(transport="compressed", depth=3)},
         dnns={"cars": DnnConfig(role="object", model="a.onnx", mean=[0.5, 0.4, 0.3], keep=["car"], deadline_ms=80.0)},
@@ -47,7 +48,7 @@ def test_a_dnn_of_another_name_has_the_model_of_its_role():
     assert config.dnns["cars"].model == "builtin:object"
 
 
-def test_an_integer_will_do_for_a_float():
+def test_an_integer_is_accepted_for_a_float():
     config = to_config({"aging_ms": 20, "dnn.lane.mean": [1, 2, 3]})
     assert config.aging_ms == 20.0
     assert config.dnns["lane"].mean == [1.0, 2.0, 3.0]
@@ -68,7 +69,7 @@ def test_an_integer_will_do_for_a_float():
         ({"aging_ms": 0.0}, ["aging_ms is 0.0", "more than 0"]),
         ({"camera.front.transport": "theora"}, ["camera.front.transport is 'theora'", "raw, compressed"]),
         ({"dnn.lane.model": ""}, ["dnn.lane.model is ''", "not empty"]),
-        ({"dnn.lane.labels": "car"}, ["dnn.lane.labels is 'car'", "list of texts"]),
+        ({"dnn.lane.labels": "car"}, ["dnn.lane.labels is 'car'", "list of strings"]),
         ({"dnn.lane.keep": [1]}, ["dnn.lane.keep is [1]"]),
         ({"dnns": ["cars"]}, ["dnn.cars.role is ''", "lane, object, pedestrian"]),
         ({"cameras": []}, ["cameras is []", "at least one"]),
@@ -94,7 +95,7 @@ def test_every_mistake_is_reported():
     assert [line.split()[1] for line in text.splitlines()] == ["polcy:", "workers", "dnn.object.jobs"]
 
 
-def test_a_section_that_is_not_in_use_is_no_mistake():
+def test_an_unused_section_is_no_error():
     flat = {"cameras": ["front_right"], "camera.front_right.depth": 2, "camera.front_left.depth": 2}
     assert list(to_config(flat).cameras) == ["front_right"]
     assert list(to_config({**to_flat(to_config({})), "cameras": ["other"], "dnns": ["object"]}).dnns) == ["object"]
@@ -133,7 +134,7 @@ def write(tmp_path, text):
 @pytest.mark.parametrize(
     "key", ["multi_dnn", "/multi_dnn", "/**", "/*/multi_dnn", "/robot/multi_dnn", "robot:\n  multi_dnn"]
 )
-def test_a_file_speaks_of_the_node_in_every_way_ros_allows(tmp_path, key):
+def test_every_form_of_section_name_that_ros_allows(tmp_path, key):
     path = write(
         tmp_path, f"{key}: {{ros__parameters: {{workers: 3, use_sim_time: true, camera: {{front: {{depth: 2}}}}}}}}\n"
     )
@@ -141,7 +142,7 @@ def test_a_file_speaks_of_the_node_in_every_way_ros_allows(tmp_path, key):
     assert (config.workers, config.cameras["front"].depth) == (3, 2)
 
 
-def test_later_sections_override_earlier_ones_and_other_nodes_do_not_count(tmp_path):
+def test_later_sections_override_earlier_ones_and_other_nodes_are_ignored(tmp_path):
     path = write(
         tmp_path,
         "/**: {ros__parameters: {workers: 1, max_failures: 2}}\n"
@@ -163,12 +164,12 @@ def test_later_sections_override_earlier_ones_and_other_nodes_do_not_count(tmp_p
         ("/**: {ros__parameters: {}}", ["no parameters for node '/multi_dnn'", "section /** is empty"]),
         (
             "/a/multi_dnn: {ros__parameters: {workers: 3}}\n/b/multi_dnn: {ros__parameters: {workers: 4}}",
-            ["no parameters for node '/multi_dnn', and several others fit", "/a/multi_dnn, /b/multi_dnn"],
+            ["no parameters for node '/multi_dnn', but for several others", "/a/multi_dnn, /b/multi_dnn"],
         ),
         ("multi_dnn: {ros__parameters: {use_sim_tme: true}}", ["use_sim_tme: no such", "did you mean use_sim_time?"]),
         ("multi_dnn: {ros__parameters: {use_sim_time_: true}}", ["did you mean use_sim_time?"]),
         ("", ["no parameters"]),
-        ("multi_dnn: {ros__parameters: {workers: 1, workers: 2}}", ["'workers' stands twice"]),
+        ("multi_dnn: {ros__parameters: {workers: 1, workers: 2}}", ["'workers' is given twice"]),
         ("a: &a {ros__parameters: {workers: 1}}\nmulti_dnn: *a", ["aliases"]),
         ("multi_dnn: {ros__parameters: {1: 2}}", ["key 1"]),
         ("multi_dnn: [", ["not a YAML file", "line 1"]),
@@ -176,7 +177,7 @@ def test_later_sections_override_earlier_ones_and_other_nodes_do_not_count(tmp_p
         ("[" * 5000, ["not a YAML file"]),
     ],
 )
-def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, text, words):
+def test_the_error_about_a_bad_file_names_file_and_reason(tmp_path, text, words):
     path = write(tmp_path, text)
     with pytest.raises(ParameterError) as error:
         read_params_file(path)
@@ -184,13 +185,16 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, text, words):
         assert word in str(error.value)
 
 
-def test_what_is_not_used_is_said(tmp_path, caplog):
+def test_unused_parameters_are_warnings(tmp_path, caplog):
     path = write(tmp_path, "multi_dnn: {ros__parameters: {camera: {rear: {depth: 2}}, zoom_level: 3, threshold: 0.3}}")
     with caplog.at_level(logging.WARNING):
         read_params_file(path)
     assert "camera 'rear' is not in cameras (front); not used" in caplog.text
-    assert "zoom_level: not a parameter of this node, ignored; the nearest name is " in caplog.text
-    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.lane.iou_threshold" in caplog.text
+    assert "zoom_level: not a parameter of this node, ignored; the most similar name is " in caplog.text
+    assert (
+        "threshold: not a parameter of this node, ignored; the most similar name is dnn.lane.iou_threshold"
+        in caplog.text
+    )
 
 
 def test_a_node_in_a_namespace_has_its_own_section(tmp_path):
@@ -209,20 +213,20 @@ def test_a_huge_file_is_not_read(tmp_path):
 # -- YAML, table and schema are one
 
 
-def test_the_shipped_yaml_is_the_schema():
+def test_the_installed_yaml_is_generated_from_the_schema():
     path = ROOT / "config" / "multi_dnn.yaml"
     assert path.read_text(encoding="utf-8") == default_yaml(), "run python -m multi_dnn_ros.settings.parameter_table"
     assert read_params_file(path) == to_config({})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
-def test_every_shipped_yaml_is_valid(path, caplog):
+def test_every_installed_yaml_is_valid(path, caplog):
     with caplog.at_level(logging.WARNING):
         read_params_file(path)
     assert not caplog.text
 
 
-def test_the_page_has_the_tables():
+def test_the_page_has_the_generated_tables():
     text = PAGE.read_text(encoding="utf-8")
     assert BEGIN in text
     assert in_document(text) == text, "run python -m multi_dnn_ros.settings.parameter_table"
@@ -236,7 +240,7 @@ def test_the_table_has_every_parameter():
             assert sum(row.startswith(f"| {cell} |") for row in rows) == 1
 
 
-def test_the_table_goes_between_its_markers():
+def test_the_tables_are_placed_between_the_markers():
     assert in_document(f"a\n{BEGIN}\nold\n{END}\nb") == f"a\n{BEGIN}\n\n{markdown()}\n\n{END}\nb"
     with pytest.raises(ValueError, match="markers"):
         in_document("no markers")

@@ -1,4 +1,4 @@
-"""A parameter file that says nothing to the node ends it at once: it must not run DNNs that nobody asked for."""
+"""A parameter file without parameters for the node ends it: it must not run with defaults instead."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def written(folder: Path, text: str) -> Path:
         ("/**: [\n", ["not a parameter file", "line 2"]),
     ],
 )
-def test_a_file_that_is_missing_empty_or_no_yaml(
+def test_a_file_that_is_missing_empty_or_not_yaml(
     tmp_path: Path, text: str | None, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "robot.yaml"
@@ -64,7 +64,7 @@ def test_a_file_that_is_missing_empty_or_no_yaml(
         (
             "multi_dnn:\n  ros__parameters: {workers: 1}\n",
             ["-r", "__ns:=/robot"],
-            ["node /robot/multi_dnn; its sections are for /multi_dnn; the name of a section is absolute: `/robot/"],
+            ["node /robot/multi_dnn; its sections are for /multi_dnn; section names are absolute: `/robot/"],
         ),
         ("/*:\n  ros__parameters: {workers: 1}\n", ["-r", "__ns:=/robot"], ["for node /robot/multi_dnn", "for /*"]),
         ("multi_dnn:\n  ros__parameters: {workers: 1}\n", ["-r", "__node:=dnns"], ["no parameters for node /dnns"]),
@@ -73,7 +73,7 @@ def test_a_file_that_is_missing_empty_or_no_yaml(
 def test_a_file_without_a_section_for_the_node(
     tmp_path: Path, domain: int, text: str, arguments: list[str], words: list[str]
 ) -> None:
-    """As a process: the node's executable, whatever starts it."""
+    """Of the executable of the node, so for every way to start it."""
     path = written(tmp_path, text)
     done = subprocess.run(
         [sys.executable, "-c", EXECUTABLE, "--ros-args", "--params-file", str(path), *arguments],
@@ -87,7 +87,7 @@ def test_a_file_without_a_section_for_the_node(
 
 
 def log_until_configured(command: list[str], folder: Path, domain: int) -> str:
-    """The log of a node with the DNN `object`, up to the line that says that it is configured."""
+    """The log of a node with the DNN `object`, up to the line `configured: ...`."""
     with Child("node", command, folder / "node.log", loopback_environment(domain)) as node:
         deadline = time.monotonic() + 120.0
         while "configured: DNNs object;" not in (log := node.log.read_text()):
@@ -98,7 +98,7 @@ def log_until_configured(command: list[str], folder: Path, domain: int) -> str:
 
 
 def test_files_for_several_nodes(tmp_path: Path, domain: int) -> None:
-    """`parameters=[common.yaml, robot.yaml]` of a launch file: sections of other nodes are no mistake.
+    """`parameters=[common.yaml, robot.yaml]` of a launch file: sections of other nodes are allowed.
 
     A file that holds nothing for this node is a warning, and so is a name that is nobody's, with the nearest one.
     """
@@ -111,14 +111,14 @@ def test_files_for_several_nodes(tmp_path: Path, domain: int) -> None:
     )
     files = ["--params-file", str(common), "--params-file", str(own)]
     log = log_until_configured(["run", "--ros-args", "-r", "__ns:=/robot", *files], tmp_path, domain)
-    assert re.search(r"zoom_level: not a parameter of this node, ignored; the nearest name is \S+", log)
-    assert "threshold: not a parameter of this node, ignored; the nearest name is dnn.object.iou_threshold" in log
+    assert re.search(r"zoom_level: not a parameter of this node, ignored; the most similar name is \S+", log)
+    assert "threshold: not a parameter of this node, ignored; the most similar name is dnn.object.iou_threshold" in log
     (line,) = (line for line in log.splitlines() if "no parameters for node" in line)
     assert "WARN" in line
     assert f"parameter file {common}: no parameters for node /robot/multi_dnn; its sections are for /lidar" in line
 
 
-def test_one_of_several_files_must_hold_something_for_the_node(tmp_path: Path) -> None:
+def test_one_of_several_files_must_have_parameters_for_the_node(tmp_path: Path) -> None:
     texts = {
         "lidar.yaml": FOREIGN,
         "nothing.yaml": "multi_dnn:\n  ros__parameters: {}\n",
@@ -165,7 +165,7 @@ patterns = st.lists(st.sampled_from(["a", "b", "multi_dnn", "*", "**"]), min_siz
 
 @given(patterns, names)
 def test_sections_apply_as_in_rclpy(parts: list[str], node: str) -> None:
-    """rclpy/src/rclpy/node.cpp of Jazzy makes this expression of a section's name."""
+    """rclpy/src/rclpy/node.cpp (Jazzy) converts the name of a section into this expression."""
     section = full_name(*parts)
     assert applies_to(section, node) == bool(re.fullmatch(section.replace("/*", r"(/\w+)"), node))
 

@@ -73,7 +73,7 @@ def test_what_cannot_be_used_is_named(argv: list[str], error: type[Exception], t
         ("node: {ros__parameters: {a: [[1], [2]]}}", "parameter 'a'.*nested sequence"),
         ("node: {ros__parameters: {a: [1, 2.0]}}", "one type, not float, int"),
         ("node: {ros__parameters: {[a]: 1}}", "a key that is not a name"),
-        ("node: {ros__parameters: {a: 1, a: 2}}", "'a' stands twice"),
+        ("node: {ros__parameters: {a: 1, a: 2}}", "'a' is given twice"),
         ("no-de: {ros__parameters: {a: 1}}", "'no-de' is not a node's name.*alphanumerics"),
         ("a//b: {ros__parameters: {a: 1}}", "repeated forward slash"),
         (f"node: {{ros__parameters: {'{a: ' * 200}1{'}' * 200}}}", "nested deeper than 100"),

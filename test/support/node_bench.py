@@ -22,7 +22,8 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image
 from std_msgs.msg import Header
 
-from multi_dnn_ros.ros.node import MultiDnnNode, make_host
+from multi_dnn_ros.ros.engine_host import make_host
+from multi_dnn_ros.ros.node import MultiDnnNode
 from multi_dnn_ros.serving.local_host import LocalHost
 from multi_dnn_ros.settings.schema import NodeConfig
 

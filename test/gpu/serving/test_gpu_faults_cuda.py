@@ -17,7 +17,7 @@ from node_bench import image
 from sensor_msgs.msg import Image, PointCloud2
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.ros.node import make_host
+from multi_dnn_ros.ros.engine_host import make_host
 
 DNNS = ("lane", "object", "pedestrian")
 GUILTY = "object"

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from multi_dnn_ros.ros.node import make_host
+from multi_dnn_ros.ros.engine_host import make_host
 from multi_dnn_ros.serving import builds
 
 #: What the driver may keep for itself, MiB; a CUDA context alone takes several hundred.

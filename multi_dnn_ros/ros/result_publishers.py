@@ -1,4 +1,4 @@
-"""Results out: the publishers of every DNN on every camera."""
+"""The publishers of the results of every DNN on every camera."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.engine.task import Result
 from multi_dnn_ros.ros.message_types import message_class
-from multi_dnn_ros.ros.qos import LATCHED, PICTURES, RESULTS
+from multi_dnn_ros.ros.qos import IMAGES, LATCHED, RESULTS
 from multi_dnn_ros.ros.result_messages import LabelInfo, label_info_message
 from multi_dnn_ros.vision.result_kind import ResultKind, Topic
 
@@ -21,9 +21,9 @@ from multi_dnn_ros.vision.result_kind import ResultKind, Topic
 class ResultPublishers:
     """``~/<camera>/<dnn>/...`` for each stream, ``~/<camera>/overlay``, and ``~/<dnn>/label_info``.
 
-    streams: cameras of each DNN. kinds: of each DNN's results. labels: class names of each DNN; they are published for
-    those whose kind has any. Publishing is called from the DNNs' threads; each has publishers of its own.
-    ExtensionError for a kind whose messages cannot be made here.
+    streams: cameras of each DNN. kinds: result kind of each DNN. labels: class names of each DNN; published if its
+    result kind has labels. Each DNN publishes from a thread of its own, with publishers of its own.
+    Raises ExtensionError if the message type of a result kind is not installed.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class ResultPublishers:
         for dnn, cameras in streams.items():
             for camera in cameras:
                 for topic in kinds[dnn].topics:
-                    qos = PICTURES if topic.picture else RESULTS
+                    qos = IMAGES if topic.picture else RESULTS
                     self._add(_message_class(kinds[dnn], topic, dnn), qos, camera, dnn, topic.name)
         for camera in dict.fromkeys(camera for cameras in streams.values() for camera in cameras):
-            self._add(Image, PICTURES, camera, "overlay")
+            self._add(Image, IMAGES, camera, "overlay")
         if LabelInfo is not None:
             for dnn in self._labels:
                 self._add(LabelInfo, LATCHED, dnn, "label_info")
@@ -55,26 +55,26 @@ class ResultPublishers:
 
     @property
     def kinds(self) -> Mapping[str, ResultKind]:
-        """The kind of each DNN's results."""
+        """The result kind of each DNN."""
         return self._kinds
 
     def publish(self, result: Result) -> None:
-        """Publish one result, empty ones too, with the header of its image, on the topics that have a subscription.
+        """Publish one result, also an empty one, with the header of its image, on the topics that have a subscription.
 
-        TypeError for a result that is not of the DNN's kind.
+        Raises TypeError for a result of another kind than the DNN's.
         """
         header, camera, dnn = result.frame.context, result.frame.camera, result.dnn
         kind = self._kinds[dnn]
         kind.check(dnn, result.output)
-        for topic in sorted(kind.topics, key=lambda topic: topic.picture):  # what is small does not wait for pictures
+        for topic in sorted(kind.topics, key=lambda topic: topic.picture):  # small messages first
             publisher = self._publishers[camera, dnn, topic.name]
             if publisher.get_subscription_count():
                 publisher.publish(topic.message(result.output, header))
 
     def publish_labels(self, dnn: str, score_threshold: float) -> None:
-        """Class names and score threshold of a DNN, kept for late subscribers; nothing where its kind has none.
+        """Publish class names and score threshold of a DNN, latched; does nothing if its result kind has no labels.
 
-        Called after activating and when the threshold has changed. An inactive publisher drops what it is given.
+        To be called after activation, because inactive publishers drop messages, and after changes of the threshold.
         """
         if LabelInfo is None or dnn not in self._labels:
             return
@@ -83,6 +83,7 @@ class ResultPublishers:
         self._publishers[dnn, "label_info"].publish(message)
 
     def close(self) -> None:
+        """Destroy the publishers."""
         for publisher in self._publishers.values():
             self._node.destroy_lifecycle_publisher(publisher)
         self._publishers.clear()
@@ -92,11 +93,11 @@ class ResultPublishers:
 
 
 def _message_class(kind: ResultKind, topic: Topic, dnn: str) -> type:
-    """Of the topic's messages; the function that makes them is imported too, now and not with the first result."""
+    """The class of the topic's messages. Also imports the function that makes them, so that its errors are seen now."""
     try:
         assert callable(topic.message)
         message: type = message_class(topic.msgtype)
-    except Exception as error:  # whatever a module of another package raises
+    except Exception as error:  # a module of another package may raise anything
         raise ExtensionError(
             f"DNN {dnn}: topic {topic.name} of result kind '{kind.name}' cannot be published: {summarize_error(error)}"
         ) from error

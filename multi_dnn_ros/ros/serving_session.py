@@ -1,10 +1,10 @@
-"""The active node: cameras into the engine's host, its results out. Made when activating, thrown away afterwards."""
+"""The node from activation to deactivation: passes images from the cameras to the engine and publishes its results."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,55 +15,34 @@ from rclpy.lifecycle import LifecycleNode
 from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.engine.reports import Callbacks, Failure, guarded
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
+from multi_dnn_ros.ros.camera_input import CameraInput
 from multi_dnn_ros.ros.diagnostics import DiagnosticsReport, PublishAges
-from multi_dnn_ros.ros.inputs import CameraInput
-from multi_dnn_ros.ros.outputs import ResultPublishers
+from multi_dnn_ros.ros.log_throttle import LogThrottle
 from multi_dnn_ros.ros.overlay_publisher import OverlayPublisher
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
+from multi_dnn_ros.ros.result_publishers import ResultPublishers
 from multi_dnn_ros.ros.socket_drops import SocketDrops
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.camera_decoder import CameraDecoder
 from multi_dnn_ros.serving.host import Description, Host
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Drops with a cause worth a line in the log; the others are only counted. A bad image, which all DNNs of its camera
-#: lose, has one line of its own.
+#: Reasons of drops that are logged; others are only counted. BAD_IMAGE, which affects all DNNs of the camera, is logged
+#: once per image by _on_bad_image.
 _LOGGED = (DropReason.DNN_ERROR, DropReason.BAD_OUTPUT, DropReason.PUBLISH_ERROR)
-_LOG_PERIOD_S = 5.0
-#: How often the cameras' publishers and the sockets' drop counters are looked at.
-_LOOK_PERIOD_S = 0.5
-#: What decoding threads may take of the time there is to stop.
+#: Period of checking the publishers of the cameras and the drop counters of the sockets.
+_CHECK_PERIOD_S = 0.5
+#: Share of stop_timeout_s that the decoding threads may take.
 _DECODER_SHARE = 0.2
-#: What a picture that is being drawn has at least, where the engine used up all the time there was to stop.
-_OVERLAY_STOP_S = 0.5
+#: Minimum time for the overlay in progress, even if the engine has used up stop_timeout_s.
+_MIN_OVERLAY_STOP_S = 0.5
 
 
-class LogThrottle:
-    """Lets a message of each kind pass once in a period, and says how many were held back since."""
+class ServingSession:
+    """Serves frames from its creation until :meth:`stop`.
 
-    def __init__(self, period_s: float = _LOG_PERIOD_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._period_s = period_s
-        self._clock = clock
-        self._passed: dict[object, tuple[float, int]] = {}
-        self._lock = threading.Lock()
-
-    def passes(self, kind: object) -> str | None:
-        """None: hold it back. Else what to add to the message."""
-        now = self._clock()
-        with self._lock:
-            at, held = self._passed.get(kind, (-self._period_s, 0))
-            if now - at < self._period_s:
-                self._passed[kind] = (at, held + 1)
-                return None
-            self._passed[kind] = (now, 0)
-        return f" ({held} more like it in the meantime)" if held else ""
-
-
-class Serving:
-    """Serves frames from the moment it is made until :meth:`stop`.
-
-    host: configured, as `description` says. outputs: activated already. check: of the node's receive buffers. on_size:
-    told of each result's camera and the (width, height) of its image.
+    host: configured. description: the result of configuring it. outputs: activated. check: of the node's receive
+    buffers. on_size: called for each result with the camera and the (width, height) of the image.
     """
 
     def __init__(
@@ -83,8 +62,9 @@ class Serving:
         self._outputs = outputs
         self._on_size = on_size
         self._throttle = LogThrottle()
-        self._serves = self._subscribed = True
-        self._hanging: list[threading.Thread] = []  # the host's, after stopping
+        self._stopped = False
+        self._subscribed = True
+        self._hanging: list[threading.Thread] = []  # threads of the host that did not end when stopped
         self._accounts = Accounts(
             {name: dnn.cameras for name, dnn in description.dnns.items()},
             Callbacks(self._on_result, self._on_drop, self._on_failure),
@@ -104,31 +84,33 @@ class Serving:
             camera: CameraDecoder(camera, host, self._accounts, partial(self._on_bad_image, camera))
             for camera in served
         }
-        # Last, when everything that a frame meets is there. A camera that no DNN serves is not subscribed to.
+        # Subscribe last, when everything that processes a frame exists, and only to cameras that a DNN processes.
         self._inputs: dict[str, CameraInput] = {}
         self._drops = SocketDrops()
-        # Steady: also while simulated time stands still.
-        self._look_timer = node.create_timer(_LOOK_PERIOD_S, self._look, clock=Clock(clock_type=ClockType.STEADY_TIME))
+        # On the steady clock, because simulated time may be paused.
+        self._check_timer = node.create_timer(
+            _CHECK_PERIOD_S, self._check_cameras, clock=Clock(clock_type=ClockType.STEADY_TIME)
+        )
         try:
             host.start(self._accounts)
             for camera, decoder in self._decoders.items():
                 decoder.start()
                 settings = config.cameras[camera]
                 self._inputs[camera] = CameraInput(node, camera, settings, decoder.arrived, time.monotonic_ns, check)
-        except Exception:  # nobody would have what to stop
+        except Exception:  # the caller gets no object to stop
             self.stop(config.stop_timeout_s)
             raise
         for camera in config.cameras.keys() - self._decoders.keys():
-            self._log.warning(f"camera {camera}: no DNN serves it (parameters dnn.<dnn>.cameras)")
+            self._log.warning(f"camera {camera}: no DNN processes its images (parameters dnn.<dnn>.cameras)")
 
     def update(self, dnn: str, name: str, value: Any) -> None:
-        """A runtime parameter of a DNN has changed, as far as it is not for the host."""
+        """Apply a changed runtime parameter of a DNN that is not applied by the host."""
         if name == "deadline_ms":
             self._accounts.set_deadline(dnn, deadline_ns(value))
 
     def ended(self) -> list[str]:
-        """Its threads that ended by an error; the log has the traceback."""
-        if not self._serves:
+        """Names of its threads that ended by an error; the log has the traceback."""
+        if self._stopped:
             return []
         return [thread.name for thread in (*self._decoders.values(), self._overlay.thread) if not thread.is_alive()]
 
@@ -136,8 +118,8 @@ class Serving:
         """Results published so far, by DNN and camera."""
         return {stream: figures.published for stream, figures in self._accounts.statistics().streams.items()}
 
-    def statuses(self, report: DiagnosticsReport) -> Iterable[DiagnosticStatus]:
-        """Diagnostics of the streams and of the cameras."""
+    def statuses(self, report: DiagnosticsReport) -> Iterator[DiagnosticStatus]:
+        """The statuses of each DNN on each camera, and of each camera."""
         statistics, now_ns = self._accounts.statistics(), time.monotonic_ns()
         for source in self._inputs.values():
             source.update_losses()
@@ -146,17 +128,17 @@ class Serving:
         yield from report.cameras(statistics, cameras, now_ns)
 
     def unsubscribe(self) -> None:
-        """Take no more frames; in the thread that spins the node, where that goes on meanwhile."""
+        """Destroy the subscriptions; to be called in the thread that spins the node, if it is spinning."""
         if self._subscribed:
             self._subscribed = False
-            self._node.destroy_timer(self._look_timer)
+            self._node.destroy_timer(self._check_timer)
             for source in self._inputs.values():
                 source.close()
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Take no more frames, finish those under way, end all threads; names those that did not end in time."""
+        """Accept no more frames, finish those in progress, end all threads; returns the names of threads that hang."""
         end = time.monotonic() + timeout_s
-        self._serves = False
+        self._stopped = True
         self.unsubscribe()
         decoded = time.monotonic() + _DECODER_SHARE * timeout_s
         for decoder in self._decoders.values():
@@ -164,7 +146,7 @@ class Serving:
         hanging = self._host.stop(max(end - time.monotonic(), 0.0))
         self._hanging = [thread for thread in threading.enumerate() if thread.name in hanging]
         self._accounts.give_up(self._accounts.streams, DropReason.SHUTDOWN, "not answered before the engine stopped")
-        self._overlay.stop(max(end - time.monotonic(), _OVERLAY_STOP_S))
+        self._overlay.stop(max(end - time.monotonic(), _MIN_OVERLAY_STOP_S))
         for (dnn, camera), stream in self._accounts.statistics().streams.items():
             lost = ", ".join(f"{count} {reason.value}" for reason, count in stream.dropped.items() if count)
             self._log.info(
@@ -174,25 +156,25 @@ class Serving:
         return list(dict.fromkeys((*hanging, *self.alive())))
 
     def alive(self) -> list[str]:
-        """The names of its threads that run; after :meth:`stop` those that hang, as long as they do."""
+        """Names of its running threads; after :meth:`stop`, of those that hang."""
         threads = (*self._decoders.values(), *self._hanging, self._overlay.thread)
         return [thread.name for thread in threads if thread.is_alive()]
 
-    def _look(self) -> None:
+    def _check_cameras(self) -> None:
         drops = self._drops.poll()
         for source in self._inputs.values():
-            source.look(drops)
+            source.update(drops)
 
-    # -- called in threads of the host, and in those that decode
+    # -- called in threads of the host and in decoding threads
 
     def _on_answered(self, dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
         self._decoders[camera].answered(dnn, handed_ns, timing)
 
     def _on_result(self, result: Result) -> None:
         self._outputs.publish(result)
-        guarded(self._published, result)  # what fails now does not make it unpublished
+        guarded(self._after_publishing, result)  # its failure must not count the frame as not published
 
-    def _published(self, result: Result) -> None:
+    def _after_publishing(self, result: Result) -> None:
         height, width = result.frame.image().shape[:2]
         self._on_size(result.frame.camera, (width, height))
         age_ns = self._clock.now().nanoseconds - result.frame.stamp_ns
@@ -206,7 +188,7 @@ class Serving:
         more = self._throttle.passes((drop.reason, drop.dnn))
         if more is not None:
             self._log.error(
-                f"DNN {drop.dnn} lost a frame of {drop.frame.camera}: {drop.reason.value}: {drop.message}{more}"
+                f"DNN {drop.dnn} lost a frame of camera {drop.frame.camera}: {drop.reason.value}: {drop.message}{more}"
             )
 
     def _on_bad_image(self, camera: str, error: FrameError) -> None:
@@ -227,5 +209,5 @@ class Serving:
 
 
 def deadline_ns(deadline_ms: float) -> int | None:
-    """Of the parameter; 0: none."""
+    """The value of the parameter deadline_ms in nanoseconds; None for 0."""
     return round(deadline_ms * 1e6) or None

@@ -1,19 +1,18 @@
-"""Camera topics in: each message is counted and handed to the thread that decodes the camera's images."""
+"""The input of one camera: counts each message and passes it to the thread that decodes the images of the camera."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from rclpy.lifecycle import LifecycleNode
-from rclpy.qos import ReliabilityPolicy
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from sensor_msgs.msg import CompressedImage, Image
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.ros import image_sources
+from multi_dnn_ros.ros.camera_record import CameraRecord
 from multi_dnn_ros.ros.camera_subscription import CameraSubscription
-from multi_dnn_ros.ros.diagnostics import CameraRecord
 from multi_dnn_ros.ros.image_sources import Publisher, Source
 from multi_dnn_ros.ros.qos import described, subscription_qos
 from multi_dnn_ros.ros.receive_check import ReceiveCheck
@@ -21,15 +20,15 @@ from multi_dnn_ros.serving.camera_decoder import Decode
 from multi_dnn_ros.settings.schema import CameraConfig
 from multi_dnn_ros.vision.image_decoding import decode_compressed, decode_image
 
-#: How long a topic may be without a publisher that fits before a warning says so.
-PATIENCE_NS = 5_000_000_000
+#: A topic that has no compatible publisher for this time is logged as a warning.
+WARN_AFTER_NS = 5_000_000_000
 
 
 class CameraInput:
     """The subscription of one camera.
 
-    arrived: takes each frame, which has no image yet, what decodes its image, and whether a later image has arrived
-    before it; must not block. clock: the engine's, nanoseconds. check: of the node's receive buffers.
+    on_frame: called with each frame (without its image), the function that decodes the image, and whether a later image
+    has arrived before it; must not block. clock: monotonic, nanoseconds. check: of the node's receive buffers.
     """
 
     def __init__(
@@ -37,7 +36,7 @@ class CameraInput:
         node: LifecycleNode,
         camera: str,
         config: CameraConfig,
-        arrived: Callable[[Frame, Decode, bool], None],
+        on_frame: Callable[[Frame, Decode, bool], None],
         clock: Callable[[], int],
         check: ReceiveCheck,
     ) -> None:
@@ -45,20 +44,20 @@ class CameraInput:
         self._log = node.get_logger()
         self._camera = camera
         self._config = config
-        self._on_frame = arrived
+        self._on_frame = on_frame
         self._clock = clock
         self._check = check
         self._type = image_sources.TYPES[config.transport]
         self._topic = topic = config.topic or default_topic(camera, config.transport)
-        self._gids: frozenset[bytes] = frozenset()
         self._publishers: list[Publisher] = image_sources.publishers_of(node, topic)
-        self._source, self._since_ns, self._told = Source.FITS, clock(), False
+        self._gids: frozenset[bytes] = frozenset()  # of the publishers with the right type
+        self._source, self._source_since_ns, self._warned = Source.FITS, clock(), False
         compressed = config.transport == "compressed"
         self._subscription = CameraSubscription(
             node,
             CompressedImage if compressed else Image,
             topic,
-            self._wanted_qos(),
+            self._preferred_qos(),
             self._on_compressed if compressed else self._on_raw,
             self._on_lost,
         )
@@ -70,93 +69,89 @@ class CameraInput:
             raw=not compressed,
             max_loss=config.max_loss,
         )
-        self.look(0)
+        self.update(0)
 
     def close(self) -> None:
-        """Take no more messages."""
+        """Destroy the subscription."""
         self._subscription.close()
 
-    def look(self, drops: int) -> None:
-        """See who publishes and what was lost; to be called about twice a second.
+    def update(self, drops: int) -> None:
+        """Check the publishers and count losses; to be called about twice a second.
 
-        drops: datagrams that the kernel dropped at this process's sockets since the last call.
+        drops: datagrams that the kernel dropped at the sockets of this process since the last call.
         """
         now_ns = self._clock()
-        self.record.account.dropped(now_ns, drops, connected=self._source is Source.FITS)
+        self.record.estimator.dropped(now_ns, drops, connected=self._source is Source.FITS)
         self._subscription.tick(now_ns)
         self._publishers = image_sources.publishers_of(self._node, self._topic)
-        of_type = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
-        if of_type and of_type != self._gids:
+        gids = frozenset(publisher.gid for publisher in self._publishers if publisher.type == self._type)
+        if gids and gids != self._gids:
             if self._gids:
-                self.record.account.restart()
-            self._gids = of_type
-            wanted = self._wanted_qos()
-            if wanted.reliability != self._subscription.qos.reliability:
-                self._subscription.change(wanted, now_ns)
-        self._judge(now_ns)
+                self.record.estimator.restart()
+            self._gids = gids
+            preferred = self._preferred_qos()
+            if preferred.reliability != self._subscription.qos.reliability:
+                self._subscription.change(preferred, now_ns)
+        self._check_source(now_ns)
         self.record.qos = described(self._subscription.qos)
 
     def update_losses(self) -> None:
-        """Bring the record's losses up to date; to be called before each diagnostics message."""
+        """Update the losses of the record; to be called before each diagnostics message."""
         record = self.record
         reliable = self._is_reliable()
-        losses = record.account.losses(self._clock(), record.image_bytes, reliable)
+        losses = record.estimator.losses(self._clock(), record.image_bytes, reliable)
         record.losses = losses
         record.loss_cause = ""
         transport = self._config.transport
         if losses.share > record.max_loss:
-            if losses.drops or not reliable:  # else nothing speaks for the kernel's buffers
+            if losses.drops or not reliable:  # otherwise nothing indicates that the receive buffers are too small
                 self._check.losing(self._camera, record.shape, record.image_bytes, transport)
             record.loss_cause = self._check.cause(losses, record.image_bytes, reliable, self._camera, transport)
 
     def _is_reliable(self) -> bool:
         return bool(self._subscription.qos.reliability == ReliabilityPolicy.RELIABLE)
 
-    def _wanted_qos(self) -> Any:
+    def _preferred_qos(self) -> QoSProfile:
         offers = [publisher.qos for publisher in self._publishers if publisher.type == self._type]
         return subscription_qos(self._config.qos, self._config.depth, offers)
 
-    # -- who publishes
+    # -- publishers
 
-    def _judge(self, now_ns: int) -> None:
-        """Notice when the publishers begin or cease to fit, and say so once when they have not for a while."""
+    def _check_source(self, now_ns: int) -> None:
+        """Log once when the topic has had no compatible publisher for some time, and once when it has one again."""
         source = image_sources.judge(self._publishers, self._type, self._subscription.qos)
         if source is not self._source:
-            if self._told and source is Source.FITS:
+            if self._warned and source is Source.FITS:
                 self._log.info(f"camera {self._camera}: topic {self.record.topic} has a publisher now")
-            self._source, self._since_ns, self._told = source, now_ns, False
-        if source is Source.OTHER_QOS:
-            self.record.error = self._explanation(now_ns)
-        else:
-            self.record.error = ""
-        if source is not Source.FITS and not self._told and now_ns - self._since_ns >= PATIENCE_NS:
-            self._told = True
+            self._source, self._source_since_ns, self._warned = source, now_ns, False
+        self.record.error = self._explanation(now_ns) if source is Source.OTHER_QOS else ""
+        if source is not Source.FITS and not self._warned and now_ns - self._source_since_ns >= WARN_AFTER_NS:
+            self._warned = True
             self._log.warning(self._explanation(now_ns))
 
     def _explanation(self, now_ns: int) -> str:
         topic, transport = self.record.topic, self._config.transport
         if self._source is Source.NONE:
             topics = image_sources.published_topics(self._node, image_sources.TYPES.values())
-            return image_sources.explain_silence(
-                self._camera, topic, transport, (now_ns - self._since_ns) // 1_000_000_000, topics
-            )
-        return image_sources.explain(
+            seconds = (now_ns - self._source_since_ns) // 1_000_000_000
+            return image_sources.explain_no_publisher(self._camera, topic, transport, seconds, topics)
+        return image_sources.explain_mismatch(
             self._source, self._camera, topic, transport, self._publishers, self._subscription.qos
         )
 
     # -- images
 
     def _on_raw(self, message: Image, sequence: int | None, late: bool) -> None:
-        self._arrived(message, sequence, late, f"{message.width} x {message.height} {message.encoding[:40]}")
-        self._hand_over(message, decode_image, late)
+        self._count(message, sequence, late, f"{message.width} x {message.height} {message.encoding[:40]}")
+        self._pass_on(message, decode_image, late)
 
     def _on_compressed(self, message: CompressedImage, sequence: int | None, late: bool) -> None:
-        self._arrived(message, sequence, late, f"{len(message.data)} bytes {message.format[:40]}")
-        self._hand_over(message, decode_compressed, late)
+        self._count(message, sequence, late, f"{len(message.data)} bytes {message.format[:40]}")
+        self._pass_on(message, decode_compressed, late)
 
-    def _arrived(self, message: Image | CompressedImage, sequence: int | None, late: bool, shape: str) -> None:
+    def _count(self, message: Image | CompressedImage, sequence: int | None, late: bool, shape: str) -> None:
         record, size, stamp_ns = self.record, len(message.data), _stamp_ns(message)
-        # Numbers and stamps of several publishers say nothing about each other.
+        # Sequence numbers and stamps of different publishers cannot be compared.
         number = sequence if len(self._gids) == 1 else None
         alone = len(self._gids) < 2
         age_ns = self._node.get_clock().now().nanoseconds - stamp_ns
@@ -165,15 +160,15 @@ class CameraInput:
             self._check.first_image(self._camera, shape, size, self._is_reliable(), self._config.transport)
 
     def _on_lost(self, count: int) -> None:
-        self.record.account.reported(self._clock(), count)
+        self.record.estimator.reported(self._clock(), count)
 
-    def _hand_over(self, message: Image | CompressedImage, decode: Callable, late: bool) -> None:
+    def _pass_on(self, message: Image | CompressedImage, decode: Callable, late: bool) -> None:
         frame = Frame(self._camera, _stamp_ns(message), context=message.header)
         self._on_frame(frame, partial(decode, message, self._config.max_pixels), late)
 
 
 def default_topic(camera: str, transport: str) -> str:
-    """Where a camera publishes by convention; relative, so that namespace and remaps apply."""
+    """The conventional topic of a camera; relative, so that namespace and remaps apply."""
     return f"{camera}/image_raw" + ("/compressed" if transport == "compressed" else "")
 
 

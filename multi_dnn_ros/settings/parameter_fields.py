@@ -1,0 +1,185 @@
+"""The schema as flat ROS parameters: the name, type, default and limits of each.
+
+ROS parameters are not nested, so the topic of a camera is the parameter ``camera.<camera>.topic``, and the arrays
+``cameras`` and ``dnns`` list the names that exist. Nothing here needs ROS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from multi_dnn_ros.settings.roles import PRESETS
+from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
+
+#: Cameras and DNNs of a node that is given no parameters.
+DEFAULT_CAMERAS = ("front",)
+DEFAULT_DNNS = tuple(PRESETS)
+
+#: First part of a parameter's name -> model of the section, and name of the list of its members.
+SECTIONS: Mapping[str, type[BaseModel]] = {"camera": CameraConfig, "dnn": DnnConfig}
+LISTS: Mapping[str, str] = {"camera": "cameras", "dnn": "dnns"}
+
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,63}$")
+_NAME_RULE = "lower-case letters, digits and _, starting with a letter, at most 64 characters"
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, str_strip_whitespace=True)
+
+
+class ParameterError(ValueError):
+    """Invalid parameters. problems: one line for each, with its name, value and what is allowed."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class ParameterField:
+    """One parameter as the schema describes it.
+
+    kind: bool, int, float, string, string[] or float[]. runtime: may change while the node is configured.
+    allowed: in words, for error messages and docs/parameters.md.
+    """
+
+    kind: str
+    default: Any
+    allowed: str
+    description: str
+    runtime: bool
+    minimum: float | None
+    maximum: float | None
+    adapter: TypeAdapter[Any]
+
+    def checked(self, name: str, value: Any) -> Any:
+        """`value` in the type of the field, with int converted to float if needed. Raises ParameterError."""
+        if self.kind.endswith("[]") and isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+            value = list(value)  # tuples and array.array
+        elif self.kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if self.kind == "float[]" and isinstance(value, list):
+            value = [float(v) if isinstance(v, int) and not isinstance(v, bool) else v for v in value]
+        try:
+            return self.adapter.validate_python(value)
+        except ValidationError:
+            raise ParameterError([f"parameter {name} is {shown(value)}; allowed: {self.allowed}"]) from None
+
+
+def shown(value: object) -> str:
+    """A value for a message: as in YAML, at most 120 characters."""
+    words = {"True": "true", "False": "false", "None": "not set"}
+    text = words.get(repr(value), repr(value))
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+@lru_cache(maxsize=8)
+def fields_of(model: type[BaseModel]) -> Mapping[str, ParameterField]:
+    """The fields of one section of the schema by name, in the order of the schema."""
+    properties = model.model_json_schema()["properties"]
+    return {
+        name: _field(properties[name], info.annotation, info.metadata)
+        for name, info in model.model_fields.items()
+        if not (model is NodeConfig and name in LISTS.values())
+    }
+
+
+def parameter_fields(cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, ParameterField]:
+    """Every parameter of a node with these cameras and DNNs, by its ROS name.
+
+    A DNN named after a role with defaults has that role, and the model of that role, by default.
+    """
+    names = list_field("cameras", DEFAULT_CAMERAS), list_field("dnns", DEFAULT_DNNS)
+    fields = {**fields_of(NodeConfig), "cameras": names[0], "dnns": names[1]}
+    for camera in cameras:
+        fields.update({f"camera.{camera}.{name}": field for name, field in fields_of(CameraConfig).items()})
+    for dnn in dnns:
+        own = {"role": dnn, "model": PRESETS[dnn].model} if dnn in PRESETS else {"role": "", "model": ""}
+        for name, field in fields_of(DnnConfig).items():
+            fields[f"dnn.{dnn}.{name}"] = replace(field, default=own[name]) if name in own else field
+    return fields
+
+
+def list_field(name: str, default: tuple[str, ...]) -> ParameterField:
+    """The field of `cameras` or `dnns`, which are lists of names in ROS."""
+    adapter: TypeAdapter[Any] = TypeAdapter(list[str], config=_STRICT)
+    return ParameterField(
+        kind="string[]",
+        default=list(default),
+        allowed=f"at least one name, all different: {_NAME_RULE}",
+        description=NodeConfig.model_fields[name].description or "",
+        runtime=False,
+        minimum=None,
+        maximum=None,
+        adapter=adapter,
+    )
+
+
+def checked_names(name: str, value: Any) -> tuple[str, ...]:
+    """The entries of the parameter `cameras` or `dnns`. Raises ParameterError for an invalid or repeated entry."""
+    names = list_field(name, ()).checked(name, value)
+    problems = [
+        f"parameter {name} has the entry {shown(entry)}; allowed: {_NAME_RULE}"
+        for entry in names
+        if not _NAME.fullmatch(entry)
+    ]
+    problems += [
+        f"parameter {name} has the entry {shown(entry)} twice; each {name[:-1]} needs a name of its own"
+        for entry in dict.fromkeys(entry for entry in names if names.count(entry) > 1)
+    ]
+    if not names:
+        problems = [f"parameter {name} is []; allowed: {list_field(name, ()).allowed}"]
+    if problems:
+        raise ParameterError(problems)
+    return tuple(names)
+
+
+def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) -> Any:
+    """The value given for a parameter, otherwise its default. The default model of a DNN is that of its role.
+
+    ROS passes an empty list in a parameter file as a parameter without a value.
+    """
+    value = given.get(name, field.default)
+    if value is None and field.kind.endswith("[]"):
+        return []
+    if value == "" and name.startswith("dnn.") and name.endswith(".model"):
+        role = str(given.get(f"{name.removesuffix('.model')}.role"))
+        return PRESETS[role].model if role in PRESETS else value
+    return value
+
+
+_KINDS = {"boolean": "bool", "integer": "int", "number": "float", "string": "string"}
+
+
+def _field(schema: Mapping[str, Any], annotation: Any, metadata: Sequence[Any]) -> ParameterField:
+    kind = f"{_KINDS[schema['items']['type']]}[]" if schema["type"] == "array" else _KINDS[schema["type"]]
+    constrained: Any = Annotated[(annotation, *metadata)] if metadata else annotation
+    return ParameterField(
+        kind=kind,
+        default=schema.get("default", [] if kind.endswith("[]") else ""),
+        allowed=_allowed(kind, schema),
+        description=schema["description"],
+        runtime=bool(schema.get("runtime", False)),
+        minimum=schema.get("minimum", schema.get("exclusiveMinimum")),
+        maximum=schema.get("maximum"),
+        adapter=TypeAdapter(constrained, config=_STRICT),
+    )
+
+
+def _allowed(kind: str, schema: Mapping[str, Any]) -> str:
+    if "allowed" in schema:
+        return str(schema["allowed"])
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    if "pattern" in schema:
+        return f"a string that matches {schema['pattern']}"
+    if "exclusiveMinimum" in schema:
+        return f"{kind}, more than {schema['exclusiveMinimum']:g}, up to {schema['maximum']:.10g}"
+    if "minimum" in schema:
+        low, high = (f"{schema[key]:.10g}" for key in ("minimum", "maximum"))
+        return f"{kind}, {low} to {high}"
+    words = {"bool": "true, false", "string[]": "list of strings", "float[]": "list of numbers"}
+    return words.get(kind, "any string, not empty" if schema.get("minLength") else "any string")

@@ -1,0 +1,72 @@
+"""Messages about parameters that a node does not have: probable typing errors, and parameters of other nodes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from multi_dnn_ros.settings.parameter_fields import LISTS, SECTIONS, fields_of, parameter_fields, shown
+
+#: Parameters that rclpy reads itself, and the prefix of others.
+_RCLPY = ("use_sim_time", "start_type_description_service")
+_RCLPY_PREFIX = "qos_overrides."
+
+
+def unknown_parameters(
+    flat: Mapping[str, Any], cameras: Sequence[str], dnns: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Errors and warnings about names that are no parameters of a node with these cameras and DNNs.
+
+    A name that resembles a parameter is an error. A name that resembles none is a warning, because one file may hold
+    parameters of several nodes. So is a parameter of a camera or DNN that is not in use.
+    """
+    members = {"camera": tuple(cameras), "dnn": tuple(dnns)}
+    known = parameter_fields(cameras, dnns)
+    errors: list[str] = []
+    warnings: list[str] = []
+    for name, value in flat.items():
+        if name in known or name in _RCLPY or name.startswith(_RCLPY_PREFIX):
+            continue
+        kind, _, rest = name.partition(".")
+        member, _, field = rest.partition(".")
+        if kind not in members:
+            meant = difflib.get_close_matches(name, (*known, *_RCLPY), 1)
+            if meant or kind in LISTS.values():
+                errors.append(f"parameter {name}: no such parameter{_did_you_mean(meant)}")
+            else:
+                text = f"parameter {name}: not a parameter of this node, ignored"
+                warnings.append(f"{text}; the most similar name is {_most_similar(name, known)}")
+        elif member in members[kind] or field not in fields_of(SECTIONS[kind]):
+            fields = fields_of(SECTIONS[kind])
+            meant = [f"{kind}.{member}.{match}" for match in difflib.get_close_matches(field, fields, 1)]
+            errors.append(
+                f"parameter {name}: a {kind} has no parameter {shown(field)}{_did_you_mean(meant)}; "
+                f"it has {', '.join(fields)}"
+            )
+        elif value != _default(name, kind, member):
+            text = f"parameter {name}: {kind} {shown(member)} is not in {LISTS[kind]} ({', '.join(members[kind])})"
+            untouched = [m for m in members[kind] if not any(given.startswith(f"{kind}.{m}.") for given in flat)]
+            meant = [f"{kind}.{match}.{field}" for match in difflib.get_close_matches(member, untouched, 1, 0.8)]
+            (errors if meant else warnings).append(text + (_did_you_mean(meant) or "; not used"))
+    return errors, warnings
+
+
+def _most_similar(name: str, known: Iterable[str]) -> str:
+    """The parameter most similar to `name`, compared as a whole and by the part after the last dot."""
+    last = name.rpartition(".")[2]
+
+    def similarity(parameter: str) -> float:
+        own = parameter.rpartition(".")[2]
+        return max(difflib.SequenceMatcher(None, *pair).ratio() for pair in ((name, parameter), (last, own)))
+
+    return max(known, key=similarity)
+
+
+def _default(name: str, kind: str, member: str) -> Any:
+    names = {"camera": ((member,), ()), "dnn": ((), (member,))}[kind]
+    return parameter_fields(*names)[name].default
+
+
+def _did_you_mean(names: Iterable[str]) -> str:
+    return "".join(f"; did you mean {name}?" for name in names)
