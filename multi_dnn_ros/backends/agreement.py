@@ -10,7 +10,7 @@ from multi_dnn_ros.backends import Tensors
 _LEAST_SCALE = 0.1
 
 
-def probe(inputs: Tensors) -> Tensors:
+def noise_like(inputs: Tensors) -> Tensors:
     """Tensors like `inputs`, floating ones filled with noise of normalized images' size, the same every time.
 
     Zeros, which example inputs are, would pass through many a wrong layer unnoticed.

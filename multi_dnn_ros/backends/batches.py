@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 
 
 class BatchError(ValueError):
@@ -23,7 +23,7 @@ def batch_sizes(most: int, device: torch.device) -> tuple[int, ...]:
     return tuple(size for size in range(1, most + 1) if device.type == "cpu" or size == most or size & (size - 1) == 0)
 
 
-def stacked(inputs: Tensors, size: int) -> Tensors:
+def repeat_inputs(inputs: Tensors, size: int) -> Tensors:
     """Inputs for one image, (1, ...), as many times."""
     return tuple(torch.cat([tensor] * size) for tensor in inputs)
 
@@ -43,10 +43,12 @@ def prepare_batches(
     """
     share_weights(list(chains.values()))
     shared = Shared()
-    ready = {size: backend.prepare(stages, stacked(inputs, size), device, shared) for size, stages in chains.items()}
+    ready = {
+        size: backend.prepare(stages, repeat_inputs(inputs, size), device, shared) for size, stages in chains.items()
+    }
     for size, stages in ready.items():
         if size > 1:
-            _compare(ready[1], stages, stacked(inputs, size), device, tolerance)
+            _compare(ready[1], stages, repeat_inputs(inputs, size), device, tolerance)
     return ready
 
 
@@ -80,7 +82,7 @@ def _compare(
     alone: Sequence[Stage], together: Sequence[Stage], inputs: Tensors, device: torch.device, tolerance: float
 ) -> None:
     with torch.inference_mode():
-        images = tuple(tensor.to(device) for tensor in probe(inputs))
+        images = tuple(tensor.to(device) for tensor in noise_like(inputs))
         size = len(images[0])
         results = _through(together, images)
         for index, result in enumerate(results):

@@ -16,7 +16,7 @@ from multi_dnn_ros.common.memory import gc_paused
 #: Calls before capturing, in which libraries choose their algorithms and workspaces.
 _WARM_UP_CALLS = 3
 
-Run = Callable[[], None]
+Launch = Callable[[], None]
 
 
 class CapturedFunction:
@@ -26,7 +26,9 @@ class CapturedFunction:
     itself. capture: as for PreprocessGraph. Raises what capturing raises.
     """
 
-    def __init__(self, function: Callable[[Tensors], Tensors], source: Tensors, capture: Callable[[Run], Run]) -> None:
+    def __init__(
+        self, function: Callable[[Tensors], Tensors], source: Tensors, capture: Callable[[Launch], Launch]
+    ) -> None:
         self._function = function
         self._source = source
         self._results: Tensors = ()
@@ -42,7 +44,7 @@ class CapturedFunction:
         return self._results
 
 
-def capture_on(device: torch.device) -> Callable[[Run], Run]:
+def capture_on(device: torch.device) -> Callable[[Launch], Launch]:
     """Captures functions as CUDA graphs that share memory, and so must not run at the same time.
 
     All on one stream, the one that is now the calling thread's (see capture_stream).
@@ -50,9 +52,9 @@ def capture_on(device: torch.device) -> Callable[[Run], Run]:
     pool = torch.cuda.graph_pool_handle()
     stream = capture_stream(device)
 
-    def capture(run: Run) -> Run:
+    def capture(run: Launch) -> Launch:
         torch.cuda.synchronize(device)
-        replay: Run = capture_graph(run, pool, stream).replay
+        replay: Launch = capture_graph(run, pool, stream).replay
         return replay
 
     return capture
@@ -79,7 +81,7 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
     return graph
 
 
-class FastestConvolutions:
+class CudnnBenchmark:
     """Another backend; for several images at once cuDNN then tries its algorithms for each convolution.
 
     What it chooses by rules is slower for them (7 RegNetY-32GF at fp16 on an H200: 3.8 against 3.3 ms, decomposed 3.7

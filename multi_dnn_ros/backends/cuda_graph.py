@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
@@ -86,12 +86,12 @@ class CudaGraph:
         return tuple(ready)
 
     def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
-        """Capture the stages once more as one, for in_one_launch."""
+        """Capture the stages once more as one, for single_launches."""
         captured = [stage for stage in stages if isinstance(stage, Captured)]
         if len(captured) < max(2, len(stages)):
             return
         try:
-            captured[0].chain = _CapturedChain(captured, self._tolerance)
+            captured[0].single_launch = _CapturedChain(captured, self._tolerance)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -119,7 +119,7 @@ class Captured:
     ) -> None:
         self.stage = stage  # the graph reads its parameters where they lie
         self.pool, self.stream = pool, stream
-        self.chain: _CapturedChain | None = None
+        self.single_launch: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         expected = tuple(tensor.clone() for tensor in stage(carried))
         stream.wait_stream(torch.cuda.current_stream())
@@ -143,7 +143,7 @@ class _CapturedChain:
         first, last = stages[0], stages[-1]
         self._inputs, self._outputs = first.inputs, last.outputs
         self._functions = tuple(stage.stage for stage in stages)  # the graph reads their parameters where they lie
-        image = carried = probe(first.inputs)
+        image = carried = noise_like(first.inputs)
         for stage in stages:
             carried = stage(carried)
         expected = tuple(tensor.clone() for tensor in carried)
@@ -166,14 +166,18 @@ class _CapturedChain:
         return self._outputs
 
 
-def in_one_launch(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
+def single_launches(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
     """Of the stages made ready for each number of images, all as one launch (a session on a CPU), where there is one.
 
     A captured one reads where the first stage does and leaves the results where the last one does; it saves what lies
     between two launches where the jobs of a frame need not be told apart. It must not run at the same time as the
     stages.
     """
-    return {size: chain for size, stages in chains.items() if (chain := getattr(stages[0], "chain", None)) is not None}
+    return {
+        size: chain
+        for size, stages in chains.items()
+        if (chain := getattr(stages[0], "single_launch", None)) is not None
+    }
 
 
 def together(images: Sequence[Tensors], first: Stage) -> Tensors:

@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.convolution_nodes import (
     CONVOLUTIONS,
     arguments_of,
@@ -28,7 +28,7 @@ from multi_dnn_ros.backends.convolution_nodes import (
     traced,
 )
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, apart
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, unfused
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.common.error_text import summarize_error
 
@@ -67,7 +67,7 @@ class FusedActivations:
             return list(stages)
         ready: list[nn.Module] = []
         with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
-            carried = tuple(tensor.to(device) for tensor in probe(inputs))
+            carried = tuple(tensor.to(device) for tensor in noise_like(inputs))
             for index, stage in enumerate(stages):
                 # Moved first, as the other backend would: buffers, which moving replaces, are then there only once.
                 stage.to(device)
@@ -78,12 +78,12 @@ class FusedActivations:
 
     def _one(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
         try:
-            own = fused(stage)
+            own = fuse(stage)
             if own is not stage and carried and carried[0].is_cuda:
                 log.info("job %d of %s: trying kernels for its convolutions", index, self._dnn)
                 with torch.cuda.device(carried[0].device), _Race() as race:
                     own(tuple(tensor.clone() for tensor in carried))
-                own = fused(stage, but=race.lost)
+                own = fuse(stage, but=race.lost)
             if own is not stage:
                 check_agreement(own(tuple(tensor.clone() for tensor in carried)), expected, self._tolerance)
         except Exception as error:  # whatever cuDNN does not bear, its single operations do
@@ -97,7 +97,7 @@ class FusedActivations:
         return own
 
 
-def fused(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
+def fuse(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
     """A copy that has the same tensors and fewer operations; the stage itself where there is nothing to fuse.
 
     but: which of the places that could be fused are left as they are, counted from 0 in the order in which they run.
@@ -115,7 +115,7 @@ def fused(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
     return own
 
 
-def absorbed(graph_module: fx.GraphModule) -> frozenset[str]:
+def fused_operations(graph_module: fx.GraphModule) -> frozenset[str]:
     """Names of the sums and ReLUs of a graph that become part of the convolution before them, and take no time then.
 
     As it is on GPUs on which cuDNN has a kernel for that: not for convolutions in groups.
@@ -155,12 +155,12 @@ class _Race(TorchDispatchMode):
         if self._known[key]:
             self.lost.append(self._run)
         self._run += 1
-        return apart(*args)
+        return unfused(*args)
 
 
 def _is_slower(args: tuple[Any, ...]) -> bool:
     """Whether the GPU takes longer for all at once, or the kernel is refused or cannot be compiled."""
-    alone_ms = gpu_ms(lambda: apart(*args))
+    alone_ms = gpu_ms(lambda: unfused(*args))
     try:
         return gpu_ms(lambda: CONVOLUTION_RELU(*args)) > alone_ms
     except Exception as error:

@@ -27,7 +27,7 @@ _library.define(
 CONVOLUTION_RELU = torch.ops.multi_dnn_ros.convolution_relu.default
 
 
-def apart(
+def unfused(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
     """The same by PyTorch's single operations."""
@@ -39,7 +39,7 @@ def apart(
 def _anywhere(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    return _place(image, weight, *geometry).copy_(apart(image, weight, bias, z, *geometry))
+    return _place(image, weight, *geometry).copy_(unfused(image, weight, bias, z, *geometry))
 
 
 @torch.library.impl(_library, "convolution_relu", "CUDA")
@@ -49,7 +49,7 @@ def _on_cuda(
     layout = _layout(image, weight)
     if z is not None:
         z = z.contiguous(memory_format=layout)  # kernels take it to lie as the result does
-    call = functools.partial(by_cudnn, image, weight, bias, z, *geometry)
+    call = functools.partial(cudnn_convolution_relu, image, weight, bias, z, *geometry)
     if layout is torch.channels_last and image.element_size() == 2 and (own := _own()) and own.fits(image, weight):
         result = _place(image, weight, *geometry)
         image, weight = (tensor.contiguous(memory_format=layout) for tensor in (image, weight))
@@ -60,7 +60,7 @@ def _on_cuda(
     return call()
 
 
-def by_cudnn(
+def cudnn_convolution_relu(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
     """The same by cuDNN's single operation for it, on a GPU. RuntimeError where it has none."""

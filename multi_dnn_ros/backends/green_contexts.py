@@ -42,7 +42,7 @@ def supported() -> bool:
     return bool(getattr(green_contexts, "SUPPORTED", False))
 
 
-def unmet(device: torch.device, sms: int) -> str:
+def sms_problem(device: torch.device, sms: int) -> str:
     """Why `device` cannot give a share of `sms` SMs, and what is allowed, for a message; "" when it can."""
     if device.type != "cuda":
         return f"only an NVIDIA GPU can be partitioned; the device is {device}"
@@ -63,7 +63,7 @@ def make_stream(device: torch.device, sms: int = 0, priority: int = 0) -> torch.
     """A stream of a GPU on its share of `sms` SMs; 0: on all of it. May be called in any thread.
 
     priority: of the stream; those on a share have none. The share is made with its first stream; from then on its
-    streams are handed out again and again. RuntimeError where unmet() says something, and when CUDA refuses.
+    streams are handed out again and again. RuntimeError where sms_problem() says something, and when CUDA refuses.
     """
     if not sms:
         return torch.cuda.Stream(device, priority=priority)
@@ -91,7 +91,7 @@ def current_sms(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if sms is None else sms
 
 
-def planned_apart(sms: int, work: Callable[[], T]) -> T:
+def with_own_cudnn_plans(sms: int, work: Callable[[], T]) -> T:
     """What `work` returns or raises; for a share of `sms` SMs it is done by a thread of its own, for 0 by this one.
 
     cuDNN plans each convolution once for a thread, whatever SMs that computes on, and a plan for a whole GPU can fail

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -70,7 +70,7 @@ class Inductor:
         ready: list[Stage] = []
         images = f" for {len(inputs[0])} images" if inputs[0].ndim == 4 and len(inputs[0]) > 1 else ""
         forecast = _Forecast([_operations(stage) for stage in stages])
-        carried = tuple(tensor.to(device) for tensor in probe(inputs))
+        carried = tuple(tensor.to(device) for tensor in noise_like(inputs))
         for index, stage in enumerate(eager):
             with torch.inference_mode():
                 expected = stage(carried)

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
 from multi_dnn_ros.backends.onnx_guards import add_guards
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
-from multi_dnn_ros.backends.quantization import check_quantized, quantized
+from multi_dnn_ros.backends.quantization import check_quantized, quantize
 
 #: Weights of at least so many bytes lie outside of the sessions, which may share them.
 _LEAST_SHARED_BYTES = 1024
@@ -40,7 +40,7 @@ def make_sessions(
     """
     shared = shared or Shared()
     ready = _sessions(export_chain(stages, inputs), shared)
-    image = probe(inputs)
+    image = noise_like(inputs)
     expected = _through(stages, image)
     for chain in _ways(ready):
         for _ in range(_WARM_UP_CALLS):
@@ -68,7 +68,7 @@ def make_int8_sessions(
     expected = [_through(stages, image) for image in compare]
 
     def ready(*, heads: bool) -> tuple[Stage, ...]:
-        made = _sessions(quantized(exported, calibrate, progress, heads=heads), shared)
+        made = _sessions(quantize(exported, calibrate, progress, heads=heads), shared)
         for chain in _ways(made):
             check_quantized([_through(chain, image) for image in compare], expected)
         return tuple(made)
@@ -87,13 +87,13 @@ def _sessions(exported: ExportedChain, shared: Shared) -> list[SessionStage]:
     while parts:  # a model in memory is as large as its weights, so none stays longer than needed
         ready.append(SessionStage(parts.pop(0), shared))
     if len(ready) > 1:
-        ready[0].chain = SessionStage(optimize_whole(exported), shared)
+        ready[0].single_launch = SessionStage(optimize_whole(exported), shared)
     return ready
 
 
 def _ways(ready: Sequence[SessionStage]) -> list[Sequence[SessionStage]]:
     """Job by job and, of several, as one."""
-    return [ready] if ready[0].chain is None else [ready, [ready[0].chain]]
+    return [ready] if ready[0].single_launch is None else [ready, [ready[0].single_launch]]
 
 
 def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
@@ -112,7 +112,7 @@ class SessionStage:
     """
 
     def __init__(self, part: Part, shared: Shared) -> None:
-        self.chain: SessionStage | None = None
+        self.single_launch: SessionStage | None = None
         self.weights: list[Any] = []
         self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
         self._constants = {name: _copied(tensor) for name, tensor in part.constants.items()}

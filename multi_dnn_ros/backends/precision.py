@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.cpu_features import has_int8_products
@@ -105,7 +105,7 @@ class InPrecision:
         if self.precision.dtype is torch.float32:
             with float32_products(self.precision.tf32 if device.type == "cuda" else None):
                 return self.backend.prepare(stages, inputs, device, shared)
-        inputs = probe(inputs)
+        inputs = noise_like(inputs)
         return self.backend.prepare(self._cast(stages, inputs, device, shared), inputs, device, shared)
 
     def _cast(

@@ -9,7 +9,7 @@ import torch
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.capture import Run
+from multi_dnn_ros.backends.capture import Launch
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ class PreprocessGraph:
     """
 
     def __init__(
-        self, preprocess: Callable[[torch.Tensor], Tensors], destination: Tensors, capture: Callable[[Run], Run]
+        self, preprocess: Callable[[torch.Tensor], Tensors], destination: Tensors, capture: Callable[[Launch], Launch]
     ) -> None:
         self._preprocess = preprocess
         self._destination = destination
         self._capture = capture
-        self._graphs: dict[tuple[int, ...], tuple[torch.Tensor, Run]] = {}
+        self._graphs: dict[tuple[int, ...], tuple[torch.Tensor, Launch]] = {}
 
     def __call__(self, image: torch.Tensor) -> Tensors:
         found = self._graphs.get(tuple(image.shape))

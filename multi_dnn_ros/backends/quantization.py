@@ -64,7 +64,7 @@ class Calibration:
         )
 
 
-def quantized(
+def quantize(
     chain: ExportedChain, inputs: Sequence[Tensors], progress: Callable[[str], None], *, heads: bool = True
 ) -> ExportedChain:
     """`chain` with int8 layers between the same inputs and results, float32 both.

@@ -114,7 +114,7 @@ def _drawn(
         held[dnn] = moment.stamp_ns, answer
     for dnn, (stamp_ns, answer) in held.items():
         if dnn not in moment.answers and moment.stamp_ns - stamp_ns <= _HELD_NS:
-            layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms, held=True))
+            layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms, stale=True))
     return draw(moment.image, layers)
 
 

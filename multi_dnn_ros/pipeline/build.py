@@ -12,11 +12,11 @@ from functools import partial
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
-from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import in_one_launch
+from multi_dnn_ros.backends.cuda_graph import single_launches
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
-from multi_dnn_ros.backends.green_contexts import computing_on, planned_apart
+from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
 from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
@@ -76,7 +76,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 progress=progress,
                 calibration=partial(_calibration, name, settings, dnns[name]),
             )
-            plan, task = planned_apart(
+            plan, task = with_own_cudnn_plans(
                 settings.sms,
                 partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device),
             )
@@ -170,7 +170,7 @@ def make_task(
         chains[size] = _cut(dnn, settings, size, len(stages))
     with computing_on(device, settings.sms):
         batches = _ready(dnn, settings, chains, backend, device)
-        single_launch = in_one_launch(batches)
+        single_launch = single_launches(batches)
         ready = batches.pop(1)
         graph = _preprocess_graph(dnn, settings, ready[0], device)
         parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
@@ -198,7 +198,7 @@ def make_task(
 def _cut(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
     """Its jobs for several images at once: as many as for one, of even estimated times."""
     try:
-        return cut(dnn.module, stacked(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
+        return cut(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:
         raise _no_batches(dnn, settings, f"with {images} of them, {error}") from None
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from multi_dnn_ros.backends import Backend, Tensors
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
 from multi_dnn_ros.common.cpu_features import has_int8_products
@@ -115,7 +115,7 @@ def choose_backend(
     backend = spec.factory(request)
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
-    return FastestConvolutions(backend) if device.type in spec.captures else backend
+    return CudnnBenchmark(backend) if device.type in spec.captures else backend
 
 
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:

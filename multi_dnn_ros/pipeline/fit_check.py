@@ -27,7 +27,7 @@ ASSUMED_SIZE: Size = (640, 480)
 _FRAMES = 10
 
 
-def fit_of(
+def measure_fit(
     config: NodeConfig,
     pipeline: Pipeline,
     sizes: Mapping[str, Size],
@@ -40,7 +40,7 @@ def fit_of(
     """
     assumed = {camera: sizes.get(camera, ASSUMED_SIZE) for camera in config.cameras}
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
-    services, doubts = services_of(config, pipeline, images, _FRAMES, predictor)
+    services, doubts = service_times(config, pipeline, images, _FRAMES, predictor)
     served = {camera for task in pipeline.tasks for camera in task.cameras}
     transports = {config.cameras[camera].transport for camera in served}
     decoding_ms = {transport: decode_ms(transport) for transport in sorted(transports)}
@@ -50,7 +50,7 @@ def fit_of(
         if camera in served
     }
     return Fit(
-        tuple(demands_of(config, pipeline, services, rates)),
+        tuple(make_demands(config, pipeline, services, rates)),
         cameras,
         {task.name: preprocess_ms(task, pipeline.device) for task in pipeline.tasks},
         pipeline.servers,
@@ -60,7 +60,7 @@ def fit_of(
     )
 
 
-def services_of(
+def service_times(
     config: NodeConfig,
     pipeline: Pipeline,
     images: Image | Mapping[str, Image],
@@ -79,11 +79,11 @@ def services_of(
         services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, of_dnns)
         if not doubts:
             return services, ()
-    services = measure_services(pipeline.tasks, engines_of(config, pipeline), images, pipeline.servers, frames)
+    services = measure_services(pipeline.tasks, engine_factory(config, pipeline), images, pipeline.servers, frames)
     return services, doubts
 
 
-def demands_of(
+def make_demands(
     config: NodeConfig, pipeline: Pipeline, services: Mapping[str, Service], rates: Mapping[str, float]
 ) -> list[Demand]:
     """What `config` asks of each DNN. rates: hertz by camera."""
@@ -103,7 +103,7 @@ def demands_of(
     ]
 
 
-def engines_of(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
+def engine_factory(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
     """Engines like the one that will serve."""
     return lambda tasks, on_result: Engine(
         tasks,

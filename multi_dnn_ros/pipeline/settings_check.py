@@ -131,7 +131,7 @@ def _of_execution(name: str, settings: DnnConfig, device: torch.device | None) -
                 yield f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}': {error}"
     if not settings.sms:
         return
-    problem = green_contexts.unmet(device, settings.sms)
+    problem = green_contexts.sms_problem(device, settings.sms)
     if not problem:
         try:
             green_contexts.make_stream(device, settings.sms)

@@ -13,7 +13,7 @@ import numpy as np
 MOST_UNITS_FOR_SUBSETS = 8
 
 
-class Times(Protocol):
+class UnitTimes(Protocol):
     """What is known of a unit: :class:`multi_dnn_ros.planning.batch_table.BatchTable`, or a stand-in."""
 
     @property
@@ -53,7 +53,7 @@ class Plan:
         return tuple(name for name, count in self.images.items() if count)
 
 
-def plan_exact(units: Mapping[str, Times], batch: int) -> Plan:
+def plan_exact(units: Mapping[str, UnitTimes], batch: int) -> Plan:
     """The plan with the least predicted time, by dynamic programming over the units.
 
     After unit u the least time for b images is min over n of max(least time of the units before for b - n images, time
@@ -87,7 +87,7 @@ _MOST_BASES = 5
 _SLACK = 1.05
 
 
-def plan_greedy(units: Mapping[str, Times], batch: int) -> Plan:
+def plan_greedy(units: Mapping[str, UnitTimes], batch: int) -> Plan:
     """The plan that the search of Lee, Choi and Park (KCC 2020, sjlee25/batch-partitioning) finds.
 
     Everything begins on the unit that is fastest alone. Images move from there, one at a time, to the unit that then
@@ -117,10 +117,12 @@ def plan_greedy(units: Mapping[str, Times], batch: int) -> Plan:
     return _plan(units, best, "greedy")
 
 
-SEARCHES: Mapping[str, Callable[[Mapping[str, Times], int], Plan]] = {"exact": plan_exact, "greedy": plan_greedy}
+SEARCHES: Mapping[str, Callable[[Mapping[str, UnitTimes], int], Plan]] = {"exact": plan_exact, "greedy": plan_greedy}
 
 
-def plan_subsets(units: Mapping[str, Times], batch: int, search: str = "exact") -> dict[tuple[str, ...], Plan | None]:
+def plan_subsets(
+    units: Mapping[str, UnitTimes], batch: int, search: str = "exact"
+) -> dict[tuple[str, ...], Plan | None]:
     """The plan of every subset of the units, single ones first; None where the subset cannot hold the batch.
 
     With more than MOST_UNITS_FOR_SUBSETS units: single ones and all of them.
@@ -139,12 +141,12 @@ def plan_subsets(units: Mapping[str, Times], batch: int, search: str = "exact") 
     return plans
 
 
-def capacity(units: Mapping[str, Times]) -> int:
+def capacity(units: Mapping[str, UnitTimes]) -> int:
     """The largest batch that the units can hold together."""
     return sum(of.largest for of in units.values())
 
 
-def _check(units: Mapping[str, Times], batch: int) -> None:
+def _check(units: Mapping[str, UnitTimes], batch: int) -> None:
     if not units:
         raise PlanError("there is no unit to divide the batch among")
     if batch < 1:
@@ -157,7 +159,7 @@ def _check(units: Mapping[str, Times], batch: int) -> None:
         )
 
 
-def _times(unit: Times, batch: int) -> np.ndarray:
+def _times(unit: UnitTimes, batch: int) -> np.ndarray:
     """(batch + 1,) milliseconds by number of images; infinite above the unit's largest."""
     times = np.full(batch + 1, np.inf)
     for images in range(min(batch, unit.largest) + 1):
@@ -165,7 +167,7 @@ def _times(unit: Times, batch: int) -> np.ndarray:
     return times
 
 
-def _plan(units: Mapping[str, Times], images: Mapping[str, int], search: str) -> Plan:
+def _plan(units: Mapping[str, UnitTimes], images: Mapping[str, int], search: str) -> Plan:
     return Plan(dict(images), {name: units[name].predict_ms(count) for name, count in images.items()}, search)
 
 
@@ -173,7 +175,7 @@ def _end(times: Mapping[str, np.ndarray], images: Mapping[str, int]) -> float:
     return max(float(times[name][count]) for name, count in images.items())
 
 
-def _first_plan(units: Mapping[str, Times], times: Mapping[str, np.ndarray], batch: int) -> dict[str, int]:
+def _first_plan(units: Mapping[str, UnitTimes], times: Mapping[str, np.ndarray], batch: int) -> dict[str, int]:
     """All on the unit that is fastest alone; where none holds all, the largest is filled and the others follow."""
     images = dict.fromkeys(units, 0)
     alone = min(units, key=lambda name: times[name][batch])

@@ -120,7 +120,7 @@ def parse_units(text: str) -> tuple[Unit, ...]:
     return tuple(units)
 
 
-def crowded(units: Sequence[Unit], cores: int) -> str:
+def oversubscription_warning(units: Sequence[Unit], cores: int) -> str:
     """A warning where the CPU units together compute with more threads than there are cores; else ""."""
     threads = {unit.name: unit.threads or cores for unit in units if unit.device == "cpu"}
     if len(threads) < 2 or sum(threads.values()) <= cores:

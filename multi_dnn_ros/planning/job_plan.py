@@ -18,8 +18,7 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.graph.cut import NodeCost
-from multi_dnn_ros.graph.cut import Stage as Job
+from multi_dnn_ros.graph.cut import GraphStage, NodeCost
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MOST_JOBS, JobLength, job_length
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
@@ -56,7 +55,7 @@ class JobPlan:
     known: str = ""
     bound_s: float | None = None
 
-    def remaining_ns(self, jobs: Sequence[Job]) -> tuple[int, ...] | None:
+    def remaining_ns(self, jobs: Sequence[GraphStage]) -> tuple[int, ...] | None:
         """By job, the time from its start to the end of the last job, alone on the device; None: unknown."""
         if self.costs is None:
             return None

@@ -191,7 +191,7 @@ def describe(traced: Traced, layers: Iterable[Sequence[str]]) -> list[LayerShape
 
     def operation_of(node: fx.Node) -> Operation:
         operation = counted(node)
-        return replace(operation, kind="view", counts=Counts()) if node.name in traced.absorbed else operation
+        return replace(operation, kind="view", counts=Counts()) if node.name in traced.fused else operation
 
     return [_shape([nodes[name] for name in names], [operation_of(nodes[name]) for name in names]) for names in layers]
 

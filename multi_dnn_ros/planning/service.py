@@ -36,7 +36,7 @@ _TIMEOUT_S = 120.0
 #: Interval of checking for failures.
 _LOOK_S = 0.2
 #: Share of frames that a fitting set may lose: the first frames find cold caches.
-LOST = 0.02
+MAX_LOST_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def lost_frames(
     return lost
 
 
-def mixes(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
+def random_demands(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
     """Random sets of DNNs and rates around the capacity of `workers`: 0.6 to 1.4 of it, evenly spaced, excluding 0.95
     to 1.05.
 

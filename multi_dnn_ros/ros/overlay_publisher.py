@@ -150,7 +150,7 @@ class OverlayPublisher:
         assert picture.image is not None
         frame, size = picture.frame, picture.image.shape[:2]
         return [
-            replace(found.layer, held=True)
+            replace(found.layer, stale=True)
             for dnn, found in self._latest[camera].items()
             if dnn not in picture.layers
             and found.size == size

@@ -69,6 +69,6 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
         cv2.putText(canvas, line, (pad, y), _FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
 
 
-def line_width(scale: float, held: bool) -> int:
+def line_width(scale: float, stale: bool) -> int:
     """Of a result's lines, pixels: thin for one of an earlier frame."""
-    return 1 if held else max(1, round(3 * scale))
+    return 1 if stale else max(1, round(3 * scale))

@@ -20,7 +20,7 @@ from multi_dnn_ros.vision.image_files import check_image_file
 
 RgbImage = npt.NDArray[np.uint8]
 #: From an image's (height, width), checked already, to the memory that it goes to, (H, W, 3) uint8, C-contiguous.
-Room = Callable[[int, int], RgbImage]
+AllocateImage = Callable[[int, int], RgbImage]
 _Rows = npt.NDArray[np.uint8]  # (rows, bytes of a row without padding), the rows `step` apart
 
 
@@ -61,8 +61,8 @@ def _new_image(height: int, width: int) -> RgbImage:
     return np.empty((height, width, 3), np.uint8)
 
 
-def decode_image(message: ImageMessage, max_pixels: int, room: Room = _new_image) -> RgbImage:
-    """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to what `room` gives.
+def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage = _new_image) -> RgbImage:
+    """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to what `allocate` gives.
 
     16-bit values become 8-bit ones as round(v / 257), so that 65535 is 255; a camera that fills only the lower 10 or 12
     bits looks dark. 8UC1 and 8UC3 are read as OpenCV means them, grey and BGR. YUV is BT.601, limited range.
@@ -92,14 +92,17 @@ def decode_image(message: ImageMessage, max_pixels: int, room: Room = _new_image
             f"data has {len(message.data)} bytes; allowed: exactly {step * rows} (step {step} x {rows} rows)"
         )
     data = np.frombuffer(message.data, dtype=np.uint8).reshape(rows, step)[:, :row_bytes]
-    image = room(height, width)
+    image = allocate(height, width)
     encoding.to_rgb(data, width, bool(message.is_bigendian), image)
     return image
 
 
-def decode_compressed(message: CompressedImageMessage, max_pixels: int, room: Room = _new_image) -> RgbImage:
-    """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in what `room` gives; 16-bit PNGs keep their upper 8
-    bits.
+def decode_compressed(
+    message: CompressedImageMessage, max_pixels: int, allocate: AllocateImage = _new_image
+) -> RgbImage:
+    """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in memory from `allocate`.
+
+    16-bit PNGs keep their upper 8 bits.
 
     The file itself is looked at, not `format`, which drivers fill in differently. Orientation tags are ignored: pixels
     stay where camera_info says they are. Raises FrameError: also for a file that is cut short, which OpenCV alone would
@@ -116,7 +119,7 @@ def decode_compressed(message: CompressedImageMessage, max_pixels: int, room: Ro
             f"data cannot be decoded: the header says {width} x {height}, "
             f"the decoder gives {'nothing' if decoded is None else decoded.shape}"
         )
-    image = room(height, width)
+    image = allocate(height, width)
     _convert(decoded, cv2.COLOR_BGR2RGB, image)
     return image
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-Fit = Literal["stretch", "letterbox"]
+ResizeMode = Literal["stretch", "letterbox"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Preprocess:
         width: int,
         height: int,
         *,
-        fit: Fit = "stretch",
+        fit: ResizeMode = "stretch",
         bgr: bool = False,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),

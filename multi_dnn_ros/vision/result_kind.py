@@ -79,13 +79,13 @@ class ResultKind:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one DNN found. latency_ms: end to end; None: not shown. held: it is of an earlier frame and drawn thin."""
+    """What one DNN found. latency_ms: end to end; None: not shown. stale: it is of an earlier frame and drawn thin."""
 
     dnn: str
     kind: ResultKind
     output: Any
     latency_ms: float | None = None
-    held: bool = False
+    stale: bool = False
 
 
 RESULT_KINDS = extensions.Registry(ResultKind, extensions.RESULT_KINDS)

@@ -11,7 +11,7 @@ import torch
 import torchvision
 
 from multi_dnn_ros.backends import Backend, Tensors
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
@@ -38,7 +38,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
 
 def test_a_cpu_runs_sessions_and_a_gpu_does_not() -> None:
     assert type(choose_backend("auto", CPU)) is OnnxRuntime
-    assert type(choose_backend("auto", torch.device("cuda:0"))) is FastestConvolutions
+    assert type(choose_backend("auto", torch.device("cuda:0"))) is CudnnBenchmark
     assert type(choose_backend("eager", CPU)) is Eager
     with pytest.raises(ConfigError, match=r"dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"):
         choose_backend("cuda_graph", CPU)
@@ -59,7 +59,7 @@ def test_algorithms_are_tried_for_several_images_while_a_dnn_is_made_ready_and_n
             return ("ready",)
 
     with pytest.raises(ValueError, match="no") if fails else nullcontext():
-        assert FastestConvolutions(Observed()).prepare([], (torch.zeros(images, 3, 4, 4),), CPU) == ("ready",)
+        assert CudnnBenchmark(Observed()).prepare([], (torch.zeros(images, 3, 4, 4),), CPU) == ("ready",)
     assert tried == [images > 1]
     assert not torch.backends.cudnn.benchmark
 

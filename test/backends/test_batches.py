@@ -14,7 +14,7 @@ from torch import nn
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.cuda_graph import Captured, together
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
@@ -56,7 +56,7 @@ class Mixes(Network):
 
 
 def chains(module: nn.Module, *sizes: int, fold: bool = True) -> dict[int, list[nn.Module]]:
-    return {size: [*cut(module.eval(), stacked(EXAMPLE, size), 2, fold_batch_norm=fold)] for size in sizes}
+    return {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 2, fold_batch_norm=fold)] for size in sizes}
 
 
 def through(stages: tuple, carried: Tensors) -> Tensors:
@@ -105,7 +105,7 @@ class Overflows(nn.Module):
 
 def test_a_job_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
     module = Overflows()
-    made = {size: [*cut(module.eval(), stacked(EXAMPLE, size), 1)] for size in (1, 2)}
+    made = {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 1)] for size in (1, 2)}
     ready = prepare_batches(InPrecision(PRECISIONS["fp16"], Eager(), "a"), made, EXAMPLE, CPU, 1e-2)
     assert caplog.text.count("job 0 of a stays float32, as in fp16") == 2
     one, two = ([*stage.parameters()] for stages in ready.values() for stage in stages)  # type: ignore[attr-defined]

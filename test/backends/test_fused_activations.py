@@ -16,14 +16,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from multi_dnn_ros.backends import Shared, Tensors, fused_activations
-from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
+from multi_dnn_ros.backends.fused_activations import FusedActivations, fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.graph.cut import Stage, cut, untraced_stage
+from multi_dnn_ros.graph.cut import GraphStage, cut, untraced_stage
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -42,7 +42,7 @@ def convolved(image: torch.Tensor, weight: torch.Tensor = WEIGHT, padding: int =
     return functional.conv2d(image, weight, BIAS, padding=padding)
 
 
-def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = IMAGE) -> Stage:
+def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = IMAGE) -> GraphStage:
     """What `function` does, with its writes in place, which an exported graph would not have."""
 
     def flat(image: torch.Tensor) -> tuple:
@@ -50,7 +50,7 @@ def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = I
         return results if isinstance(results, tuple) else (results,)
 
     with torch.no_grad():
-        return Stage(make_fx(flat)(image), (("all",),), 0.0)
+        return GraphStage(make_fx(flat)(image), (("all",),), 0.0)
 
 
 def fusions(stage: object) -> tuple[int, int]:
@@ -92,7 +92,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 )
 def test_a_convolution_with_relu_is_one_operation(function: Callable, expected: tuple[int, int]) -> None:
     stage = stage_of(function)
-    own = fused(stage)
+    own = fuse(stage)
     assert fusions(own) == expected
     check_agreement(through((own,), (IMAGE.clone(),)), through((stage,), (IMAGE.clone(),)), 1e-5)
 
@@ -160,7 +160,7 @@ def given_out(image: torch.Tensor) -> tuple:
 )
 def test_anything_else_stays_as_it_is(function: Callable) -> None:
     stage = stage_of(function)
-    assert fused(stage) is stage
+    assert fuse(stage) is stage
 
 
 def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() -> None:
@@ -172,7 +172,7 @@ def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() 
         (relu,) = graph.find_nodes(op="call_function", target=aten.relu.default)
         with graph.inserting_before(relu):
             graph.call_function(print, (image,) if reads else ("mark",))
-        assert fusions(fused(stage)) == expected
+        assert fusions(fuse(stage)) == expected
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_networks_compute_the_same(
     # A cut never parts a convolution from its ReLU here, as what would be carried over it counts double.
     assert tuple(map(sum, zip(*found, strict=True))) == expected
     assert [str(stage.graph.graph) for stage in stages] == before
-    inputs = probe(example)
+    inputs = noise_like(example)
     with torch.inference_mode():
         expected_result = module(*inputs)
     check_agreement(through(prepared, inputs), (expected_result,), 1e-4)
@@ -251,8 +251,8 @@ def test_a_job_that_fails_or_computes_something_else_stays_as_it_was(
             return tuple(tensor * broken for tensor in carried)
 
     stages = [stage_of(lambda x: convolved(x).relu()) for _ in range(3)]
-    real = fused
-    monkeypatch.setattr(fused_activations, "fused", lambda stage: Broken() if stage is stages[1] else real(stage))
+    real = fuse
+    monkeypatch.setattr(fused_activations, "fuse", lambda stage: Broken() if stage is stages[1] else real(stage))
     prepared = FusedActivations(Eager(), 1e-4, "lane").prepare(stages, (IMAGE,), CPU)
     (warning,) = warnings_in(caplog)
     start = "job 1 of lane keeps convolutions and activations apart, as one call of both fails: "
@@ -266,7 +266,7 @@ def test_memory_that_does_not_suffice_for_one_call_is_told(monkeypatch: pytest.M
     def full(stage: nn.Module) -> nn.Module:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(fused_activations, "fused", full)
+    monkeypatch.setattr(fused_activations, "fuse", full)
     with pytest.raises(torch.OutOfMemoryError):
         FusedActivations(Eager()).prepare([stage_of(lambda x: convolved(x).relu())], (IMAGE,), CPU)
 
@@ -282,7 +282,7 @@ def test_jobs_in_bf16_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings_in(caplog)
     assert tuple(map(sum, zip(*(fusions(stage) for stage in prepared), strict=True))) == (9, 8)
     assert all(fusions(stage) == (0, 0) for stage in stages)
-    inputs = probe(example)
+    inputs = noise_like(example)
     with torch.inference_mode():
         check_agreement(through(prepared, inputs), (module(*inputs),), 3 * tolerance)
 
@@ -346,14 +346,14 @@ def test_what_is_slower_as_one_operation_stays_apart(monkeypatch: pytest.MonkeyP
 
     stage = stage_of(function)
     with torch.no_grad(), fused_activations._Race() as race:
-        results = fused(stage)((IMAGE,))
+        results = fuse(stage)((IMAGE,))
     assert race.lost == [1, 3]
-    rest = fused(stage, but=race.lost)
+    rest = fuse(stage, but=race.lost)
     assert fusions(rest) == (2, 0)
     with torch.no_grad():
         check_agreement(results, stage((IMAGE,)), 1e-5)
         check_agreement(rest((IMAGE,)), stage((IMAGE,)), 1e-5)
-    assert fused(stage, but=range(4)) is stage
+    assert fuse(stage, but=range(4)) is stage
 
 
 def test_a_gpu_gets_one_call_and_a_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,17 +363,17 @@ def test_a_gpu_gets_one_call_and_a_cpu_does_not(monkeypatch: pytest.MonkeyPatch)
     def wrapped(name: str, precision: str, device: torch.device) -> list[type]:
         backend = choose_backend(name, device, precision, dnn="a")
         types = [type(backend)]
-        while isinstance(backend, (FastestConvolutions, InPrecision, FusedActivations)):
+        while isinstance(backend, (CudnnBenchmark, InPrecision, FusedActivations)):
             backend = backend.backend  # type: ignore[assignment]
             types.append(type(backend))
         return types
 
-    assert wrapped("auto", "auto", GPU) == [FastestConvolutions, FusedActivations, CudaGraph]
+    assert wrapped("auto", "auto", GPU) == [CudnnBenchmark, FusedActivations, CudaGraph]
     for name in ("cuda_graph", "inductor"):
         for precision in ("fp16", "bf16"):
-            assert wrapped(name, precision, GPU) == [FastestConvolutions, InPrecision, FusedActivations, CudaGraph]
-    assert wrapped("cuda_graph", "tf32", GPU) == [FastestConvolutions, InPrecision, FusedActivations, CudaGraph]
-    assert wrapped("inductor", "fp32", GPU) == [FastestConvolutions, InPrecision, CudaGraph]
-    assert wrapped("inductor", "auto", GPU) == [FastestConvolutions, CudaGraph]
+            assert wrapped(name, precision, GPU) == [CudnnBenchmark, InPrecision, FusedActivations, CudaGraph]
+    assert wrapped("cuda_graph", "tf32", GPU) == [CudnnBenchmark, InPrecision, FusedActivations, CudaGraph]
+    assert wrapped("inductor", "fp32", GPU) == [CudnnBenchmark, InPrecision, CudaGraph]
+    assert wrapped("inductor", "auto", GPU) == [CudnnBenchmark, CudaGraph]
     assert wrapped("eager", "auto", GPU) == [Eager]
     assert FusedActivations not in wrapped("inductor", "bf16", CPU)

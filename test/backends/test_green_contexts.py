@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import green_contexts
-from multi_dnn_ros.backends.green_contexts import planned_apart
+from multi_dnn_ros.backends.green_contexts import with_own_cudnn_plans
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
@@ -37,8 +37,8 @@ def test_a_share_is_so_many_sms_as_cuda_can_give(
     properties = SimpleNamespace(major=major, multi_processor_count=count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(green_contexts, "supported", lambda: True)
-    assert [green_contexts.unmet(GPU, sms) for sms in allowed] == [""] * len(allowed)
-    assert {green_contexts.unmet(GPU, sms) for sms in refused} == {message}
+    assert [green_contexts.sms_problem(GPU, sms) for sms in allowed] == [""] * len(allowed)
+    assert {green_contexts.sms_problem(GPU, sms) for sms in refused} == {message}
 
 
 def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,12 +48,12 @@ def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pyt
     ):
         build(config)
     monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
-    assert "no CUDA green contexts" in green_contexts.unmet(GPU, 16)
+    assert "no CUDA green contexts" in green_contexts.sms_problem(GPU, 16)
 
     def refuse(device: torch.device, sms: int) -> None:
         raise RuntimeError("not enough groups")
 
-    monkeypatch.setattr(green_contexts, "unmet", lambda device, sms: "")
+    monkeypatch.setattr(green_contexts, "sms_problem", lambda device, sms: "")
     monkeypatch.setattr(green_contexts, "make_stream", refuse)
     with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA refuses: .*not enough groups"):
         build(config)
@@ -89,8 +89,8 @@ def test_what_is_planned_for_a_share_is_planned_by_a_thread_of_its_own() -> None
     def fail() -> None:
         raise ValueError("no such stream")
 
-    assert planned_apart(0, threading.get_ident) == threading.get_ident()
-    assert planned_apart(8, threading.get_ident) != threading.get_ident()
+    assert with_own_cudnn_plans(0, threading.get_ident) == threading.get_ident()
+    assert with_own_cudnn_plans(8, threading.get_ident) != threading.get_ident()
     for sms in (0, 8):
         with pytest.raises(ValueError, match="no such stream"):
-            planned_apart(sms, fail)
+            with_own_cudnn_plans(sms, fail)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.fused_activations import FusedActivations
@@ -242,10 +242,10 @@ def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.Monk
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     assert type(choose_backend("inductor", CPU)) is Inductor
     on_gpu = choose_backend("inductor", GPU)
-    assert type(on_gpu) is FastestConvolutions
+    assert type(on_gpu) is CudnnBenchmark
     assert type(on_gpu.backend) is CudaGraph
     in_fp16 = choose_backend("inductor", GPU, "fp16")
-    assert type(in_fp16) is FastestConvolutions
+    assert type(in_fp16) is CudnnBenchmark
     assert type(in_fp16.backend) is InPrecision
     assert type(in_fp16.backend.backend) is FusedActivations
     assert type(in_fp16.backend.backend.backend) is CudaGraph

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.batches import prepare_batches, stacked
+from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.quantization import Calibration, check_quantized
@@ -115,7 +115,7 @@ def run(stages: tuple[SessionStage, ...], carried: Tensors) -> Tensors:
 def test_it_computes_in_integers_near_float32(jobs: int) -> None:
     module = seeded(Residual)
     stages = int8(module, jobs)
-    whole = stages[0].chain or stages[0]
+    whole = stages[0].single_launch or stages[0]
     assert "QLinearConv" in operators(whole)
     assert len(stages) == jobs
     image = (torch.rand(1, 3, 32, 48),)
@@ -192,7 +192,7 @@ def test_nan_that_a_frame_makes_is_not_rounded_to_a_number(jobs: int) -> None:
             return super().forward(torch.log(image))
 
     stages = int8(seeded(Logarithm), jobs)
-    whole = stages[0].chain or stages[0]
+    whole = stages[0].single_launch or stages[0]
     assert "QLinearConv" in operators(whole)
     image = torch.rand(1, 3, 32, 48) + 0.01
     assert whole((image,))[0].isfinite().all()
@@ -205,7 +205,7 @@ def test_nan_that_a_frame_makes_is_not_rounded_to_a_number(jobs: int) -> None:
 @needs_int8
 def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, stacked(IMAGE, size), 2) for size in (1, 2)}
+    chains = {size: cut(module, repeat_inputs(IMAGE, size), 2) for size in (1, 2)}
     backend = choose_backend("auto", CPU, "int8", calibration=pictures)
     ready = prepare_batches(backend, chains, IMAGE, CPU, 8e-2)
     images = torch.cat([pictures()[2][0], pictures()[9][0]])

@@ -16,8 +16,8 @@ import torchvision
 from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.batches import prepare_batches, stacked
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.precision import InPrecision
@@ -139,13 +139,13 @@ def sessions(module: nn.Module, inputs: Tensors, jobs: int, dnn: str = "") -> li
 def check_all(module: nn.Module, inputs: Tensors, jobs: int) -> list[SessionStage]:
     """Both ways of running it give what the module gives."""
     stages = sessions(module, inputs, jobs)
-    image = tuple(tensor * 0.7 for tensor in probe(inputs))
+    image = tuple(tensor * 0.7 for tensor in noise_like(inputs))
     with torch.inference_mode():
         expected = tuple(torch.utils._pytree.tree_leaves(module(*image)))
     check_agreement(through(stages, image), expected, 1e-4)
-    assert (stages[0].chain is None) == (len(stages) == 1)
-    if stages[0].chain is not None:
-        check_agreement(through([stages[0].chain], image), expected, 1e-4)
+    assert (stages[0].single_launch is None) == (len(stages) == 1)
+    if stages[0].single_launch is not None:
+        check_agreement(through([stages[0].single_launch], image), expected, 1e-4)
     return stages
 
 
@@ -223,13 +223,13 @@ def test_a_tensor_that_a_job_only_passes_on_is_not_copied() -> None:
 
 def test_weights_are_held_once_by_jobs_whole_network_and_batches() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, stacked(IMAGE, size), 3, fold_batch_norm=True) for size in (1, 2, 3)}
+    chains = {size: cut(module, repeat_inputs(IMAGE, size), 3, fold_batch_norm=True) for size in (1, 2, 3)}
     folded = sum(weight.nbytes for stage in chains[1] for weight in (*stage.parameters(), *stage.buffers()))
     ready = prepare_batches(OnnxRuntime(), chains, IMAGE, CPU, 1e-4)
     found: dict[int, int] = {}
     users = 0
     for stages in ready.values():
-        for stage in (*stages, stages[0].chain):  # type: ignore[attr-defined]
+        for stage in (*stages, stages[0].single_launch):  # type: ignore[attr-defined]
             users += len(stage.weights)
             found.update((weight.data_ptr(), weight.tensor_size_in_bytes()) for weight in stage.weights)
     assert users == 2 * 3 * len(found)  # each by its job and by the whole network, for each number of images
@@ -238,7 +238,7 @@ def test_weights_are_held_once_by_jobs_whole_network_and_batches() -> None:
 
 def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, stacked(IMAGE, size), 2, fold_batch_norm=True) for size in (1, 2)}
+    chains = {size: cut(module, repeat_inputs(IMAGE, size), 2, fold_batch_norm=True) for size in (1, 2)}
     ready = prepare_batches(choose_backend("onnxruntime", CPU), chains, IMAGE, CPU, 1e-4)
     images = torch.randn(2, 3, 32, 48)
     (results,) = through(ready[2], (images,))
@@ -250,7 +250,7 @@ def test_nan_is_not_swallowed() -> None:
     stages = sessions(seeded(Residual), IMAGE, 3)
     image = torch.randn(1, 3, 32, 48)
     image[0, 1, 10, 10] = float("nan")
-    for chain in (stages, [stages[0].chain]):
+    for chain in (stages, [stages[0].single_launch]):
         assert through(chain, (image,))[0].isnan().all()  # type: ignore[arg-type]
 
 
@@ -275,14 +275,14 @@ def test_nan_of_single_frames_is_not_swallowed_by_max_pooling(jobs: int) -> None
     image = torch.rand(1, 3, 32, 48)
     bad = image.clone()
     bad[0, 1, 10, 10] = -60.0
-    for chain in [stages, [stages[0].chain]] if jobs > 1 else [stages]:
+    for chain in [stages, [stages[0].single_launch]] if jobs > 1 else [stages]:
         assert through(chain, (bad,))[0].isnan().all()  # type: ignore[arg-type]
         assert through(chain, (image,))[0].isfinite().all()  # type: ignore[arg-type]
 
 
 def test_a_session_that_fails_fails_for_its_frame_alone() -> None:
     stages = sessions(seeded(Residual), IMAGE, 2)
-    for chain in (stages, [stages[0].chain]):
+    for chain in (stages, [stages[0].single_launch]):
         with pytest.raises(Exception, match="Unexpected input data type"):
             through(chain, (torch.zeros(1, 3, 32, 48, dtype=torch.float64),))  # type: ignore[arg-type]
         assert through(chain, IMAGE)[0].shape == (1, 7)  # type: ignore[arg-type]
@@ -344,7 +344,7 @@ def test_without_onnx_runtime_it_is_torchscript(
     with caplog.at_level(logging.WARNING):
         ready = OnnxRuntime(dnn="lane").prepare(cut(module, IMAGE, 2), IMAGE, CPU)
     assert "lane runs as torchscript, as ONNX Runtime does not take it: import of onnxruntime halted" in caplog.text
-    image = probe(IMAGE)
+    image = noise_like(IMAGE)
     with torch.inference_mode():
         check_agreement(through(ready, image), (module(*image),), 1e-4)
 

@@ -10,7 +10,7 @@ import torch
 import torchvision
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions, cast_stage, float32_products
 from multi_dnn_ros.graph.cut import cut
@@ -70,7 +70,7 @@ def test_our_dnns_give_float32_results_within_the_tolerance(
         cut(dnn.module, example, 3, fold_batch_norm=True), example, CPU
     )
     assert "stays" not in caplog.text
-    inputs = probe(example)
+    inputs = noise_like(example)
     with torch.inference_mode():
         expected = dnn.module(*inputs)
     (output,) = through(prepared, inputs)

@@ -18,7 +18,7 @@ from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.planning.fit import LIMIT, Demand, check_fit, service_ms
 from multi_dnn_ros.planning.profile import ProfileError
-from multi_dnn_ros.planning.service import Service, lost_frames, measure_services, mixes
+from multi_dnn_ros.planning.service import Service, lost_frames, measure_services, random_demands
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 
@@ -255,15 +255,15 @@ def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPa
 
 def test_mixes_lie_below_and_above_the_capacity() -> None:
     services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
-    cases = mixes(services, 2, 10, seed=1)
+    cases = random_demands(services, 2, 10, seed=1)
     verdicts = [check_fit(demands, 2, limit=1.0) for demands in cases]
     assert [verdict.fits for verdict in verdicts] == [True] * 5 + [False] * 5
-    assert cases == mixes(services, 2, 10, seed=1)
+    assert cases == random_demands(services, 2, 10, seed=1)
     most = [max(verdict.utilization, *verdict.needs.values()) for verdict in verdicts]
     assert most[0] == pytest.approx(0.6, abs=0.25)
     assert most[-1] == pytest.approx(1.4, abs=0.25)
     narrow = {name: dataclasses.replace(of, shared_ms=of.alone_ms) for name, of in services.items()}
-    cases = mixes(narrow, 3, 10, seed=1)
+    cases = random_demands(narrow, 3, 10, seed=1)
     assert [check_fit(demands, 3, limit=1.0).fits for demands in cases] == [True] * 5 + [False] * 5
     assert all(sum(of.hz * of.shared_ms for of in demands) <= 1.41e3 for demands in cases)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask, Engine
 from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.fit_check import ASSUMED_SIZE, fit_of
+from multi_dnn_ros.pipeline.fit_check import ASSUMED_SIZE, measure_fit
 from multi_dnn_ros.planning.fit import LIMIT, Decoding, Demand, check_fit
 from multi_dnn_ros.planning.image_costs import decode_ms, preprocess_ms
 from multi_dnn_ros.planning.image_sizes import CameraLoad, Fit, ObservedSizes, megapixels
@@ -167,7 +167,7 @@ def test_a_configuration_is_measured_for_the_sizes_that_are_known() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["lane"], "camera.rear.transport": "compressed"}
     flat |= {"camera.front.rate_hz": 1.0, "camera.rear.rate_hz": 2.0}
     config = to_config(flat)
-    found = fit_of(config, build(config), {"rear": FULL_HD}, {"front": 1.0, "rear": 2.0})
+    found = measure_fit(config, build(config), {"rear": FULL_HD}, {"front": 1.0, "rear": 2.0})
     front, rear = found.cameras["front"], found.cameras["rear"]
     assert (front.size, front.known, rear.size, rear.known) == (ASSUMED_SIZE, False, FULL_HD, True)
     assert rear.decode_ms > front.decode_ms

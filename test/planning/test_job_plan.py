@@ -15,7 +15,7 @@ from torch import nn
 from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.pipeline.fit_check import fit_of
+from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
@@ -220,7 +220,7 @@ def test_the_parameter_cuts_and_judges_by_prediction(
     assert line.startswith("lane: 2 jobs, longest ")
     assert line.endswith("by predicted layer times")
     assert 6e6 <= task.remaining_ns[0] < 100e6  # and preprocessing, which is measured
-    verdict = fit_of(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
+    verdict = measure_fit(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
     assert not verdict.doubts
     assert 0.06 <= verdict.needs["lane"] < 1.0
 

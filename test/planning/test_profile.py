@@ -15,7 +15,7 @@ from profiling_fakes import CPU, SHAPE, FakeClock, Small, limits, target
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from multi_dnn_ros.backends.fused_activations import fused
+from multi_dnn_ros.backends.fused_activations import fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import cost
@@ -98,7 +98,7 @@ def test_marks_behind_one_operation_for_two_layers_tell_the_time_of_the_first() 
     traced = trace_for(Small(), SHAPE, target())
     (stage,) = split(traced.graph_module, 1)
     clock.prepare(LAYERS + 1)
-    own = fused(MarkedStage(stage, clock, 0))
+    own = fuse(MarkedStage(stage, clock, 0))
     with torch.no_grad(), Calls():
         results = own(traced.inputs)
     assert order == [0, "convolution with ReLU", *range(1, LAYERS + 1)]

@@ -14,7 +14,7 @@ from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, needs_compiler, on_g
 from multi_dnn_ros.backends import Backend, Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
+from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, single_launches
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.choices import choose_backend
@@ -31,7 +31,7 @@ def test_all_jobs_in_one_launch_give_the_same_in_the_same_place(
     needs(precision, backend)
     ready = prepared(backend, precision)
     stages, inputs = ready.stages, on_gpu(ready.inputs)
-    whole = in_one_launch({1: stages})[1]
+    whole = single_launches({1: stages})[1]
     with torch.inference_mode():
         expected = through(stages, inputs)
         for place in stages[-1].outputs:  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def test_all_jobs_in_one_launch_give_the_same_in_the_same_place(
 
 
 def test_a_single_job_is_one_launch_already():
-    assert in_one_launch({1: CudaGraph().prepare(cut(fire(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
+    assert single_launches({1: CudaGraph().prepare(cut(fire(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
 
 
 def test_dnns_captured_on_one_stream_may_run_at_once():
@@ -123,7 +123,7 @@ def stage() -> Callable[[], object]:
 
 def all_in_one() -> Callable[[], object]:
     stages = CudaGraph().prepare([SmallProducts(), SmallProducts()], (torch.zeros(256, 256),), GPU)
-    whole = in_one_launch({1: stages})[1]
+    whole = single_launches({1: stages})[1]
     return lambda: whole(stages[0].inputs)  # type: ignore[attr-defined]
 
 
@@ -227,7 +227,7 @@ def test_kernels_are_chosen_on_the_share_that_the_dnn_runs_on(monkeypatch: pytes
     count = torch.cuda.get_device_properties(GPU).multi_processor_count
     for sms in (0, 16, 0):
         backend = choose_backend("cuda_graph", GPU, "fp16", dnn="a")
-        green_contexts.planned_apart(sms, partial(_prepared_on, sms, backend, cut(layers, example, 1), example))
+        green_contexts.with_own_cudnn_plans(sms, partial(_prepared_on, sms, backend, cut(layers, example, 1), example))
     assert asked == [count, 16]
     keys = {key[-1]: tile for key, tile in triton_convolution._chosen.items()}
     assert keys.keys() == {count, 16}

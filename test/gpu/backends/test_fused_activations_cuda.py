@@ -23,9 +23,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
-from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
+from multi_dnn_ros.backends.fused_activations import FusedActivations, fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, cast_stage, float32_products
 from multi_dnn_ros.graph.cut import cut
@@ -52,7 +52,7 @@ def test_the_gpu_bears_what_is_fused(name: str, precision: str):
     kernels = Recorder()
     tolerance = PRECISIONS[precision].tolerance(GPU)
     fusing = FusedActivations(CudaGraph(tolerance, kernels=kernels, dnn="a"), tolerance, "a")
-    inputs = probe(EXAMPLE)
+    inputs = noise_like(EXAMPLE)
     with torch.inference_mode():  # before the stages, which share the weights, are moved
         expected = (module(*inputs),)
     with Warnings() as warnings:
@@ -61,7 +61,7 @@ def test_the_gpu_bears_what_is_fused(name: str, precision: str):
     assert all(isinstance(stage, Captured) for stage in prepared)
     # In float32 cuDNN may be slower at one call for each of so few layers.
     fewest = 0 if PRECISIONS[precision].dtype is torch.float32 else 1
-    assert fewest <= sum(map(fusions, kernels.given)) <= sum(fusions(fused(stage)) for stage in stages)
+    assert fewest <= sum(map(fusions, kernels.given)) <= sum(fusions(fuse(stage)) for stage in stages)
     check_agreement(through(prepared, on_gpu(inputs)), expected, 2 * tolerance)
 
 
@@ -153,7 +153,7 @@ def test_fewer_kernels_run(precision: str):
     chosen = PRECISIONS[precision]
     (stage,) = cut(residual(), EXAMPLE, 1, fold_batch_norm=True)
     plain = cast_stage(stage, chosen.dtype, channels_last=True).to(GPU) if precision == "fp16" else stage.to(GPU)
-    inputs = on_gpu(probe(EXAMPLE))
+    inputs = on_gpu(noise_like(EXAMPLE))
 
     def kernels(module: nn.Module) -> int:
         with torch.inference_mode(), float32_products(chosen.tf32):
@@ -164,6 +164,6 @@ def test_fewer_kernels_run(precision: str):
                 torch.cuda.synchronize(GPU)
         return sum(event.count for event in profile.key_averages() if event.self_device_time_total)
 
-    apart, together = kernels(plain), kernels(fused(plain))
+    apart, together = kernels(plain), kernels(fuse(plain))
     # Each of nine ReLUs was a kernel. So were the biases and sums, but a kernel of our own may be two.
     assert together <= apart - 9
