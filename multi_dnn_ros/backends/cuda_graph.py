@@ -7,7 +7,7 @@ graph is launched at once, without the lock, and its memory is planned when it i
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,13 +34,17 @@ class CudaGraph:
     compute in the same pool of memory.
 
     tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
-    kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log.
+    kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: also capture
+    all stages as one graph.
     """
 
-    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None, dnn: str = "") -> None:
+    def __init__(
+        self, tolerance: float = 1e-2, *, kernels: Backend | None = None, dnn: str = "", single_launch: bool = True
+    ) -> None:
         self._tolerance = tolerance
         self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
+        self._single_launch = single_launch
 
     def prepare(
         self,
@@ -82,7 +86,8 @@ class CudaGraph:
                     ready.append(stage)
                 carried = ready[-1](carried)
             torch.cuda.synchronize(device)
-            self._join(ready, device)
+            if self._single_launch:
+                self._join(ready, device)
         return tuple(ready)
 
     def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
@@ -166,36 +171,6 @@ class _CapturedChain:
         return self._outputs
 
 
-def single_launches(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
-    """Of the stages made ready for each number of images, all as one launch (a session on a CPU), where there is one.
-
-    A captured one reads where the first stage does and leaves the results where the last one does; it saves what lies
-    between two launches where the jobs of a frame need not be told apart. It must not run at the same time as the
-    stages.
-    """
-    return {
-        size: chain
-        for size, stages in chains.items()
-        if (chain := getattr(stages[0], "single_launch", None)) is not None
-    }
-
-
-def together(images: Sequence[Tensors], first: Stage) -> Tensors:
-    """Inputs for one image each as one input of all, in the place where a captured first stage reads it.
-
-    Who launched the stages before has to be waited for; what does not have the place's shape goes elsewhere.
-    """
-    places = first.inputs if isinstance(first, Captured) else (None,) * len(images[0])
-    return tuple(_joined(tensors, place) for tensors, place in zip(zip(*images, strict=True), places, strict=True))
-
-
-def _joined(tensors: Tensors, place: torch.Tensor | None) -> torch.Tensor:
-    if place is None or place.shape != (len(tensors), *tensors[0].shape[1:]):
-        return torch.cat(tensors)
-    torch.cat(tensors, out=place)
-    return place
-
-
 def _place(carried: Tensors, places: Tensors) -> None:
     for place, tensor in zip(places, carried, strict=True):
         if tensor is not place:
@@ -203,7 +178,7 @@ def _place(carried: Tensors, places: Tensors) -> None:
 
 
 def _make(request: BackendRequest) -> Backend:
-    captured = CudaGraph(request.tolerance, dnn=request.dnn)
+    captured = CudaGraph(request.tolerance, dnn=request.dnn, single_launch=request.single_launch)
     return FusedActivations(captured, request.tolerance, request.dnn)
 
 

@@ -208,7 +208,7 @@ def _make(request: BackendRequest) -> Backend:
     compiled = Inductor(request.dnn, request.progress, request.tolerance)
     if request.device.type != "cuda":
         return compiled
-    captured = CudaGraph(request.tolerance, kernels=compiled, dnn=request.dnn)
+    captured = CudaGraph(request.tolerance, kernels=compiled, dnn=request.dnn, single_launch=request.single_launch)
     # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
     if request.dtype is torch.float32:
         return captured

@@ -42,9 +42,12 @@ class OnnxRuntime:
         dnn: str = "",
         fallback: Backend | None = None,
         calibration: Calibration | None = None,
+        *,
+        single_launch: bool = True,
     ) -> None:
         self._tolerance = tolerance
         self._calibration = calibration
+        self._single_launch = single_launch
         self._dnn = dnn or "the DNN"
         self._fallback = fallback or TorchScript(tolerance, dnn)
 
@@ -71,12 +74,14 @@ class OnnxRuntime:
             stages = [stage.to(device).eval() for stage in stages]
             if self._calibration is not None and images is not None:
                 try:
-                    return make_int8_sessions(stages, inputs, images, self._dnn, self._calibration.progress, shared)
+                    return make_int8_sessions(
+                        stages, inputs, images, self._dnn, self._calibration.progress, shared, self._single_launch
+                    )
                 except Exception as error:  # whatever the library raises, float32 serves
                     if is_out_of_memory(error):
                         raise
                     log.warning("%s stays float32, as in int8: %s", self._dnn, summarize_error(error))
-            return make_sessions(stages, inputs, self._tolerance, shared)
+            return make_sessions(stages, inputs, self._tolerance, shared, self._single_launch)
         except Exception as error:  # whatever exporter or runtime raises, TorchScript takes more
             if is_out_of_memory(error):
                 raise
@@ -96,11 +101,11 @@ def _version() -> str:
 
 def _make(request: BackendRequest) -> Backend:
     if request.precision != "int8" or request.calibration is None:
-        return OnnxRuntime(request.tolerance, request.dnn)
+        return OnnxRuntime(request.tolerance, request.dnn, single_launch=request.single_launch)
     from multi_dnn_ros.backends.quantization import Calibration
 
     calibration = Calibration(request.calibration, lambda text: request.progress(f"{request.dnn}: {text}"))
-    return OnnxRuntime(_FP32_TOLERANCE, request.dnn, calibration=calibration)
+    return OnnxRuntime(_FP32_TOLERANCE, request.dnn, calibration=calibration, single_launch=request.single_launch)
 
 
 SPEC = BackendSpec(

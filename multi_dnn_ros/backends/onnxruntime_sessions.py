@@ -30,7 +30,11 @@ log = logging.getLogger(__name__)
 
 
 def make_sessions(
-    stages: Sequence[nn.Module], inputs: Tensors, tolerance: float, shared: Shared | None = None
+    stages: Sequence[nn.Module],
+    inputs: Tensors,
+    tolerance: float,
+    shared: Shared | None = None,
+    single_launch: bool = True,
 ) -> tuple[Stage, ...]:
     """Stages (eval mode, on the CPU) as a session each; of several, the first one's `chain` is all of them as one.
 
@@ -39,7 +43,7 @@ def make_sessions(
     ONNX Runtime raises.
     """
     shared = shared or Shared()
-    ready = _sessions(export_chain(stages, inputs), shared)
+    ready = _sessions(export_chain(stages, inputs), shared, single_launch)
     image = noise_like(inputs)
     expected = _through(stages, image)
     for chain in _ways(ready):
@@ -55,6 +59,7 @@ def make_int8_sessions(
     dnn: str,
     progress: Callable[[str], None],
     shared: Shared | None = None,
+    single_launch: bool = True,
 ) -> tuple[Stage, ...]:
     """As `make_sessions`, quantized to int8 and compared with float32 on images that calibration did not see.
 
@@ -68,7 +73,7 @@ def make_int8_sessions(
     expected = [_through(stages, image) for image in compare]
 
     def ready(*, heads: bool) -> tuple[Stage, ...]:
-        made = _sessions(quantize(exported, calibrate, progress, heads=heads), shared)
+        made = _sessions(quantize(exported, calibrate, progress, heads=heads), shared, single_launch)
         for chain in _ways(made):
             check_quantized([_through(chain, image) for image in compare], expected)
         return tuple(made)
@@ -80,13 +85,13 @@ def make_int8_sessions(
     return ready(heads=False)
 
 
-def _sessions(exported: ExportedChain, shared: Shared) -> list[SessionStage]:
+def _sessions(exported: ExportedChain, shared: Shared, single_launch: bool) -> list[SessionStage]:
     exported = add_guards(exported)
     parts = optimize_parts(exported)
     ready = []
     while parts:  # a model in memory is as large as its weights, so none stays longer than needed
         ready.append(SessionStage(parts.pop(0), shared))
-    if len(ready) > 1:
+    if single_launch and len(ready) > 1:
         ready[0].single_launch = SessionStage(optimize_whole(exported), shared)
     return ready
 

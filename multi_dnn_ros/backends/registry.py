@@ -24,7 +24,8 @@ class BackendRequest:
     device: that the jobs run on. tolerance: largest error of a job, relative to the scale of its results, with which a
     compiled or captured job is accepted. dtype: that layers compute in. dnn: its name, for messages. progress: gets a
     line for each step of what takes long. precision: value of the parameter `dnn.<dnn>.precision`. calibration: gives
-    the DNN's inputs for images of its camera; always there with int8.
+    the DNN's inputs for images of its camera; always there with int8. single_launch: False: do not prepare all stages
+    as one launch, too (see static_stages.single_launches), because no launch may be longer than a stage.
     """
 
     device: torch.device
@@ -34,6 +35,7 @@ class BackendRequest:
     progress: Callable[[str], None] = _silent
     precision: str = "auto"
     calibration: Callable[[], Sequence[Tensors]] | None = None
+    single_launch: bool = True
 
 
 @dataclass(frozen=True)

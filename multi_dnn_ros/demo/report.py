@@ -84,8 +84,7 @@ def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> Ou
 
 def _go_through(course: Course) -> dict[str, DnnFigures]:
     """Score and draw the frames one by one; only a few of them are in memory at once."""
-    figures = {stream.dnn: DnnFigures(stream.labels) for stream in course.streams}
-    labels = {stream.dnn: stream.labels for stream in course.streams}
+    figures = {stream.dnn: DnnFigures(stream.kind, stream.labels) for stream in course.streams}
     kinds = {stream.dnn: stream.kind for stream in course.streams}
     best: tuple[float, npt.NDArray[np.uint8]] | None = None
     held: dict[str, tuple[int, Answer]] = {}
@@ -96,7 +95,7 @@ def _go_through(course: Course) -> dict[str, DnnFigures]:
                 figure.add(dnn, moment)
             picture = _drawn(moment, held, kinds)
             video.write(picture, moment.stamp_ns)
-            value = quality(moment, labels)
+            value = quality(moment, course.streams)
             if best is None or value > best[0]:
                 best = value, picture
     if best is not None:

@@ -6,7 +6,6 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,12 +13,12 @@ import torch
 from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import single_launches
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
 from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.reporting import cpu_count
@@ -60,6 +59,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     dnns = _loaded(config)
     tasks: list[DnnTask] = []
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
+    # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
+    single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
     shortage = ""
     if notice := builtin_notice(config.dnns):
         progress(notice)
@@ -75,13 +76,12 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 dnn=name,
                 progress=progress,
                 calibration=partial(_calibration, name, settings, dnns[name]),
+                single_launch=single_launch,
             )
             plan, task = with_own_cudnn_plans(
                 settings.sms,
                 partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device),
             )
-            if config.blocking_ms and device.type == "cpu" and workers < len(config.dnns):
-                task = _job_by_job(task)  # a whole network is longer than a job may be
             tasks.append(task)
             if task.remaining_ns is not None:
                 progress(plan.summary(name, task.remaining_ns))
@@ -116,14 +116,6 @@ def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:
     except CalibrationError as error:
         where = f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}'"
         raise ConfigError(f"{where}: {error}") from None
-
-
-def _job_by_job(task: DnnTask) -> DnnTask:
-    """The task without its networks in one; on a CPU each is a session that the first stage holds as well."""
-    for stages in (task.stages, *task.batches.values()):
-        if hasattr(stages[0], "chain"):
-            stages[0].chain = None
-    return replace(task, single_launch={})
 
 
 def _loaded(config: NodeConfig) -> dict[str, Dnn]:

@@ -101,17 +101,21 @@ def choose_backend(
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
     calibration: Callable[[], Sequence[Tensors]] | None = None,
+    single_launch: bool = True,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
     dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. calibration: gives the DNN's
-    inputs for images of its camera, which int8 needs. ConfigError where it cannot run on this device.
+    inputs for images of its camera, which int8 needs. single_launch: see BackendRequest. ConfigError where it cannot
+    run on this device.
     """
     name = check_backend(name, device, precision, dnn)
     if precision == "int8" and calibration is None:
         raise ConfigError(f"dnn.{dnn}: int8 is calibrated on images of a whole DNN; here there are none")
     spec, chosen = _spec(name, dnn), PRECISIONS[precision]
-    request = BackendRequest(device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration)
+    request = BackendRequest(
+        device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch
+    )
     backend = spec.factory(request)
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)

@@ -15,9 +15,10 @@ from torch import nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
-from multi_dnn_ros.backends.cuda_graph import Captured, together
+from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
+from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.build import build
@@ -201,14 +202,14 @@ def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_sha
 def test_images_are_joined_where_a_captured_first_stage_reads_them() -> None:
     """What does not have the shape of that place, as of more images, goes elsewhere: it would move the place."""
     first = Captured.__new__(Captured)  # capturing takes a GPU
-    first.inputs = (torch.zeros(3, 2, 2),)
+    first.inputs, first.outputs = (torch.zeros(3, 2, 2),), ()
     images = [(torch.full((1, 2, 2), float(value)),) for value in range(4)]
-    (joined,) = together(images[:3], first)
+    (joined,) = stack_inputs(images[:3], first)
     assert joined is first.inputs[0]
     assert torch.equal(joined[:, 0, 0], torch.arange(3.0))
     place = first.inputs[0].data_ptr()
-    (elsewhere,) = together(images, first)
+    (elsewhere,) = stack_inputs(images, first)
     assert elsewhere.shape == (4, 2, 2)
     assert (first.inputs[0].data_ptr(), len(first.inputs[0])) == (place, 3)
-    (plain,) = together(images[1:3], lambda carried: carried)
+    (plain,) = stack_inputs(images[1:3], lambda carried: carried)
     assert torch.equal(plain[:, 0, 0], torch.tensor([1.0, 2.0]))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.cuda_graph import single_launches
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.tally import Tally, Window
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result

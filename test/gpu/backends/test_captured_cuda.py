@@ -14,8 +14,9 @@ from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, needs_compiler, on_g
 from multi_dnn_ros.backends import Backend, Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, single_launches
+from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.vision.preprocess import Preprocess

@@ -13,7 +13,8 @@ from torch import nn
 
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
-from multi_dnn_ros.backends.cuda_graph import Captured, together
+from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.build import build
@@ -40,7 +41,7 @@ def test_a_batch_gives_what_its_images_give_alone(backend: str, caplog: pytest.L
     assert not [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
     images = noise_like(repeat_inputs(EXAMPLE, sizes[-1]))[0].to(GPU)
     with torch.inference_mode():
-        (joined,) = together([(image[None],) for image in images], ready[sizes[-1]][0])
+        (joined,) = stack_inputs([(image[None],) for image in images], ready[sizes[-1]][0])
     assert joined is ready[sizes[-1]][0].inputs[0]  # where it is read, without a copy in between
     assert torch.equal(joined, images)
     alone = [through(ready[1], (image[None],)) for image in images]

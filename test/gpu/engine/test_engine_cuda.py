@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import Backend
-from multi_dnn_ros.backends.cuda_graph import CudaGraph, single_launches
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
 from multi_dnn_ros.graph.cut import cut
 

@@ -13,7 +13,8 @@ import torch
 from gpu_stages import GPU
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.cuda_graph import CudaGraph, single_launches
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 
 WAIT = 60.0
