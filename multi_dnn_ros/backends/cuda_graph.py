@@ -1,7 +1,7 @@
-"""CUDA graphs: a whole job in one launch. For NVIDIA GPUs.
+"""CUDA graphs: a whole stage in one launch. For NVIDIA GPUs.
 
-Launching kernel by kernel from Python holds its global lock, so that threads run slower than processes; a captured
-graph is launched at once, without the lock, and its memory is planned when it is captured.
+Launching kernels one by one from Python holds the GIL, which makes threads slower than processes. A captured graph is
+one launch without the GIL, and its memory is allocated at capture time.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class CudaGraph:
-    """Captures each stage; one that cannot be captured (it waits for the GPU, say) stays eager.
+    """Captures each stage; a stage that cannot be captured, for example because it waits for the GPU, stays eager.
 
-    The captured stages of a DNN read and write the same memory for every frame: a frame may enter the first one only
-    when the one before has left the last one, which the engine sees to. Capturing is serial and wants the GPU for
-    itself, so all of it happens while configuring. The same holds for its stages for other numbers of images, which
-    compute in the same pool of memory.
+    The captured stages of a DNN, for all batch sizes, use one memory pool: the engine starts a frame only after the
+    previous one has finished the last stage. Captures run one at a time with nothing else on the GPU, so all of them
+    happen during configuration.
 
-    tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
+    tolerance: largest error of a captured stage compared with the stage itself, relative to the scale of its results.
     kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: also capture
     all stages as one graph.
     """
@@ -53,10 +52,10 @@ class CudaGraph:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device`, warm up, capture, compare with results before capturing on `inputs`.
+        """Move to `device`, warm up, capture, and compare with the results on `inputs` before the capture.
 
-        Captures on the calling thread's current stream, which binds the graphs to that stream's share of the SMs; see
-        capture_stream.
+        Captures on the calling thread's current stream, which binds the graphs to that stream's SMs; see
+        capture_stream. ValueError for a device that is not a GPU.
         """
         if device.type != "cuda":
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
@@ -70,15 +69,15 @@ class CudaGraph:
             carried = tuple(tensor.to(device) for tensor in inputs)
             for index, stage in enumerate(uncaptured):
                 try:
-                    # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
+                    # Read the previous stage's outputs in place; anything else is copied to memory of this stage.
                     before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
                     ready.append(Captured(stage, carried, before, shared.pool, shared.stream, self._tolerance))
-                except Exception as error:  # whatever else capturing raises, eager runs it
+                except Exception as error:  # whatever the capture raises, the stage still runs eager
                     if is_out_of_memory(error):
                         raise
                     torch.cuda.synchronize(device)
                     log.warning(
-                        "job %d of %s runs eager, as it cannot be captured: %s",
+                        "job %d of %s runs eager, because it cannot be captured: %s",
                         index,
                         self._dnn,
                         summarize_error(error),
@@ -91,7 +90,7 @@ class CudaGraph:
         return tuple(ready)
 
     def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
-        """Capture the stages once more as one, for single_launches."""
+        """Capture all stages as one graph, too; see static_stages.single_launches."""
         captured = [stage for stage in stages if isinstance(stage, Captured)]
         if len(captured) < max(2, len(stages)):
             return
@@ -102,15 +101,16 @@ class CudaGraph:
                 raise
             torch.cuda.synchronize(device)
             log.warning(
-                "the jobs of %s are launched one by one, as they cannot be captured as one: %s",
+                "the jobs of %s are always launched one by one, because they cannot be captured as one graph: %s",
                 self._dnn, summarize_error(error),
             )  # fmt: skip
 
 
 class Captured:
-    """A stage as one graph. inputs, outputs: where it reads and writes. chain: of a first one, all stages in one graph.
+    """A stage as one graph.
 
-    before: outputs of the captured stage in front of it, which are its inputs.
+    inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
+    its inputs. single_launch: of a first stage, all stages as one graph.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Captured:
         stream: torch.cuda.Stream,
         tolerance: float,
     ) -> None:
-        self.stage = stage  # the graph reads its parameters where they lie
+        self.stage = stage  # kept alive: the graph reads its parameters
         self.pool, self.stream = pool, stream
         self.single_launch: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
@@ -142,12 +142,12 @@ class Captured:
 
 
 class _CapturedChain:
-    """Captured stages as one graph in their pool of memory, from the inputs of the first to the outputs of the last."""
+    """All captured stages as one graph in their memory pool, from the first one's inputs to the last one's outputs."""
 
     def __init__(self, stages: Sequence[Captured], tolerance: float) -> None:
         first, last = stages[0], stages[-1]
         self._inputs, self._outputs = first.inputs, last.outputs
-        self._functions = tuple(stage.stage for stage in stages)  # the graph reads their parameters where they lie
+        self._functions = tuple(stage.stage for stage in stages)  # kept alive: the graph reads their parameters
         image = carried = noise_like(first.inputs)
         for stage in stages:
             carried = stage(carried)

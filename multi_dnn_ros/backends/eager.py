@@ -1,4 +1,4 @@
-"""PyTorch as it is: every layer one call. For CPUs and for debugging."""
+"""Plain PyTorch: one call per layer. For CPUs and for debugging."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multi_dnn_ros.backends.registry import BackendSpec
 
 
 class Eager:
-    """Runs each stage as the module that it is."""
+    """Runs each stage as an ordinary PyTorch module."""
 
     def prepare(
         self,
@@ -20,7 +20,7 @@ class Eager:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device` and run twice, so that no frame waits for the first calls to choose algorithms."""
+        """Move to `device` and run twice: libraries choose their algorithms in the first calls."""
         ready = tuple(stage.to(device).eval() for stage in stages)
         with torch.inference_mode():
             for _ in range(2):

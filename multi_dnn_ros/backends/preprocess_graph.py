@@ -1,8 +1,7 @@
-"""Preprocessing as part of the first job's launches: colour order, resize and normalization captured in one graph."""
+"""Preprocessing (colour order, resize, normalization) captured as one CUDA graph."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import torch
@@ -11,22 +10,19 @@ from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import Launch
 
-log = logging.getLogger(__name__)
-
-#: What a graph needs is an image in memory of its own; more sizes than this run without one.
+#: Each graph needs memory for an image of its size; further sizes are not captured.
 MOST_SIZES = 4
 _TOLERANCE = 1e-4
 
 
 class PreprocessGraph:
-    """Takes an image on the device and leaves the network's input where the first job reads it.
+    """Called with an image on the device, writes the network's input to the memory that the first stage reads.
 
-    preprocess: (H, W, 3) uint8 -> inputs of the first job. destination: the memory that the first job reads; as it
-    belongs to the DNN, an image may come when the frame before is through. capture: makes one launch of a function that
-    reads and writes fixed memory (see `capture_on`).
+    preprocess: (H, W, 3) uint8 -> inputs of the first stage. destination: the memory that the first stage reads; it
+    must not be called before the previous frame has finished. capture: see capture_on.
 
-    The cameras' sizes are known with their first frames: until `specialize` was called for a size, and when capturing
-    failed, `preprocess` runs as it is, operation by operation.
+    Image sizes are known with the cameras' first frames. Until `specialize` was called for a size, or if the capture
+    failed, `preprocess` runs eager.
     """
 
     def __init__(
@@ -49,8 +45,8 @@ class PreprocessGraph:
     def specialize(self, size: tuple[int, int]) -> None:
         """Capture for images of (H, W); nothing else may run on the device meanwhile.
 
-        Raises what capturing raises, ValueError when the graph computes otherwise; images of this size then go on as
-        before.
+        Raises what the capture raises, and ValueError if the results differ or MOST_SIZES are captured; preprocessing
+        of this size then stays eager.
         """
         shape = (*size, 3)
         if shape in self._graphs:
@@ -66,7 +62,7 @@ class PreprocessGraph:
                 for place, tensor in zip(self._destination, self._preprocess(image), strict=True):
                     place.copy_(tensor)
 
-            # A frame may be on its way whose later jobs still read what the first one was given.
+            # Later stages of a frame in progress may still read the first stage's input: restore it afterwards.
             kept = tuple(place.clone() for place in self._destination)
             replay = self._capture(run)
             expected = tuple(

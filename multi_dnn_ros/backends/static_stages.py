@@ -13,8 +13,8 @@ def single_launches(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
     """By number of images, the stage that runs all stages of the DNN in one launch, where the backend prepared one.
 
     chains: prepared stages by number of images. The backend leaves that stage in the attribute `single_launch` of the
-    first one. It reads the inputs of the first stage and returns the outputs of the last one, and saves the time between
-    the launches where no other frame may run in between. It must not run at the same time as the stages.
+    first one. It reads the inputs of the first stage and returns the outputs of the last one. It saves the time between
+    launches when no other frame may run in between. It must not run at the same time as the stages.
     """
     found = {size: getattr(stages[0], "single_launch", None) for size, stages in chains.items()}
     return {size: stage for size, stage in found.items() if stage is not None}

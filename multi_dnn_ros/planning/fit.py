@@ -248,7 +248,7 @@ def _check(demands: Sequence[Demand], workers: int, limit: float) -> None:
     if not 0.0 < limit <= 1.0:
         raise ValueError(f"limit is {limit}; allowed: above 0, up to 1")
     if not demands:
-        raise ValueError("demands is empty; expected one DNN at least")
+        raise ValueError("demands is empty; expected: at least one DNN")
     names = [of.dnn for of in demands]
     if len(set(names)) < len(names):
         raise ValueError(f"demands name a DNN twice: {', '.join(names)}")
@@ -257,4 +257,4 @@ def _check(demands: Sequence[Demand], workers: int, limit: float) -> None:
                    "wait_ms": of.wait_ms, "batch": of.batch}  # fmt: skip
         for name, value in numbers.items():
             if not 0.0 <= value < 1e9:
-                raise ValueError(f"demand of {of.dnn}: {name} is {value}; allowed: 0 to a thousand million")
+                raise ValueError(f"demand of {of.dnn}: {name} is {value}; allowed: 0 to 1e9")

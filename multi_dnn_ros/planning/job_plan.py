@@ -111,7 +111,7 @@ class JobPlanner:
             if is_out_of_memory(error):
                 raise
             log.warning(
-                "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimates: %s",
+                "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimated costs: %s",
                 dnn.name, dnn.name, summarize_error(error),
             )  # fmt: skip
             return JobPlan(jobs)
@@ -136,9 +136,7 @@ class JobPlanner:
         length = job_length([each / 1e3 for each in ms], self._bound_s, launch_s)
         unmet = _unmet(length, layers, ms, launch_s)
         if unmet:
-            log.warning(
-                "dnn.%s: blocking_ms %g cannot be met as it should: %s", dnn.name, self._bound_s * 1e3, "; ".join(unmet)
-            )
+            log.warning("dnn.%s: blocking_ms %g cannot be met: %s", dnn.name, self._bound_s * 1e3, "; ".join(unmet))
         return JobPlan(length.jobs, costs, length.limit_s, launch_s, known, self._bound_s)
 
     def _layer_ms(self, dnn: Dnn, traced: Traced, target: Target) -> tuple[list[LayerShape], list[float], str]:
@@ -159,7 +157,7 @@ class JobPlanner:
         if fresh:
             more = f"; and {len(fresh) - _DOUBTS_TOLD} more" if len(fresh) > _DOUBTS_TOLD else ""
             log.warning(
-                "dnn.%s: layers are measured, as the predictor %s does not know them: %s%s",
+                "dnn.%s: layers are measured, because the predictor %s does not cover them: %s%s",
                 dnn, self._source, "; ".join(fresh[:_DOUBTS_TOLD]), more,
             )  # fmt: skip
 
@@ -183,7 +181,7 @@ def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[Layer
 
 
 class _OnCopies:
-    """A backend that prepares copies: the modules are cut and prepared again afterwards."""
+    """Wraps a backend: prepares copies, because the modules are cut and prepared again afterwards."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -196,7 +194,7 @@ class _OnCopies:
 
 
 def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:
-    """Which constraints, bound or launch cost, cannot be met, and what is done instead."""
+    """The constraints (bound, launch cost) that cannot be met, and what is done instead."""
     found = []
     if length.too_long:
         worst = max(length.too_long, key=lambda number: ms[number])
@@ -208,8 +206,8 @@ def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float],
         found.append(f"more than {MOST_JOBS} jobs would be needed, and {MOST_JOBS} are used")
     if not length.launch_pays:
         found.append(
-            f"launching takes {100 * length.launch_share:.1f} % of the time of {length.jobs} jobs, not under "
-            f"{100 * LAUNCH_SHARE:g} %, which is kept, as the bound counts more"
+            f"launching {length.jobs} jobs takes {100 * length.launch_share:.1f} % of their time, more than "
+            f"{100 * LAUNCH_SHARE:g} %, because the bound has precedence"
         )
     return found
 

@@ -59,7 +59,9 @@ class Linear(_Part):
     def _check(self) -> Linear:
         for kind, weights in self.weights.items():
             if kind not in KINDS or len(weights) != len(LINEAR_FEATURES):
-                raise ValueError(f"weights of '{kind}' are not {len(LINEAR_FEATURES)} numbers of a known kind")
+                raise ValueError(
+                    f"weights of '{kind}': expected {len(LINEAR_FEATURES)} numbers and a known kind of layer"
+                )
         return self
 
     def predict(self, questions: Sequence[Question]) -> Matrix:
@@ -91,7 +93,7 @@ class Tree(_Part):
             if not (place < left < nodes and place < right < nodes):
                 raise ValueError(f"node {place} of a tree has the children {left} and {right}")
             if not 0 <= feature < len(TREE_FEATURES) + len(KINDS):
-                raise ValueError(f"node {place} of a tree asks for feature {feature}")
+                raise ValueError(f"node {place} of a tree has feature {feature}")
         return self
 
     def predict(self, rows: np.ndarray[Any, np.dtype[np.float32]]) -> Matrix:
@@ -193,7 +195,9 @@ class Predictor(_Part):
     @model_validator(mode="after")
     def _check(self) -> Predictor:
         if self.format.endswith(" 1") and not self.cores:
-            raise ValueError("format 1 counts a GPU's streams in another way; learn from its table again for format 2")
+            raise ValueError(
+                "format 1 counts a GPU's streams differently; run `multi-dnn profile learn` on its table again"
+            )
         return self
 
     def predict(
@@ -223,34 +227,34 @@ class Predictor(_Part):
         doubts = []
         device = device_name(replace(target, sms=0))
         if device != self.device:
-            doubts.append(f"it was made on '{self.device}', this is '{device}'")
+            doubts.append(f"it was trained on '{self.device}'; this is '{device}'")
         if target.sms and target.sms not in self.slices:
             seen = ", ".join(map(str, self.slices)) or "none"
-            doubts.append(f"it has not seen a slice of {target.sms} SMs; slices that it has seen: {seen}")
+            doubts.append(f"it was not trained for {target.sms} SMs; trained shares: {seen}")
         backend = target.served_by or target.backend
         if backend != self.backend:
-            doubts.append(f"it was made with backend {self.backend}, this is {backend}")
+            doubts.append(f"it was trained with backend {self.backend}; this is {backend}")
         return doubts
 
     def _other_load(self, load: Load) -> list[str]:
         if load.level and load.level > self.loads.get(load.kind, 0):
-            return [f"a load of {load} is more than the {self.loads.get(load.kind, 0)} it has seen"]
+            return [f"a load of {load} exceeds the highest trained level, {self.loads.get(load.kind, 0)}"]
         return []
 
     def _other_layer(self, counts: LayerCounts) -> list[str]:
         seen = self.seen.get(counts.kind)
         if seen is None:
-            return [f"it has seen no {counts.kind} layer"]
+            return [f"it was not trained for {counts.kind} layers"]
         own = [getattr(counts, name) for name in _SIZES]
         for name, value, values in zip(_SIZES, own, zip(*seen.sizes, strict=True), strict=True):
             low, high = min(values), max(values)
             if not low / _SLACK <= value <= high * _SLACK:
                 what = name.replace("_", " ")
-                return [f"a {counts.kind} layer of {value:,} {what}; it has seen {low:,} to {high:,}"]
+                return [f"a {counts.kind} layer of {value:,} {what}; trained range: {low:,} to {high:,}"]
         apart = np.abs(np.log1p(np.array(own)) - np.log1p(np.array(seen.sizes))).max(axis=1).min()
         if apart > np.log(_NEAR):
             listed = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in zip(_SIZES, own, strict=True))
-            return [f"a {counts.kind} layer of {listed}; it has seen none within a factor of {_NEAR:g} of that"]
+            return [f"a {counts.kind} layer of {listed}; no trained layer is within a factor of {_NEAR:g} of that"]
         return []
 
 
@@ -264,7 +268,9 @@ def predicted_costs(
     layers = layers_of(traced)
     prediction = predictor.predict(layers, load, target)
     if prediction.doubts:
-        log.warning("layers are measured, as the predictor does not know them: %s", "; ".join(prediction.doubts[:3]))
+        log.warning(
+            "layers are measured, because the predictor does not cover them: %s", "; ".join(prediction.doubts[:3])
+        )
         costs: NodeCost = measured()
         return costs, prediction.doubts
     return node_costs(zip(layers, prediction.ms, strict=True), "the prediction"), ()

@@ -178,7 +178,9 @@ def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeC
 
     def seconds(node: fx.Node) -> float:
         if node.name not in known:
-            raise ProfileError(f"{source} knows no operation '{node.name}'; it is of another network or input size")
+            raise ProfileError(
+                f"{source} has no operation '{node.name}'; it was made for another network or input size"
+            )
         return known[node.name]
 
     return seconds
@@ -267,11 +269,11 @@ def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Cont
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ProfileError(f"{path}: is no {what} of {maker}: {where}: {first['msg']}") from None
+        raise ProfileError(f"{path}: not a {what} of {maker}: {where}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, ProfileError):
             raise
-        raise ProfileError(f"{path}: is no {what} of {maker}: {error}") from None
+        raise ProfileError(f"{path}: not a {what} of {maker}: {error}") from None
 
 
 def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerShape:

@@ -108,7 +108,7 @@ def test_a_job_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptu
     module = Overflows()
     made = {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 1)] for size in (1, 2)}
     ready = prepare_batches(InPrecision(PRECISIONS["fp16"], Eager(), "a"), made, EXAMPLE, CPU, 1e-2)
-    assert caplog.text.count("job 0 of a stays float32, as in fp16") == 2
+    assert caplog.text.count("job 0 of a stays float32, because fp16 fails") == 2
     one, two = ([*stage.parameters()] for stages in ready.values() for stage in stages)  # type: ignore[attr-defined]
     assert one[0] is two[0]
     assert one[0] is not module.scale  # which stays on the CPU, wherever the jobs go
@@ -117,8 +117,8 @@ def test_a_job_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Joins(), r"output 0 of 2 images has the shape \(1, 8, 616\)"),
-        (Mixes(), "image 1 of 2 gives something else than alone: result 0 is off by"),
+        (Joins(), r"output 0 of a batch of 2 images has shape \(1, 8, 616\)"),
+        (Mixes(), "image 1 of a batch of 2 has another result than alone: result 0 is off by"),
     ],
 )
 def test_a_dnn_that_takes_images_together_for_one_is_found_out(module: nn.Module, message: str) -> None:

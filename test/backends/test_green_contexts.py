@@ -55,7 +55,7 @@ def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pyt
 
     monkeypatch.setattr(green_contexts, "sms_problem", lambda device, sms: "")
     monkeypatch.setattr(green_contexts, "make_stream", refuse)
-    with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA refuses: .*not enough groups"):
+    with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA reports: .*not enough groups"):
         build(config)
 
 

@@ -1,4 +1,4 @@
-"""Backend inductor: compiled jobs compute the same; whatever fails keeps its eager kernels and says so."""
+"""Backend inductor: compiled stages compute the same; a stage that cannot be compiled runs eager, with a warning."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_without_a_compiler_there_is_one_warning_and_eager_kernels_run(
     module = network(0)
     prepared = Inductor("object").prepare(cut(module, EXAMPLE, 3), EXAMPLE, CPU)
     assert warnings_in(caplog) == [
-        "object keeps its eager kernels, as backend inductor needs a C++ compiler (g++, clang++ or the variable CXX), "
+        "object runs eager, because backend inductor needs a C++ compiler (g++, clang++ or the variable CXX), "
         "and none is found"
     ]
     inputs = (torch.rand(1, 3, 8, 8),)
@@ -180,8 +180,8 @@ def test_a_job_that_inductor_fails_on_or_gets_wrong_keeps_its_eager_kernels(
     module = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))).eval()
     prepared = Inductor("object").prepare(cut(module, EXAMPLE, 3), EXAMPLE, CPU)
     first, second = warnings_in(caplog)
-    assert first == "job 0 of object keeps its eager kernels, as Inductor fails: no lowering for that"
-    assert second.startswith("job 1 of object keeps its eager kernels, as Inductor fails: result 0 is off by")
+    assert first == "job 0 of object runs eager, because Inductor fails: no lowering for that"
+    assert second.startswith("job 1 of object runs eager, because Inductor fails: result 0 is off by")
     assert [isinstance(stage, torch.nn.Module) for stage in prepared] == [True, True, False]
     inputs = (torch.rand(1, 3, 8, 8),)
     with torch.inference_mode():

@@ -166,7 +166,7 @@ def test_a_dnn_that_loses_too_much_stays_float32_and_the_log_says_why(caplog: py
     module = seeded(Cancels)
     stages = int8(module)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert line.startswith("lane stays float32, as in int8: output 0 is off by")
+    assert line.startswith("lane stays float32, because int8 fails: output 0 is off by")
     assert "allowed is 0.2 of that" in line
     assert "QLinearConv" not in operators(stages[0])
     image = (torch.rand(1, 3, 32, 48),)
@@ -180,7 +180,7 @@ def test_a_network_with_nan_in_its_weights_is_not_quantized(caplog: pytest.LogCa
     with torch.no_grad():
         module.first.weight[0] = float("nan")  # type: ignore[union-attr, index, operator]
     stages = int8(module)
-    assert "lane stays float32, as in int8" in caplog.text
+    assert "lane stays float32, because int8 fails" in caplog.text
     assert run(stages, pictures(1)[0])[0].isnan().any()
 
 
@@ -270,7 +270,7 @@ def test_folders_of_calibration_images_are_checked_before_anything_is_loaded(tmp
     assert problems(precision="int8") == ""
     assert problems(precision="int8", calibration_images=str(tmp_path / "none")) == (
         f"parameter dnn.object.calibration_images is '{tmp_path / 'none'}': {tmp_path / 'none'}: no such folder; "
-        "expected a folder of 8 images or more"
+        "expected: a folder with at least 8 images"
     )
     (tmp_path / "one.png").write_bytes(b"")
     assert f"{tmp_path}: 1 images" in problems(precision="int8", calibration_images=str(tmp_path))
@@ -303,8 +303,8 @@ def test_a_cpu_without_the_instructions_refuses_int8(
     cpu_features.cpu_flags.cache_clear()
     try:
         assert problems(precision="int8") == (
-            "parameter dnn.object.precision is 'int8'; allowed with backend onnxruntime on cpu: auto, fp32, as this "
-            "CPU has no 8-bit dot product (AVX512-VNNI, AVX-VNNI; asimddp on aarch64)"
+            "parameter dnn.object.precision is 'int8'; allowed with backend onnxruntime on cpu: auto, fp32; int8 "
+            "needs 8-bit dot products (AVX512-VNNI, AVX-VNNI; asimddp on aarch64), which this CPU lacks"
         )
         assert problems(precision="fp32") == ""
     finally:

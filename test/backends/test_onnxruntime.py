@@ -320,7 +320,7 @@ def test_what_cannot_be_exported_runs_as_torchscript_and_the_log_says_why(
     assert not isinstance(ready[0], SessionStage)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
-    assert lines[0].startswith("lane runs as torchscript, as ONNX Runtime does not take it: ")
+    assert lines[0].startswith("lane runs as torchscript, because ONNX Runtime fails: ")
     assert re.search(reason, lines[0])
     assert capfd.readouterr().out == ""
     assert through(ready, inputs)[0].shape == inputs[0].shape
@@ -343,7 +343,7 @@ def test_without_onnx_runtime_it_is_torchscript(
     module = seeded(Residual)
     with caplog.at_level(logging.WARNING):
         ready = OnnxRuntime(dnn="lane").prepare(cut(module, IMAGE, 2), IMAGE, CPU)
-    assert "lane runs as torchscript, as ONNX Runtime does not take it: import of onnxruntime halted" in caplog.text
+    assert "lane runs as torchscript, because ONNX Runtime fails: import of onnxruntime halted" in caplog.text
     image = noise_like(IMAGE)
     with torch.inference_mode():
         check_agreement(through(ready, image), (module(*image),), 1e-4)

@@ -87,4 +87,4 @@ def test_the_command_names_a_unit_that_is_not_there(capsys: pytest.CaptureFixtur
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit):
         main([*begin, "tpu"])
-    assert "unit 'tpu' is of no known kind; allowed: cpu[:THREADS]" in capsys.readouterr().err
+    assert "unit 'tpu' is of an unknown kind; allowed: cpu[:THREADS]" in capsys.readouterr().err

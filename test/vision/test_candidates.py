@@ -60,7 +60,7 @@ def test_candidates_that_are_not_numbers_are_refused() -> None:
     outputs = [tensor.clone() for tensor in raw_outputs(dnn, 0)]
     for output in outputs:
         output[0, 3] = float("nan")
-    with pytest.raises(OutputError, match=r"the list of \d+ candidates holds NaN or infinite values"):
+    with pytest.raises(OutputError, match=r"the scores or boxes of \d+ candidates holds NaN or infinite values"):
         parts.decode(parts.condense(outputs), SOURCE)
 
 

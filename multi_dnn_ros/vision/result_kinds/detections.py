@@ -19,7 +19,7 @@ def draw_boxes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
 
 
 def _colors(outputs: Sequence[Detections]) -> Mapping[str, Color]:
-    """One colour for each class name, the same from frame to frame, whichever of the classes are in it."""
+    """A colour for each class name, the same in all frames."""
     names = sorted({label for output in outputs for label in output.labels})
     return {name: PALETTE[(2 * number + 1) % len(PALETTE)] for number, name in enumerate(names)}
 
