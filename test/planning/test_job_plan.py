@@ -119,9 +119,9 @@ def test_unmet_bounds_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert max(stage.cost_s for stage in stages_of(plan)) == pytest.approx(5e-3)
     (record,) = told(caplog)
     text = record.getMessage()
-    assert text.startswith("dnn.object: blocking_ms 2.2 cannot be met as it should: layer ")
+    assert text.startswith("dnn.object: blocking_ms 2.2 cannot be met: layer ")
     assert "takes 5.5 ms by itself and is kept as one job; launching takes 21.7 " in text
-    assert text.endswith("% of the time of 5 jobs, not under 5 %, which is kept, as the bound counts more")
+    assert text.endswith("% of their time, more than 5 %, because the bound has precedence")
 
 
 def test_untrained_layers_are_logged_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,13 +129,13 @@ def test_untrained_layers_are_logged_once_and_measured(caplog: pytest.LogCapture
     plans = [own.plan(dnn(nn.ReLU(), name), 2, target()) for name in ("lane", "object")]
     assert [plan.known for plan in plans] == ["measured", "measured"]
     (record,) = told(caplog)
-    assert "dnn.lane: layers are measured, as the predictor p.json does not know them: " in record.getMessage()
-    assert "it was made on 'Orin, 16 SMs; auto', this is '" in record.getMessage()
+    assert "dnn.lane: layers are measured, because the predictor p.json does not cover them: " in record.getMessage()
+    assert "it was trained on 'Orin, 16 SMs; auto'; this is '" in record.getMessage()
     caplog.clear()
     unseen = planner(taught(module=nn.Conv2d(3, 4, 3, padding=1)))
     assert unseen.plan(dnn(), 2, replace(target(), served_by="inductor")).known == "measured"
     (record,) = told(caplog)
-    assert "with backend eager, this is inductor; it has seen no element-wise layer" in record.getMessage()
+    assert "with backend eager; this is inductor; it was not trained for element-wise layers" in record.getMessage()
 
 
 def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +144,7 @@ def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCapt
 
     plan = JobPlanner(None, "", 1.0, timed=fails).plan(dnn(nn.ReLU()), 3, target())
     assert (plan.jobs, plan.costs) == (3, None)
-    assert "cut into dnn.object.jobs jobs by estimates: sofa" in caplog.text
+    assert "cut into dnn.object.jobs jobs by estimated costs: sofa" in caplog.text
 
     def full(*args: object, **kwargs: object) -> Times:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -229,5 +229,5 @@ def test_a_predictor_that_cannot_be_read_is_named(exported: Path, tmp_path: Path
     with pytest.raises(ConfigError, match=r"parameter predictor is '.*none.json'.*cannot be read: No such file"):
         configured(exported, predictor=str(tmp_path / "none.json"))
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"parameter predictor is '.*broken.json'.*is no predictor"):
+    with pytest.raises(ConfigError, match=r"parameter predictor is '.*broken.json'.*not a predictor"):
         configured(exported, predictor=str(tmp_path / "broken.json"))
