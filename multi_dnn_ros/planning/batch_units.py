@@ -44,7 +44,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitKind:
-    """form: syntax of its units, for messages. parse: unit from its name, which begins with `name`; raises UnitError."""
+    """form: syntax of its units, for messages. parse: unit from its name, which starts with `name`; or UnitError."""
 
     name: str
     form: str

@@ -14,7 +14,7 @@ from torch import fx
 
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.operations import Counts, Operation, counter, total
-from multi_dnn_ros.planning.device import Limits, device_name
+from multi_dnn_ros.planning.device import Limits
 from multi_dnn_ros.planning.measure import Times, Traced
 from multi_dnn_ros.planning.timing import Target
 
@@ -157,17 +157,6 @@ class Profile(_Part):
         times = [job.ms.p50 for job in self.jobs]
         return max(times) * len(times) / sum(times) if sum(times) else 1.0
 
-    def costs(self) -> NodeCost:
-        """Seconds of an operation, for graph.cut; raises ProfileError for a graph with unmeasured operations."""
-        return node_costs(((layer, layer.ms.p50) for layer in self.layers), f"the profile of {self.model}")
-
-    def require(self, target: Target) -> None:
-        """Raise ProfileError if the profile was made on another device, with other threads or at another precision."""
-        if self.limits.name != device_name(target):
-            raise ProfileError(
-                f"the profile of {self.model} is of '{self.limits.name}'; this is '{device_name(target)}'"
-            )
-
 
 def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeCost:
     """Seconds by operation from milliseconds by layer: a layer's first operation carries its time, the rest cost 0."""
@@ -248,11 +237,6 @@ def profile(
         warnings=tuple(doubts),
         provenance=origin,
     )
-
-
-def read_profile(path: Path) -> Profile:
-    """Read a profile that report.write_profile wrote. Raises ProfileError that names the file and the error."""
-    return read_checked(path, Profile, "profile", "multi-dnn profile")
 
 
 def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Content:

@@ -210,16 +210,6 @@ def initial_value(name: str, field: ParameterField, given: Mapping[str, Any]) ->
     return value
 
 
-def to_flat(config: NodeConfig) -> dict[str, Any]:
-    """The inverse of :func:`to_config`: every parameter with its value, by ROS name."""
-    flat: dict[str, Any] = {name: getattr(config, name) for name in fields_of(NodeConfig)}
-    flat.update(cameras=list(config.cameras), dnns=list(config.dnns))
-    for kind, members in (("camera", config.cameras), ("dnn", config.dnns)):
-        for member, section in members.items():
-            flat.update({f"{kind}.{member}.{name}": value for name, value in section.model_dump().items()})
-    return flat
-
-
 def unknown_parameters(
     flat: Mapping[str, Any], cameras: Sequence[str], dnns: Sequence[str]
 ) -> tuple[list[str], list[str]]:
