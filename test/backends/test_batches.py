@@ -67,7 +67,7 @@ def through(stages: tuple, carried: Tensors) -> Tensors:
         return carried
 
 
-def test_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
+def test_batch_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
     gpu = torch.device("cuda")
     assert [batch_sizes(most, CPU) for most in (1, 3)] == [(1,), (1, 2, 3)]
     assert [batch_sizes(most, gpu) for most in (1, 2, 6, 16)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
@@ -77,7 +77,7 @@ def test_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
     ("backend", "precision", "tolerance"),
     [("torchscript", "auto", 1e-4), ("eager", "auto", 1e-4), ("eager", "bf16", 8e-2)],
 )
-def test_each_image_of_a_batch_gets_what_it_gets_alone_with_the_same_weights(
+def test_a_batch_has_the_results_of_its_images_alone_with_the_same_weights(
     backend: str, precision: str, tolerance: float
 ) -> None:
     module = Network()
@@ -104,7 +104,7 @@ class Overflows(nn.Module):
         return image * self.scale / 1e6
 
 
-def test_a_job_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stage_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
     module = Overflows()
     made = {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 1)] for size in (1, 2)}
     ready = prepare_batches(InPrecision(PRECISIONS["fp16"], Eager(), "a"), made, EXAMPLE, CPU, 1e-2)
@@ -121,7 +121,7 @@ def test_a_job_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptu
         (Mixes(), "image 1 of a batch of 2 has another result than alone: result 0 is off by"),
     ],
 )
-def test_a_dnn_that_takes_images_together_for_one_is_found_out(module: nn.Module, message: str) -> None:
+def test_a_dnn_that_mixes_the_images_of_a_batch_is_detected(module: nn.Module, message: str) -> None:
     with pytest.raises(BatchError, match=message):
         prepare_batches(choose_backend("eager", CPU), chains(module, 1, 2), EXAMPLE, CPU, 1e-4)
 
@@ -150,7 +150,7 @@ class Cells(nn.Module):
 
 
 @pytest.mark.parametrize("suffix", ["pt2", "onnx"])
-def test_a_file_made_for_one_image_is_refused_by_name(suffix: str, tmp_path: Path) -> None:
+def test_a_file_exported_for_one_image_is_rejected_by_name(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"one.{suffix}"
     if suffix == "onnx":
         onnx_of_one_image(file)
@@ -166,13 +166,13 @@ def test_a_file_made_for_one_image_is_refused_by_name(suffix: str, tmp_path: Pat
         assert (task.max_batch, task.batches, task.cameras) == (1, {}, ("rear",))
 
 
-def test_captured_preprocessing_and_batches_exclude_one_another() -> None:
+def test_captured_preprocessing_excludes_batches() -> None:
     flat = {"device": "cpu", "dnns": ["lane"], "dnn.lane.max_batch": 2, "dnn.lane.capture_preprocess": True}
     with pytest.raises(ConfigError, match=r"dnn.lane.capture_preprocess is true with max_batch 2: .* above 1: false"):
         build(to_config(flat))
 
 
-def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_shared() -> None:
+def test_batched_inferences_of_two_cameras_have_the_results_of_single_ones() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["object"]}
     flat |= {"dnn.object.max_batch": 4, "dnn.object.batch_delay_ms": 1000.0, "dnn.object.score_threshold": 0.01}
     (shared,) = build(to_config({**flat, "dnn.object.jobs": 3, "dnn.object.backend": "eager"})).tasks
@@ -199,7 +199,7 @@ def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_sha
         np.testing.assert_allclose(together[camera].output.boxes, expected.output.boxes, atol=0.05)
 
 
-def test_images_are_joined_where_a_captured_first_stage_reads_them() -> None:
+def test_inputs_are_stacked_in_the_memory_of_a_captured_first_stage() -> None:
     """What does not have the shape of that place, as of more images, goes elsewhere: it would move the place."""
     first = Captured.__new__(Captured)  # capturing takes a GPU
     first.inputs, first.outputs = (torch.zeros(3, 2, 2),), ()

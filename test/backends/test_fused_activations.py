@@ -90,7 +90,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
         (lambda x: (x.flip(3).relu_() + convolved(x)).relu(), (0, 1)),  # and here before
     ],
 )
-def test_a_convolution_with_relu_is_one_operation(function: Callable, expected: tuple[int, int]) -> None:
+def test_a_convolution_with_relu_is_fused(function: Callable, expected: tuple[int, int]) -> None:
     stage = stage_of(function)
     own = fuse(stage)
     assert fusions(own) == expected
@@ -158,12 +158,12 @@ def given_out(image: torch.Tensor) -> tuple:
         lambda x: functional.conv2d(x.double(), WEIGHT.double()).relu(),
     ],
 )
-def test_anything_else_stays_as_it_is(function: Callable) -> None:
+def test_other_operations_are_not_fused(function: Callable) -> None:
     stage = stage_of(function)
     assert fuse(stage) is stage
 
 
-def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() -> None:
+def test_an_unknown_operation_in_between_prevents_fusion_if_it_reads_a_tensor() -> None:
     """Marks, by which layers are timed in a running network, see none."""
     for reads, expected in ((True, (0, 0)), (False, (1, 0))):
         stage = stage_of(lambda x: convolved(x).relu())
@@ -184,7 +184,7 @@ def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() 
         ("regnet_x_400mf", 1, (45, 22)),
     ],
 )
-def test_networks_compute_the_same(
+def test_fused_networks_compute_the_same(
     name: str, jobs: int, expected: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each ReLU of ResNet18 (17) and RegNetX-400MF (67) stands behind a convolution."""
@@ -211,7 +211,7 @@ def test_networks_compute_the_same(
     assert [fusions(stage) for stage in again] == found
 
 
-def test_stages_without_a_pattern_are_handed_on_as_they_are() -> None:
+def test_stages_without_a_fusion_are_passed_on_unchanged() -> None:
     class Recorder(Eager):
         def prepare(self, stages, inputs, device, shared=None):  # type: ignore[no-untyped-def]
             given.append((list(stages), inputs, shared))
@@ -241,7 +241,7 @@ def test_stages_without_a_pattern_are_handed_on_as_they_are() -> None:
         (float("nan"), "result 0: the values that are not finite differ"),
     ],
 )
-def test_a_job_that_fails_or_computes_something_else_stays_as_it_was(
+def test_a_stage_that_fails_or_differs_when_fused_stays_unfused(
     broken: Exception | float, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(nn.Module):
@@ -262,7 +262,7 @@ def test_a_job_that_fails_or_computes_something_else_stays_as_it_was(
     assert prepared[1] is stages[1]
 
 
-def test_memory_that_does_not_suffice_for_one_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_fused_operation_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(stage: nn.Module) -> nn.Module:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -271,7 +271,7 @@ def test_memory_that_does_not_suffice_for_one_call_is_told(monkeypatch: pytest.M
         FusedActivations(Eager()).prepare([stage_of(lambda x: convolved(x).relu())], (IMAGE,), CPU)
 
 
-def test_jobs_in_bf16_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_bf16_stages_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     module = torchvision.models.resnet18(weights=None, num_classes=5).eval()
     example = (torch.zeros(1, 3, 64, 64),)
@@ -300,7 +300,7 @@ def test_jobs_in_bf16_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
     adds=st.booleans(),
     channels_last=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-def test_any_convolution_gives_the_same_and_lies_as_compilers_are_told(
+def test_any_fused_convolution_has_the_result_and_strides_of_its_fake(
     groups: int,
     channels: tuple[int, int],
     window: tuple[int, int],
@@ -334,7 +334,7 @@ def test_any_convolution_gives_the_same_and_lies_as_compilers_are_told(
     assert (told.shape, told.stride(), told.dtype) == (result.shape, result.stride(), result.dtype)
 
 
-def test_what_is_slower_as_one_operation_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slower_fusions_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where each is timed: here those with groups are slow."""
     monkeypatch.setattr(fused_activations, "_is_slower", lambda args: args[-1] > 1)
 
@@ -356,7 +356,7 @@ def test_what_is_slower_as_one_operation_stays_apart(monkeypatch: pytest.MonkeyP
     assert fuse(stage, but=range(4)) is stage
 
 
-def test_a_gpu_gets_one_call_and_a_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_fuse_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """But inductor in float32 keeps the convolutions that it sees."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
 

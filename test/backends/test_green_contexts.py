@@ -26,7 +26,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
         (6, 20, (1, 3, 20), (21,), "allowed: 1 to 20 in steps of 1 (cuda:0 has 20 SMs)"),
     ],
 )
-def test_a_share_is_so_many_sms_as_cuda_can_give(
+def test_allowed_numbers_of_sms(
     monkeypatch: pytest.MonkeyPatch,
     major: int,
     count: int,
@@ -41,7 +41,7 @@ def test_a_share_is_so_many_sms_as_cuda_can_give(
     assert {green_contexts.sms_problem(GPU, sms) for sms in refused} == {message}
 
 
-def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_share_is_an_error_that_names_the_dnn(monkeypatch: pytest.MonkeyPatch) -> None:
     config = to_config({"device": "cpu", "dnn.object.sms": 16})
     with pytest.raises(
         ConfigError, match=r"parameter dnn\.object\.sms is 16; only an NVIDIA GPU .* is cpu; 0: the whole"
@@ -59,7 +59,7 @@ def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pyt
         build(config)
 
 
-def test_streams_of_one_size_are_of_one_share_and_handed_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_of_one_size_belong_to_one_share_and_are_assigned_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts: list[SimpleNamespace] = []
     handles = itertools.count(1)
 
@@ -85,7 +85,7 @@ def test_streams_of_one_size_are_of_one_share_and_handed_out_in_turn(monkeypatch
         assert green_contexts.current_sms(CPU) == sms
 
 
-def test_what_is_planned_for_a_share_is_planned_by_a_thread_of_its_own() -> None:
+def test_work_for_a_share_runs_in_a_thread_of_its_own() -> None:
     def fail() -> None:
         raise ValueError("no such stream")
 

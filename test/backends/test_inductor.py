@@ -92,7 +92,7 @@ def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixt
             check_agreement(results[index], (module(*inputs),), 1e-4)
 
 
-def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ninth_dnn_of_a_class_is_compiled_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would compile eight instances of a class and run the others eager."""
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
     compiled: list[torch.fx.GraphModule] = []
@@ -111,7 +111,7 @@ def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest
 
 
 @needs_compiler
-def test_a_job_in_bf16_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bf16_stage_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
     module = network(0)
     prepared = choose_backend("inductor", CPU, "bf16", dnn="lane").prepare(cut(module, EXAMPLE, 1), EXAMPLE, CPU)
     assert not warnings_in(caplog)
@@ -121,7 +121,7 @@ def test_a_job_in_bf16_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None
 
 
 @needs_compiler
-def test_fused_activations_are_compiled_as_the_one_call_that_they_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fused_activation_stays_one_call_when_compiled(caplog: pytest.LogCaptureFixture) -> None:
     class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             called.append(func)
@@ -144,7 +144,7 @@ def test_fused_activations_are_compiled_as_the_one_call_that_they_are(caplog: py
         check_agreement(results, (block(*inputs),), 1e-4)
 
 
-def test_without_a_compiler_there_is_one_warning_and_eager_kernels_run(
+def test_without_a_compiler_stages_run_eager_with_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -164,7 +164,7 @@ def test_without_a_compiler_there_is_one_warning_and_eager_kernels_run(
     assert "needs Triton" in missing_compiler(GPU)
 
 
-def test_a_job_that_inductor_fails_on_or_gets_wrong_keeps_its_eager_kernels(
+def test_a_stage_that_inductor_rejects_or_miscompiles_runs_eager(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
@@ -188,7 +188,7 @@ def test_a_job_that_inductor_fails_on_or_gets_wrong_keeps_its_eager_kernels(
         check_agreement(through(prepared, inputs), (module(*inputs),), 1e-5)
 
 
-def test_memory_that_does_not_suffice_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
 
     def compile_instead(*arguments: object, **options: object) -> None:
@@ -199,7 +199,7 @@ def test_memory_that_does_not_suffice_is_not_hidden(monkeypatch: pytest.MonkeyPa
         Inductor().prepare(cut(network(0), EXAMPLE, 2), EXAMPLE, CPU)
 
 
-def test_progress_tells_what_is_coming_and_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_has_an_estimate_before_and_the_time_after_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
     clock = iter([0.0, 6.0, 10.0, 11.0])
     monkeypatch.setattr(inductor.time, "perf_counter", lambda: next(clock))
@@ -214,7 +214,7 @@ def test_progress_tells_what_is_coming_and_what_was(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_the_cache_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert str(cache_directory()) == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 

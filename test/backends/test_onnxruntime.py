@@ -151,12 +151,12 @@ def check_all(module: nn.Module, inputs: Tensors, jobs: int) -> list[SessionStag
 
 @pytest.mark.parametrize("jobs", [1, 2, 7])
 @pytest.mark.parametrize("kind", [Residual, Detector, Segmentation, Transformer, PassesOn])
-def test_sessions_compute_what_the_module_computes(kind: type[nn.Module], jobs: int) -> None:
+def test_sessions_compute_the_same_as_the_module(kind: type[nn.Module], jobs: int) -> None:
     check_all(seeded(kind), IMAGE, jobs)
 
 
 @pytest.mark.parametrize("model", ["builtin:lane", "builtin:object_small"])
-def test_our_dnns_whole_and_decomposed(model: str) -> None:
+def test_built_in_dnns_original_and_decomposed(model: str) -> None:
     dnn = load_dnn("a", DnnConfig(role="lane" if "lane" in model else "object", model=model))
     assert len(check_all(dnn.module, dnn.example_inputs(), 4)) == 4
 
@@ -174,7 +174,7 @@ def test_a_detector_of_torchvision() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
-def test_networks_that_come_as_files(suffix: str, tmp_path: Path) -> None:
+def test_networks_from_files(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"network{suffix}"
     if suffix == ".pt2":
         torch.export.save(torch.export.export(seeded(Segmentation), IMAGE), path)
@@ -205,7 +205,7 @@ def test_two_dnns_in_two_workers_each_get_their_own_results() -> None:
     assert not failures
 
 
-def test_results_stay_what_they_are_while_the_next_frame_is_computed() -> None:
+def test_results_are_not_overwritten_by_the_next_frame() -> None:
     """A DNN's thread decodes the results of one frame while a worker runs the next."""
     stages = sessions(seeded(Residual), IMAGE, 2)
     (result,) = through(stages, (torch.ones(1, 3, 32, 48),))
@@ -215,13 +215,13 @@ def test_results_stay_what_they_are_while_the_next_frame_is_computed() -> None:
     assert torch.equal(result, before)
 
 
-def test_a_tensor_that_a_job_only_passes_on_is_not_copied() -> None:
+def test_a_tensor_that_a_stage_passes_on_is_not_copied() -> None:
     stages = sessions(seeded(PassesOn), IMAGE, 2)
     image = torch.randn(1, 3, 32, 48)
     assert through(stages, (image,))[1] is image
 
 
-def test_weights_are_held_once_by_jobs_whole_network_and_batches() -> None:
+def test_stages_whole_network_and_batches_share_weights() -> None:
     module = seeded(Residual)
     chains = {size: cut(module, repeat_inputs(IMAGE, size), 3, fold_batch_norm=True) for size in (1, 2, 3)}
     folded = sum(weight.nbytes for stage in chains[1] for weight in (*stage.parameters(), *stage.buffers()))
@@ -236,7 +236,7 @@ def test_weights_are_held_once_by_jobs_whole_network_and_batches() -> None:
     assert 0.9 * folded < sum(found.values()) <= folded
 
 
-def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
+def test_a_batch_has_the_results_of_its_images_alone() -> None:
     module = seeded(Residual)
     chains = {size: cut(module, repeat_inputs(IMAGE, size), 2, fold_batch_norm=True) for size in (1, 2)}
     ready = prepare_batches(choose_backend("onnxruntime", CPU), chains, IMAGE, CPU, 1e-4)
@@ -246,7 +246,7 @@ def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
         check_agreement((results[row : row + 1],), through(ready[1], (images[row : row + 1],)), 1e-4)
 
 
-def test_nan_is_not_swallowed() -> None:
+def test_nan_in_the_weights_makes_the_results_nan() -> None:
     stages = sessions(seeded(Residual), IMAGE, 3)
     image = torch.randn(1, 3, 32, 48)
     image[0, 1, 10, 10] = float("nan")
@@ -264,7 +264,7 @@ class Pooled(Residual):
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
-def test_nan_of_single_frames_is_not_swallowed_by_max_pooling(jobs: int) -> None:
+def test_nan_before_max_pooling_makes_the_results_nan(jobs: int) -> None:
     class Rarely(Pooled):
         """The logarithm is NaN under -50 only, of which the comparison at configuring has none."""
 
@@ -280,7 +280,7 @@ def test_nan_of_single_frames_is_not_swallowed_by_max_pooling(jobs: int) -> None
         assert through(chain, (image,))[0].isfinite().all()  # type: ignore[arg-type]
 
 
-def test_a_session_that_fails_fails_for_its_frame_alone() -> None:
+def test_after_an_error_a_session_runs_the_next_frame() -> None:
     stages = sessions(seeded(Residual), IMAGE, 2)
     for chain in (stages, [stages[0].single_launch]):
         with pytest.raises(Exception, match="Unexpected input data type"):
@@ -309,7 +309,7 @@ class ChangesWhenTraced(nn.Module):
         (lambda: [ChangesWhenTraced()], IMAGE, "result 0 is off by 1 "),
     ],
 )
-def test_what_cannot_be_exported_runs_as_torchscript_and_the_log_says_why(
+def test_a_dnn_that_cannot_be_exported_runs_as_torchscript_and_the_reason_is_logged(
     stages, inputs: Tensors, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -326,14 +326,14 @@ def test_what_cannot_be_exported_runs_as_torchscript_and_the_log_says_why(
     assert through(ready, inputs)[0].shape == inputs[0].shape
 
 
-def test_a_network_that_keeps_a_state_keeps_it() -> None:
+def test_a_network_with_state_keeps_it() -> None:
     ready = OnnxRuntime().prepare(cut(Keeps().eval(), IMAGE, 1), IMAGE, CPU)
     one = (torch.ones(1, 3, 32, 48),)
     first, second = (float(through(ready, one)[0].mean()) for _ in range(2))
     assert second == first + 1.0
 
 
-def test_without_onnx_runtime_it_is_torchscript(
+def test_without_onnx_runtime_dnns_run_as_torchscript(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in list(sys.modules):
@@ -349,7 +349,7 @@ def test_without_onnx_runtime_it_is_torchscript(
         check_agreement(through(ready, image), (module(*image),), 1e-4)
 
 
-def test_it_is_the_default_on_a_cpu_where_the_precision_is_float32() -> None:
+def test_onnxruntime_is_the_default_on_a_cpu_in_float32() -> None:
     assert type(choose_backend("auto", CPU)) is OnnxRuntime
     assert (backend_name("auto", CPU), backend_name("auto", CPU, precision="bf16")) == ("onnxruntime", "torchscript")
     in_bf16 = choose_backend("auto", CPU, "bf16")
@@ -362,7 +362,7 @@ def test_it_is_the_default_on_a_cpu_where_the_precision_is_float32() -> None:
         choose_backend("onnxruntime", CPU, "bf16", dnn="lane")
 
 
-def test_it_is_refused_on_a_gpu() -> None:
+def test_onnxruntime_is_rejected_on_a_gpu() -> None:
     message = (
         "parameter dnn.lane.backend is 'onnxruntime', but the device is cuda:0; "
         "allowed: auto, eager, torchscript, cuda_graph, inductor"

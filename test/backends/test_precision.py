@@ -40,7 +40,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         ("cuda", "torchscript", (7, 5), "auto fp16"),
     ],
 )
-def test_what_a_device_can_do(
+def test_allowed_precisions_by_device_and_backend(
     device: str, backend: str, capability: tuple, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: True)
@@ -53,7 +53,7 @@ def test_a_cpu_without_8_bit_dot_products_has_no_int8(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
-def test_a_cpu_refuses_what_it_cannot_do(precision: str) -> None:
+def test_a_precision_that_a_cpu_does_not_have_is_rejected(precision: str) -> None:
     message = rf"parameter dnn.lane.precision is '{precision}'; allowed .* on cpu: auto, fp32, bf16"
     with pytest.raises(ConfigError, match=message):
         choose_backend("auto", CPU, precision, dnn="lane")
@@ -61,7 +61,7 @@ def test_a_cpu_refuses_what_it_cannot_do(precision: str) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "torchscript"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_our_dnns_give_float32_results_within_the_tolerance(
+def test_built_in_dnns_have_float32_results_within_the_tolerance(
     backend: str, precision: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dnn = load_dnn("pedestrian", DnnConfig(role="pedestrian", model="builtin:pedestrian"))
@@ -77,7 +77,7 @@ def test_our_dnns_give_float32_results_within_the_tolerance(
     check_agreement((output,), (expected,), PRECISIONS[precision].tolerance(CPU))
 
 
-def test_weights_and_what_is_carried_are_cast_and_the_dnn_is_not() -> None:
+def test_weights_and_activations_are_cast_and_the_dnn_is_unchanged() -> None:
     torch.manual_seed(0)
     module = torchvision.models.mobilenet_v3_small(weights=None).eval()
     example = (torch.zeros(1, 3, 64, 64),)
@@ -103,7 +103,7 @@ class Overflows(torch.nn.Module):
         return (carried[0] * self.scale / 1e6,)
 
 
-def test_a_job_that_overflows_stays_float32_between_others_that_do_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_stage_that_overflows_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
     stages = [torch.nn.Identity(), Overflows(), torch.nn.Identity()]
     prepared = InPrecision(PRECISIONS["fp16"], Eager(), "object").prepare(stages, (torch.zeros(8),), CPU)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -117,7 +117,7 @@ def test_a_job_that_overflows_stays_float32_between_others_that_do_not(caplog: p
     torch.testing.assert_close(output, value, rtol=1e-2, atol=1e-2)
 
 
-def test_a_job_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stage_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
     class WantsFloat32(torch.nn.Module):
         def forward(self, carried: Tensors) -> Tensors:
             if carried[0].dtype is not torch.float32:
@@ -143,7 +143,7 @@ class MakesFloat32(torch.nn.Module):
         return self.linear((features * mask).flatten(1))
 
 
-def test_types_in_the_graph_are_cast_and_views_of_a_channels_last_image_work() -> None:
+def test_dtypes_in_the_graph_are_cast_and_views_of_channels_last_tensors_work() -> None:
     torch.manual_seed(0)
     example = (torch.rand(1, 3, 8, 8),)
     (stage,) = cut(MakesFloat32().eval(), example, 1)
@@ -187,7 +187,7 @@ def test_tf32_is_set_for_a_block_only(tf32: bool) -> None:
         (torch.tensor([1.0, 100.0], dtype=torch.float64), "instead of"),
     ],
 )
-def test_a_disagreement_is_named(result: torch.Tensor, message: str) -> None:
+def test_the_first_difference_is_named(result: torch.Tensor, message: str) -> None:
     expected = (torch.tensor([1.0, 100.0]),)
     check_agreement((torch.tensor([1.005, 100.005]),), expected, 1e-4)
     with pytest.raises(ValueError, match=message):
@@ -196,7 +196,7 @@ def test_a_disagreement_is_named(result: torch.Tensor, message: str) -> None:
         check_agreement((result, result), expected, 1e-3)
 
 
-def test_what_is_not_finite_must_be_the_same() -> None:
+def test_values_that_are_not_finite_must_be_equal() -> None:
     special = torch.tensor([float("inf"), float("nan"), 1.0])
     check_agreement((special,), (special.clone(),), 1e-4)
     with pytest.raises(ValueError, match="not finite"):

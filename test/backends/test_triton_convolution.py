@@ -48,7 +48,7 @@ SMALL = ((1, 256, 14, 14), (256, 256, 3, 3))
     [(80, IN_GROUPS), (87, IN_GROUPS), (87, FIRST), (90, IN_GROUPS), (90, SMALL)],
     ids=["8.0-in_groups", "8.7-in_groups", "8.7-first", "9.0-in_groups", "9.0-small"],
 )
-def test_it_compiles_for_gpus_that_are_not_here(capability: int, layer: tuple) -> None:
+def test_the_kernel_compiles_for_other_gpus(capability: int, layer: tuple) -> None:
     """Every way to divide the work, with and without bias and sum, for layers of RegNetY-32GF, VGG16 and ResNet152."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -95,9 +95,7 @@ def test_it_compiles_for_gpus_that_are_not_here(capability: int, layer: tuple) -
         ((7, 1392, 14, 14), (1392, 232, 3, 3), 132, {1}),
     ],
 )
-def test_work_is_divided_where_there_is_little_of_it(
-    image: tuple, weight: tuple, processors: int, expected: set
-) -> None:
+def test_split_k_is_used_for_little_work(image: tuple, weight: tuple, processors: int, expected: set) -> None:
     from multi_dnn_ros.backends.triton_convolution import tiles
 
     result = (image[0], weight[0], *image[2:])
@@ -122,7 +120,7 @@ def test_work_is_divided_where_there_is_little_of_it(
         ((1, 64, 8192, 4096), (64, 64, 3, 3), torch.float16, False),  # too large for places of 32 bits
     ],
 )
-def test_what_the_kernel_is_for(image: tuple, weight: tuple, dtype: torch.dtype, expected: bool) -> None:
+def test_supported_convolutions(image: tuple, weight: tuple, dtype: torch.dtype, expected: bool) -> None:
     from multi_dnn_ros.backends.triton_convolution import fits
 
     empty = functools.partial(torch.empty, dtype=dtype, device="meta")
@@ -167,7 +165,7 @@ class TimedGpu:
 
 
 @needs_triton
-def test_the_fastest_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_tile_is_selected_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from multi_dnn_ros.backends.triton_convolution import tiles
 
     image, weight = map(torch.Size, IN_GROUPS)
@@ -180,7 +178,7 @@ def test_the_fastest_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_triton
-def test_a_share_of_the_sms_has_a_choice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_sms_has_its_own_fastest_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """After another DNN on the whole GPU has chosen for the same shapes, and the other way round."""
     from multi_dnn_ros.backends.triton_convolution import tiles
 
@@ -198,7 +196,7 @@ def test_a_share_of_the_sms_has_a_choice_of_its_own(monkeypatch: pytest.MonkeyPa
 
 
 @needs_triton
-def test_where_cudnn_is_faster_nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_not_launched_if_cudnn_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [1.0, 4.0, 2.0, 3.0])
     assert not gpu.run()
     assert not gpu.run()
@@ -206,7 +204,7 @@ def test_where_cudnn_is_faster_nothing_is_launched(monkeypatch: pytest.MonkeyPat
 
 
 @needs_triton
-def test_what_the_gpu_has_no_room_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_that_needs_too_much_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.errors import OutOfResources
 
     gpu = TimedGpu(monkeypatch, [5.0, OutOfResources(101, 100, "shared memory"), 4.0, OutOfResources(101, 100, "x")])
@@ -215,21 +213,21 @@ def test_what_the_gpu_has_no_room_for_is_passed_over(monkeypatch: pytest.MonkeyP
 
 
 @needs_triton
-def test_where_cudnn_has_none_our_own_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_used_if_cudnn_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [RuntimeError("GET was unable to find an engine"), 4.0, 2.0, 3.0])
     assert gpu.run()
     assert len(gpu.launched) == 1
 
 
 @needs_triton
-def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_gpu_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [5.0, torch.OutOfMemoryError("CUDA out of memory")])
     with pytest.raises(torch.OutOfMemoryError):
         gpu.run()
 
 
 @needs_triton
-def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tile_is_timed_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [5.0, 4.0, 2.0, 3.0])
     gpu.capturing = True
     assert not gpu.run()

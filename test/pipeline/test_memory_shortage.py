@@ -26,7 +26,7 @@ class Full(Eager):
         return super().prepare(stages, inputs, device)
 
 
-def test_the_error_names_the_dnn_and_what_was_wanted_and_fewer_dnns_still_configure(
+def test_out_of_memory_names_the_dnn_and_the_request_and_fewer_dnns_can_be_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", lambda *args, **kwargs: Full())

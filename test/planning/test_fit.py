@@ -253,7 +253,7 @@ def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPa
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last is under way
 
 
-def test_mixes_lie_below_and_above_the_capacity() -> None:
+def test_random_demands_lie_below_and_above_the_capacity() -> None:
     services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
     cases = random_demands(services, 2, 10, seed=1)
     verdicts = [check_fit(demands, 2, limit=1.0) for demands in cases]

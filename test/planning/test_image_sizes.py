@@ -140,7 +140,7 @@ def engine(tasks, on_result) -> Engine:
     return Engine(tasks, on_result=on_result, workers=1)
 
 
-def test_a_dnn_that_takes_several_images_at_once_is_measured_so() -> None:
+def test_a_dnn_that_batches_is_measured_with_batches() -> None:
     tiny = np.zeros((4, 4, 3), np.uint8)
     alone = measure_services([task(("front", "rear"))], engine, tiny, 1, frames=5)["lane"]
     together = measure_services([task(("front", "rear"), (2,))], engine, tiny, 1, frames=5)["lane"]
@@ -158,7 +158,7 @@ def test_each_camera_has_images_of_its_own_size() -> None:
     assert both.alone_ms >= small.alone_ms + 5.0  # half of the frames take 20 ms more
 
 
-def test_what_a_megapixel_costs() -> None:
+def test_costs_per_megapixel() -> None:
     assert preprocess_ms(task(("front",)), CPU) >= 0.9 * 20.0
     assert 0.0 < decode_ms("raw") < decode_ms("compressed")
 

@@ -89,7 +89,7 @@ def test_without_predictor_and_bound_nothing_is_timed() -> None:
     assert (plan.jobs, plan.costs, plan.remaining_ns(())) == (3, None, None)
 
 
-def test_jobs_of_even_predicted_time_and_what_remains_of_them() -> None:
+def test_jobs_of_equal_predicted_time_and_their_remaining_times() -> None:
     plan = planner(taught(), ms=(), launch_ms=1.0).plan(dnn(), 3, target())
     stages = stages_of(plan)
     assert sorted(len(stage.layers) for stage in stages) == [2, 2, 3]
@@ -160,7 +160,7 @@ def test_half_precision_moves_half_the_bytes() -> None:
     assert half.work.flops == single.work.flops
 
 
-def test_launching_is_what_a_call_takes_on_the_host() -> None:
+def test_launch_cost_is_the_host_time_of_a_call() -> None:
     ticks = iter(range(1000))
     assert launch_cost_s(target("torchscript"), now=lambda: float(next(ticks))) == pytest.approx(
         1.0 / 20
@@ -207,7 +207,7 @@ def test_a_bound_exceeded_by_every_layer_gives_one_job_per_layer(exported: Path,
         torch.testing.assert_close(carried[0], module(*inputs), rtol=0.05, atol=0.02)
 
 
-def test_the_parameter_cuts_and_judges_by_prediction(
+def test_the_predictor_parameter_is_used_for_cutting_and_the_fit_check(
     exported: Path, module: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines.clear()

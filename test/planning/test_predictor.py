@@ -123,7 +123,7 @@ def test_a_bad_predictor_file_is_refused(change, message: str, tmp_path: Path, t
         read_predictor(path)
 
 
-def test_files_of_the_first_format_are_read_for_cpus_alone(tmp_path: Path, taught: Predictor) -> None:
+def test_files_of_format_1_are_read_for_cpus_only(tmp_path: Path, taught: Predictor) -> None:
     path = tmp_path / "predictor.json"
     old = {**json.loads(taught.model_dump_json()), "format": "multi_dnn_ros predictor 1"}
     path.write_text(json.dumps(old))

@@ -50,7 +50,7 @@ def profiled(**options):
     return profile_network(NETWORK, target(), limits(), **{"jobs": 2, "timed": fixed_times, **options})
 
 
-def test_layers_are_counted_as_their_shapes_say() -> None:
+def test_work_is_computed_from_shapes() -> None:
     layers = profiled().layers
     assert [layer.kind for layer in layers] == [
         "convolution", "element-wise", "depthwise convolution", "1x1 convolution", "element-wise", "pooling",
@@ -71,7 +71,7 @@ def test_layers_are_counted_as_their_shapes_say() -> None:
     assert first.work.intensity == pytest.approx(2 * first.work.macs / (first.work.moved))
 
 
-def test_what_is_part_of_the_convolution_before_it_counts_nothing() -> None:
+def test_fused_operations_count_no_work() -> None:
     """On a GPU a ReLU behind a convolution is no kernel of its own."""
     gpu = replace(target(), device=torch.device("cuda", 0))
     for where, kinds in ((replace(gpu, backend="cuda_graph"), ["view"]), (gpu, ["element-wise"])):
@@ -81,7 +81,7 @@ def test_what_is_part_of_the_convolution_before_it_counts_nothing() -> None:
         assert [layer.work.flops > 0 for layer in layers] == [kind != "view" for kind in kinds]
 
 
-def test_marks_behind_one_operation_for_two_layers_tell_the_time_of_the_first() -> None:
+def test_a_fused_operations_time_counts_for_its_first_layer() -> None:
     class Order(HostClock):
         def mark(self, place: int) -> None:
             order.append(place)
@@ -118,7 +118,7 @@ def test_bounds_shares_and_sums() -> None:
     assert [job.ms.p50 for job in profile.jobs] == [job.layers_ms for job in profile.jobs]
 
 
-def test_times_are_those_between_the_marks_less_what_a_mark_costs() -> None:
+def test_times_are_gaps_between_marks_minus_the_cost_of_a_mark() -> None:
     traced = trace_for(NETWORK.module, SHAPE, target())
     gaps = [1.0, 2.0, 3.0, 4.0, 99.0, 5.0, 6.0, 0.1]  # 99: from the first job to the second
     clocks = iter([FakeClock({3: [10.0, 11.0]}), FakeClock({EMPTY: [0.25] * 16, LAYERS + 2: gaps})])
@@ -144,7 +144,7 @@ def test_a_layer_is_a_stage_where_the_backend_compiles_stages() -> None:
     assert [of[0] for of in times.layers] == [0.5] * LAYERS
 
 
-def test_marks_change_nothing_and_the_host_clock_counts_nanoseconds() -> None:
+def test_marks_do_not_change_results_and_the_host_clock_counts_nanoseconds() -> None:
     reading = itertools.count(0, 1_000_000)
     clock = HostClock(lambda: next(reading))
     clock.prepare(3)
@@ -191,7 +191,7 @@ def test_preempted_rounds_are_repeated() -> None:
     assert len(late.whole) == 5
 
 
-def test_cutting_by_measured_times_evens_them_out() -> None:
+def test_cutting_by_measured_times_balances_them() -> None:
     assert profiled(cut_by="measured", jobs=2).imbalance < profiled(cut_by="count", jobs=2).imbalance
     traced = trace_for(Small(8), SHAPE, target())
     costs = node_costs(((layer, layer.ms.p50) for layer in profiled().layers), "the profile")
@@ -226,7 +226,7 @@ def test_written_and_read(tmp_path: Path) -> None:
         ("[" * 100_000, "not a profile"),
     ],
 )
-def test_a_file_that_is_no_profile(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_profile_file_is_rejected(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ProfileError, match=message):

@@ -31,7 +31,7 @@ def raw_outputs(dnn: Dnn, seed: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
-def test_two_parts_give_what_one_gives(builder: str) -> None:
+def test_decoding_in_two_parts_has_the_same_results(builder: str) -> None:
     dnn = load(builder)
     for kept in ((), (2, 5)):  # as keep = [truck, tram] would set it
         dnn.decoder.kept = kept
@@ -53,7 +53,7 @@ def test_two_parts_give_what_one_gives(builder: str) -> None:
                 assert len(found.scores)
 
 
-def test_candidates_that_are_not_numbers_are_refused() -> None:
+def test_nan_in_candidates_is_an_error() -> None:
     dnn = load(BUILDERS[0])
     parts = dnn.decoder.in_two_parts()
     assert parts is not None
@@ -64,5 +64,5 @@ def test_candidates_that_are_not_numbers_are_refused() -> None:
         parts.decode(parts.condense(outputs), SOURCE)
 
 
-def test_others_are_decoded_in_one() -> None:
+def test_other_decoders_have_no_two_parts() -> None:
     assert load_dnn("lane", DnnConfig(role="lane", model="builtin:lane")).decoder.in_two_parts() is None

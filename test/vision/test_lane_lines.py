@@ -13,7 +13,7 @@ from multi_dnn_ros.vision.decoders.lane_lines import find_runs, fit_curves, grou
 
 @settings(max_examples=60)
 @given(arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 1)))
-def test_runs_are_the_set_pixels(mask: np.ndarray) -> None:
+def test_runs_cover_exactly_the_set_pixels(mask: np.ndarray) -> None:
     runs = find_runs(mask)
     again = np.zeros_like(mask)
     for row, begin, end in zip(runs.row, runs.begin, runs.end, strict=True):
@@ -24,7 +24,7 @@ def test_runs_are_the_set_pixels(mask: np.ndarray) -> None:
     assert (np.diff(runs.row * 10 + runs.begin) > 0).all()  # row by row, left to right
 
 
-def test_curves_fitted_together_are_those_fitted_alone() -> None:
+def test_curves_fitted_at_once_are_those_fitted_one_by_one() -> None:
     random = np.random.default_rng(3)
     curves = np.array([[100.0, 0.5, 0.002], [300.0, -1.0, 0.0], [40.0, 2.0, -0.001], [7.0, 0.0, 0.0]])
     counts, bend = np.array([60, 30, 200, 1]), np.array([True, False, True, False])
@@ -44,7 +44,7 @@ def test_curves_fitted_together_are_those_fitted_alone() -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
-def test_lines_of_noise_are_runs_of_the_mask_each_in_one_line(share: float) -> None:
+def test_lines_in_noise_are_disjoint_and_a_true_line_is_found(share: float) -> None:
     """Thousands of chains: the lines are still disjoint, and a true line among them is found."""
     random = np.random.default_rng(1)
     mask = (random.random((360, 640)) < share).astype(np.uint8)
