@@ -1,4 +1,4 @@
-"""However the jobs of a DNN run, they compute the same."""
+"""The stages of a DNN compute the same with every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several images at once: the same results with the same weights, or an error that names parameter and reason."""
+"""Batches: the same results with the same weights, or an error that names the parameter and the reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT = 60.0
 
 
 class Network(nn.Module):
-    """Two convolutions with batch norms, and a flat output beside the image."""
+    """Two convolutions with batch norms; a flat output and an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ def test_a_batch_has_the_results_of_its_images_alone_with_the_same_weights(
             alone = through(ready[1], (images[row : row + 1],))
             check_agreement(tuple(result[row : row + 1] for result in results), alone, tolerance)
     if backend == "eager":
-        held = [{p.data_ptr() for stage in ready[size] for p in stage.parameters()} for size in ready]  # type: ignore[attr-defined]
-        assert len(held[0]) == 6
-        assert held[0] == held[1] == held[2]
+        pointers = [{p.data_ptr() for stage in ready[size] for p in stage.parameters()} for size in ready]  # type: ignore[attr-defined]
+        assert len(pointers[0]) == 6
+        assert pointers[0] == pointers[1] == pointers[2]
         assert not [buffer for stages in ready.values() for stage in stages for buffer in stage.buffers()]  # type: ignore[attr-defined]
 
 
@@ -111,7 +111,7 @@ def test_a_stage_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCap
     assert caplog.text.count("job 0 of a stays float32, because fp16 fails") == 2
     one, two = ([*stage.parameters()] for stages in ready.values() for stage in stages)  # type: ignore[attr-defined]
     assert one[0] is two[0]
-    assert one[0] is not module.scale  # which stays on the CPU, wherever the jobs go
+    assert one[0] is not module.scale  # the module itself stays on the CPU
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_file_exported_for_one_image_is_rejected_by_name(suffix: str, tmp_path
     message = rf"dnn.object.max_batch is 4, but .*one.{suffix} takes one image at a time: .*; allowed: 1"
     with pytest.raises(ConfigError, match=message):
         build(to_config({**flat, "dnn.object.max_batch": 4}))
-    if suffix == "onnx":  # with one camera, though it be named twice, there is nothing to batch
+    if suffix == "onnx":  # one camera, even if named twice, has nothing to batch
         (task,) = build(to_config({**flat, "dnn.object.max_batch": 4, "dnn.object.cameras": ["rear", "rear"]})).tasks
         assert (task.max_batch, task.batches, task.cameras) == (1, {}, ("rear",))
 
@@ -200,8 +200,8 @@ def test_batched_inferences_of_two_cameras_have_the_results_of_single_ones() -> 
 
 
 def test_inputs_are_stacked_in_the_memory_of_a_captured_first_stage() -> None:
-    """What does not have the shape of that place, as of more images, goes elsewhere: it would move the place."""
-    first = Captured.__new__(Captured)  # capturing takes a GPU
+    """Inputs of another shape, such as more images, get new memory: `torch.cat(out=...)` would resize the stage's."""
+    first = Captured.__new__(Captured)  # a capture needs a GPU
     first.inputs, first.outputs = (torch.zeros(3, 2, 2),), ()
     images = [(torch.full((1, 2, 2), float(value)),) for value in range(4)]
     (joined,) = stack_inputs(images[:3], first)

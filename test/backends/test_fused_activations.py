@@ -1,4 +1,4 @@
-"""A convolution and the ReLU behind as one operation: what is fused, what is not, and what happens where it fails."""
+"""Fusion of a convolution with its ReLU: what is fused, what is not, and what happens if it fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def convolved(image: torch.Tensor, weight: torch.Tensor = WEIGHT, padding: int =
 
 
 def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = IMAGE) -> GraphStage:
-    """What `function` does, with its writes in place, which an exported graph would not have."""
+    """A stage of `function` with its in-place operations, which an exported graph would not have."""
 
     def flat(image: torch.Tensor) -> tuple:
         results = function(image)
@@ -54,7 +54,7 @@ def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = I
 
 
 def fusions(stage: object) -> tuple[int, int]:
-    """How many operations are a convolution with ReLU, and with a sum and ReLU."""
+    """Number of fused operations without and with an addition."""
     graphs = [part for part in stage.modules() if isinstance(part, torch.fx.GraphModule)]  # type: ignore[attr-defined]
     nodes = [node for each in graphs for node in each.graph.nodes if node.target is CONVOLUTION_RELU]
     counts = Counter(node.args[3] is None for node in nodes)
@@ -86,8 +86,8 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
         (lambda x: (convolved(x) + convolved(x, OTHER, 0)).relu(), (0, 1)),
         (lambda x: convolved(convolved(convolved(x).relu()).relu_()).add_(x).relu_(), (2, 1)),
         (lambda x: (x.relu_(), convolved(x).relu()), (1, 0)),
-        (lambda x: (convolved(x) + x.flip(3).relu_()).relu(), (0, 0)),  # the write lies between
-        (lambda x: (x.flip(3).relu_() + convolved(x)).relu(), (0, 1)),  # and here before
+        (lambda x: (convolved(x) + x.flip(3).relu_()).relu(), (0, 0)),  # the write is in between
+        (lambda x: (x.flip(3).relu_() + convolved(x)).relu(), (0, 1)),  # here it is before the convolution
     ],
 )
 def test_a_convolution_with_relu_is_fused(function: Callable, expected: tuple[int, int]) -> None:
@@ -164,7 +164,7 @@ def test_other_operations_are_not_fused(function: Callable) -> None:
 
 
 def test_an_unknown_operation_in_between_prevents_fusion_if_it_reads_a_tensor() -> None:
-    """Marks, by which layers are timed in a running network, see none."""
+    """Time marks read no tensor."""
     for reads, expected in ((True, (0, 0)), (False, (1, 0))):
         stage = stage_of(lambda x: convolved(x).relu())
         graph = stage.graph.graph
@@ -187,7 +187,7 @@ def test_an_unknown_operation_in_between_prevents_fusion_if_it_reads_a_tensor() 
 def test_fused_networks_compute_the_same(
     name: str, jobs: int, expected: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each ReLU of ResNet18 (17) and RegNetX-400MF (67) stands behind a convolution."""
+    """Each ReLU of ResNet18 (17) and RegNetX-400MF (67) follows a convolution."""
     torch.manual_seed(0)
     module = torchvision.models.get_model(name, weights=None, num_classes=5).eval()
     example = (torch.zeros(1, 3, 64, 64),)
@@ -196,7 +196,7 @@ def test_fused_networks_compute_the_same(
     prepared = FusedActivations(Eager()).prepare(stages, example, CPU)
     assert not warnings_in(caplog)
     found = [fusions(stage) for stage in prepared]
-    # A cut never parts a convolution from its ReLU here, as what would be carried over it counts double.
+    # No cut separates a convolution from its ReLU here, because cuts before element-wise operations cost double.
     assert tuple(map(sum, zip(*found, strict=True))) == expected
     assert [str(stage.graph.graph) for stage in stages] == before
     inputs = noise_like(example)
@@ -335,7 +335,7 @@ def test_any_fused_convolution_has_the_result_and_strides_of_its_fake(
 
 
 def test_slower_fusions_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where each is timed: here those with groups are slow."""
+    """With a fake timing, in which grouped convolutions are slow."""
     monkeypatch.setattr(fused_activations, "_is_slower", lambda args: args[-1] > 1)
 
     wide, narrow = weight_of(8, 2, 3, 3), weight_of(8, 4, 1, 1)
@@ -357,7 +357,7 @@ def test_slower_fusions_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_backends_fuse_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But inductor in float32 keeps the convolutions that it sees."""
+    """Except inductor in float32, which needs the convolutions to choose the layout."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
 
     def wrapped(name: str, precision: str, device: torch.device) -> list[type]:

@@ -1,4 +1,4 @@
-"""GPU time of calls, on a GPU and a CPU whose clocks are counted. On a real one: test/gpu."""
+"""GPU time of calls, with fake clocks of GPU and CPU. On a real GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CYCLES_PER_MS = 2_000_000
 
 
 class Computer:
-    """The CPU takes `launch_ms` for each call, the GPU `kernel_ms`, which begins when the one before has ended."""
+    """The CPU takes `launch_ms` for each call, the GPU `kernel_ms`; kernels run one after another."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, launch_ms: float, kernel_ms: float) -> None:
         self.cpu_ms = self.gpu_ends_ms = 0.0

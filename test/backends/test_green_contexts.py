@@ -1,4 +1,4 @@
-"""Shares of a GPU's SMs: what is allowed, and who gets which stream. That kernels keep to a share is for test/gpu."""
+"""Shares of a GPU's SMs: allowed sizes, and the assignment of streams. That kernels stay on a share: test/gpu."""
 
 from __future__ import annotations
 

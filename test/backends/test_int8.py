@@ -1,4 +1,4 @@
-"""Precision int8: calibrated on images, near float32 on others, or float32 and the reason in the log."""
+"""Precision int8: calibrated on images and close to float32 on others, or float32 with the reason in the log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Residual(nn.Module):
-    """Convolutions, a sum, pooling, a classifier."""
+    """Convolutions, an addition, pooling, a classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Residual(nn.Module):
 
 
 class Cancels(Residual):
-    """Carries small differences on a large sum, of which 8 bits leave nothing."""
+    """Has small differences on a large offset, which are lost in 8 bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Cancels(Residual):
 
 
 class OddHead(nn.Module):
-    """An output whose scale int8 cannot hold together with its differences; the layers before can."""
+    """An output with a large offset and small differences, which are lost in int8; the other layers work in int8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def int8(module: nn.Module, jobs: int = 1, progress: list[str] | None = None) ->
 
 
 def operators(stage: SessionStage) -> str:
-    """Of the optimized model that a stage runs."""
+    """Operator types of the optimized model of a stage."""
     return " ".join(sorted(stage.operators))
 
 

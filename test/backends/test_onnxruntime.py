@@ -1,4 +1,4 @@
-"""Jobs as sessions of ONNX Runtime: the results of eager PyTorch, weights held once, or TorchScript and the reason."""
+"""Stages as sessions of ONNX Runtime: the results of eager PyTorch, shared weights, or TorchScript and the reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Residual(nn.Module):
 
 
 class Detector(Residual):
-    """Heads as torchvision's SSD has them, whose reshapes PyTorch traces as `_unsafe_view`; a dict of outputs."""
+    """Heads as in torchvision's SSD, whose reshapes are traced as `_unsafe_view`; returns a dict."""
 
     def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
         image = nn.functional.hardswish(self.first(image))
@@ -59,7 +59,7 @@ class Detector(Residual):
 
 
 class Segmentation(Residual):
-    """Upsampling, squeeze and excitation, depthwise convolution."""
+    """Upsampling, squeeze-and-excitation, depthwise convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Transformer(Residual):
 
 
 class PassesOn(nn.Module):
-    """Of its outputs one is its input, one is a constant."""
+    """One output is the input, another one is a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class PassesOn(nn.Module):
 
 
 class Keeps(nn.Module):
-    """Writes something down for the next frame."""
+    """Keeps state for the next frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,13 +131,13 @@ def through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
 
 
 def sessions(module: nn.Module, inputs: Tensors, jobs: int, dnn: str = "") -> list[SessionStage]:
-    """The jobs of a DNN, which must all be sessions."""
+    """The stages of a DNN; all must be sessions."""
     stages = OnnxRuntime(dnn=dnn).prepare(cut(module, inputs, jobs, fold_batch_norm=True), inputs, CPU)
     return [stage for stage in stages if isinstance(stage, SessionStage) or pytest.fail("not exported")]
 
 
 def check_all(module: nn.Module, inputs: Tensors, jobs: int) -> list[SessionStage]:
-    """Both ways of running it give what the module gives."""
+    """Check the results of the stages and of the single session."""
     stages = sessions(module, inputs, jobs)
     image = tuple(tensor * 0.7 for tensor in noise_like(inputs))
     with torch.inference_mode():
@@ -206,7 +206,7 @@ def test_two_dnns_in_two_workers_each_get_their_own_results() -> None:
 
 
 def test_results_are_not_overwritten_by_the_next_frame() -> None:
-    """A DNN's thread decodes the results of one frame while a worker runs the next."""
+    """A DNN's thread may decode the results of one frame while a worker runs the next."""
     stages = sessions(seeded(Residual), IMAGE, 2)
     (result,) = through(stages, (torch.ones(1, 3, 32, 48),))
     before = result.clone()
@@ -232,7 +232,7 @@ def test_stages_whole_network_and_batches_share_weights() -> None:
         for stage in (*stages, stages[0].single_launch):  # type: ignore[attr-defined]
             users += len(stage.weights)
             found.update((weight.data_ptr(), weight.tensor_size_in_bytes()) for weight in stage.weights)
-    assert users == 2 * 3 * len(found)  # each by its job and by the whole network, for each number of images
+    assert users == 2 * 3 * len(found)  # each by its stage and by the whole network, for each batch size
     assert 0.9 * folded < sum(found.values()) <= folded
 
 
@@ -255,7 +255,7 @@ def test_nan_in_the_weights_makes_the_results_nan() -> None:
 
 
 class Pooled(Residual):
-    """The logarithm of an image, which is NaN where that is negative, in front of max pooling."""
+    """The logarithm of an image, NaN for negative values, before max pooling."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         image = self.first(torch.log(image))
@@ -266,7 +266,7 @@ class Pooled(Residual):
 @pytest.mark.parametrize("jobs", [1, 2, 5])
 def test_nan_before_max_pooling_makes_the_results_nan(jobs: int) -> None:
     class Rarely(Pooled):
-        """The logarithm is NaN under -50 only, of which the comparison at configuring has none."""
+        """NaN only below -50, which does not occur in the comparison during configuration."""
 
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return super().forward(image + 50.0)

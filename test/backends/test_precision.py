@@ -1,4 +1,4 @@
-"""fp32, tf32, fp16 and bf16: what is allowed where, what is cast, and what happens to a job that does not bear it."""
+"""fp32, tf32, fp16 and bf16: where they are allowed, what is cast, and what happens if a stage cannot be cast."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_weights_and_activations_are_cast_and_the_dnn_is_unchanged() -> None:
 
 
 class Overflows(torch.nn.Module):
-    """Fine in float32 and bfloat16, infinite on the way in float16."""
+    """Intermediate values overflow in float16, but not in float32 and bfloat16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def test_a_stage_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixt
 
 
 class MakesFloat32(torch.nn.Module):
-    """Makes a tensor whose type the tracer writes down, and flattens an image."""
+    """Creates a tensor, whose dtype is recorded by the tracer, and flattens an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def tf32_settings() -> tuple:
 
 @pytest.mark.parametrize("tf32", [True, False])
 def test_tf32_is_set_for_a_block_only(tf32: bool) -> None:
-    """The flags exist without a GPU; what they do is for test/gpu."""
+    """The flags exist without a GPU; their effect is tested in test/gpu."""
     before = tf32_settings()
     with float32_products(tf32):
         assert tf32_settings()[:2] == (tf32, tf32)

@@ -1,4 +1,4 @@
-"""Captured preprocessing, with a capture that runs the function itself: the GPU's part is in test/gpu."""
+"""Captured preprocessing, with a fake capture that calls the function. On a GPU: test/gpu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small products as sums: what is replaced, and that it computes the same. On a GPU: test/gpu."""
+"""Small matrix products as sums: what is replaced, and that results are the same. On a GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_other_layers_are_not_replaced(layer: nn.Module, side: int) -> None:
 
 
 def test_squeeze_and_excitation_of_a_network_is_replaced() -> None:
-    """As backend inductor traces it: a RegNet's blocks have two each."""
+    """Traced as by backend inductor: each block of a RegNet has two."""
     torch.manual_seed(0)
     module = torchvision.models.regnet_y_400mf(weights=None).eval()
     image = torch.randn(1, 3, 64, 64)
@@ -102,5 +102,5 @@ def test_squeeze_and_excitation_of_a_network_is_replaced() -> None:
     with torch.no_grad():
         graph = make_fx(lambda *tensors: stage(tensors))(image)
         blocks = sum(isinstance(each, torchvision.ops.SqueezeExcitation) for each in module.modules())
-        assert sum_small_products(graph) == 2 * blocks  # and its last layer has a thousand outputs
+        assert sum_small_products(graph) == 2 * blocks  # the last layer has a thousand outputs and stays
         check_agreement(graph(image), (module(image),), 1e-4)

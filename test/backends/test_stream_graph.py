@@ -1,4 +1,4 @@
-"""Graphs that are instantiated and launched through the driver, which is a fake here. On a GPU: test/gpu/backends."""
+"""Graphs instantiated and launched by the driver API, with a fake driver. On a GPU: test/gpu/backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPU = torch.device("cuda", 0)
 
 
 class Driver:
-    """results: of the launches, in turn. calls: what was called, and on what."""
+    """results: of the launches, in order. calls: names and arguments of all calls."""
 
     def __init__(self) -> None:
         self.results: list[int] = []

@@ -1,4 +1,4 @@
-"""Stream priorities follow those of the DNNs; that the GPU obeys is for test/gpu."""
+"""Stream priorities of DNNs, and the current stream of a thread. The effect on a GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_current_stream_is_set_only_when_it_changes() -> None:
         made.append(kind)
         return f"stream {kind}"
 
-    streams = Streams(cache(make), used.append)  # kept as the engine keeps them
+    streams = Streams(cache(make), used.append)  # keeps streams alive, as the engine does
     for kind in ((0, 0), (0, 0), (0, -1), (0, 0), (16, 0), (16, 0)):
         streams.enter(kind)
     assert made == [(0, 0), (0, -1), (16, 0)]
@@ -38,7 +38,7 @@ def test_the_current_stream_is_set_only_when_it_changes() -> None:
 
 
 def test_a_new_stream_of_a_key_becomes_the_current_one() -> None:
-    """As when another DNN's priority changes, and with it the order of all."""
+    """For example when another DNN's priority changes, and with it the order of all."""
     streams_of_a_kind = iter(["first", "first", "second"])
     used: list[str] = []
     streams = Streams(lambda kind: next(streams_of_a_kind), used.append)

@@ -1,4 +1,4 @@
-"""Random weights of networks that are only timed: fit for half precision."""
+"""Random weights of networks used for timing are suitable for half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any DNN cut into any number of jobs computes what the whole computes."""
+"""Any DNN cut into any number of jobs computes the same as the whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def randomized(module: nn.Module) -> nn.Module:
-    """Eval mode, with batch norm statistics that are not the trivial ones."""
+    """Eval mode, with random batch norm statistics."""
     generator = torch.Generator().manual_seed(1)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -29,7 +29,7 @@ def randomized(module: nn.Module) -> nn.Module:
 
 
 def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple[int, ...], **options: bool) -> None:
-    graph = trace(module, inputs, **options)  # what `cut` does first; it takes seconds, and is the same for all counts
+    graph = trace(module, inputs, **options)  # as `cut`; takes seconds and is the same for all counts
     with torch.inference_mode():
         whole = [leaf for leaf in pytree.tree_leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
         for jobs in job_counts:
@@ -138,7 +138,7 @@ def test_onnx_operators_with_constants(tmp_path: Path) -> None:
 
 
 class Branches(nn.Module):
-    """In-place operations, views that outlive cuts, a constant, a tensor used early and late, several outputs."""
+    """In-place operations, views carried over cuts, a constant, a tensor used early and late, several outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Operations that write in place: a traced DNN has none, and computes the same; most are traced once for that."""
+"""In-place operations: a traced DNN has none and computes the same; most DNNs are traced only once for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (2, 4, 6, 6)
 
 
 class Of(nn.Module):
-    """A DNN of a function of an image and a convolution of it."""
+    """A DNN: a function of an image and its convolution."""
 
     def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Of(nn.Module):
 
 @pytest.fixture
 def retraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A word for each DNN that PyTorch had to trace once more."""
+    """Gets one entry per DNN that PyTorch had to trace again."""
     words: list[str] = []
     real = ExportedProgram.run_decompositions
 
@@ -45,7 +45,7 @@ def retraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def check(module: nn.Module, image: torch.Tensor) -> None:
-    """Traced it gives what it gives, and writes into nothing."""
+    """The traced DNN has the same results and no in-place operation."""
     with torch.no_grad():
         expected = module(image.clone())
         graph = trace(module, (torch.zeros_like(image),))
@@ -121,7 +121,7 @@ _STEPS: dict[str, Callable[[list[torch.Tensor], int, int], torch.Tensor]] = {
     st.lists(st.tuples(st.sampled_from(sorted(_STEPS)), st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=6)
 )
 def test_any_sequence_of_writes_and_views_computes_the_same(steps: list[tuple[str, int, int]]) -> None:
-    """Tensors that may be seen through one another, made, looked at and written into; all are results."""
+    """Creates tensors and views, reads them and writes into them; all are results."""
 
     def function(image: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         made = [x, image * 2]

@@ -1,4 +1,4 @@
-"""The number of jobs for a bound on their length, and the cut that keeps to it."""
+"""The number of jobs for a bound on their duration, and the cut that respects it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.graph.job_length import MOST_JOBS, job_length
 from multi_dnn_ros.graph.partition import fewest_runs, partition
 
-# Whole numbers: their sums are exact, whichever way they are added up.
+# Integers: their sums are exact in any order.
 costs = st.lists(st.integers(0, 20).map(float), min_size=1, max_size=12)
 
 
 def fewest_by_trying(layers: list[float], limit: float) -> int:
-    """Over all ways to cut: the best for the first layers, then for one more."""
+    """Optimum over all cuts, by dynamic programming over the layers."""
     best = [0]
     for end in range(1, len(layers) + 1):
         begins = [begin for begin in range(end) if end - begin == 1 or sum(layers[begin:end]) <= limit]

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a configuration is told at once, before any DNN is loaded."""
+"""All problems of a configuration are reported at once, before any DNN is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 
 
 def problems(parameters: dict[str, Any], **of_dnn: Any) -> list[str]:
-    """What is wrong with a DNN `x` of these parameters `dnn.x.*`, beside `object`, which is right."""
+    """Problems of a DNN `x` with these parameters `dnn.x.*`, next to a valid DNN `object`."""
     flat = {"device": "cpu", "dnns": ["object", "x"], "dnn.x.role": "object", **parameters}
     return list(
         check_settings(to_config({**flat, **{f"dnn.x.{name}": value for name, value in of_dnn.items()}})).problems
@@ -39,7 +39,7 @@ def problems(parameters: dict[str, Any], **of_dnn: Any) -> list[str]:
 
 
 def head(folder: Path, rows: int = 6, size: tuple[Any, Any] = (32, 32), operator: str = "", outside: str = "") -> str:
-    """An ONNX file whose output is (1, rows, 8, 8). operator: one more. outside: file with its weights."""
+    """An ONNX file whose output is (1, rows, 8, 8). operator: a further operator. outside: file with its weights."""
     random = np.random.default_rng(0)
     weights = numpy_helper.from_array(random.normal(0, 0.05, (rows, 3, 4, 4)).astype(np.float32), "weights")
     if outside:
@@ -258,7 +258,7 @@ def test_the_device_and_the_predictor(tmp_path: Path) -> None:
     found = problems(
         {"device": "cuda:1", "predictor": written(tmp_path, "p.json", "{")}, precision="fp16", model="builtin:object"
     )
-    assert len(found) == 2  # whether fp16 goes is not known without a device
+    assert len(found) == 2  # precisions cannot be checked without a device
     assert "parameter device is 'cuda:1', but PyTorch sees 0 GPUs" in found[0]
     assert "p.json'; expected a file of `multi-dnn profile learn`" in found[1]
 
@@ -277,7 +277,7 @@ def test_all_mistakes_of_all_dnns_are_reported_together(tmp_path: Path) -> None:
 def test_loading_errors_of_all_dnns_are_reported_before_one_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here: networks that fail on an image, though their files are whole."""
+    """With networks that fail on an image although their files are valid."""
     monkeypatch.setattr(
         "multi_dnn_ros.pipeline.build.make_task", lambda *arguments: pytest.fail("a DNN was made ready")
     )
@@ -392,7 +392,7 @@ def test_offline_verbs_reject_another_class_count_too() -> None:
 
 
 def test_files_that_pass_the_check_can_be_loaded(tmp_path: Path) -> None:
-    """What the check lets through for these files, loading takes."""
+    """Files without a reported problem can be loaded."""
     config = to_config({"dnns": ["x"], "dnn.x.role": "object", "dnn.x.model": decomposed(tmp_path)})
     assert check_settings(config).problems == ()
     assert load_dnn("x", config.dnns["x"]).labels == ("none", "a", "b")

@@ -62,7 +62,7 @@ def test_overload_is_attributed_to_the_heaviest_dnn_of_lowest_priority() -> None
     assert verdict.breaks == ("object",)
     assert verdict.most_hz["object"] == pytest.approx((2 * LIMIT - 1.4) / 0.07)
     assert "fp16" in verdict.advice[0]
-    crowd[2] = dataclasses.replace(crowd[2], cameras={"front": 0.1}, priority=-1)  # gives nothing by giving way
+    crowd[2] = dataclasses.replace(crowd[2], cameras={"front": 0.1}, priority=-1)  # reducing it would not help
     crowd.append(demand("sign", 10, 70, priority=5))
     assert check_fit(crowd, workers=2).breaks == ("object",)
 
@@ -152,7 +152,7 @@ def test_following_the_advice_on_rates_makes_it_fit(rows, workers: int) -> None:
     ]
     verdict = check_fit(demands, workers)
     assert verdict.fits == (not verdict.breaks)
-    for _ in range(3 * len(demands)):  # one by one, where the others alone are too much already
+    for _ in range(3 * len(demands)):  # repeatedly, because the other DNNs alone may exceed the capacity
         if verdict.fits:
             break
         rates = {name: verdict.most_hz.get(name, 0.0) for name in verdict.breaks}
@@ -195,7 +195,7 @@ def test_services_are_measured_in_the_engine() -> None:
         crowded = measure_services(tasks(*((f"dnn{number}", 10.0) for number in range(3))), engine, IMAGE, 2, frames=5)
         return all(of.crowded_ms >= 9.0 for of in crowded.values())
 
-    # A computer that stands still spoils one measurement, or two.
+    # A preempted process can spoil one or two measurements: repeat.
     assert any(share_next_to_nothing() for _ in range(5))
     assert any(fill_two_workers() for _ in range(5))
 
@@ -225,7 +225,7 @@ def test_lost_frames_are_measured() -> None:
 
 
 class CamerasThatWait:
-    """In place of `time`: nobody sleeps, but until the engine is through with what it was given before."""
+    """Replaces `time`: sleep() returns when the engine has finished its frames."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

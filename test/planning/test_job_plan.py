@@ -32,7 +32,7 @@ LAYERS = 7  # of Small
 
 
 def dnn(module: nn.Module | None = None, name: str = "object") -> SimpleNamespace:
-    """As much of a Dnn as a plan asks for."""
+    """The part of a Dnn that a plan uses."""
     return SimpleNamespace(
         name=name, module=module or Small(), example_inputs=lambda: (torch.zeros(SHAPE),), preprocess=lambda image: ()
     )
@@ -44,7 +44,7 @@ def _small() -> Traced:
 
 
 def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **device: object) -> Predictor:
-    """Every layer of the network takes 2 ms; beside other DNNs too."""
+    """Predicts 2 ms for every layer, with and without load."""
     layers = layers_of(_small() if module is None else trace_for(module, shape, target()))
     setting = Setting(device_name(target()), "eager", "auto", 1, 2, 0, 1e9, 1e9)
     rows = [Sample("small", of.name, LayerCounts.of(of), setting, Load(), *(2.0,) * 4, 5) for of in layers]
@@ -59,7 +59,7 @@ def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **de
 
 
 def measured(*ms: float):
-    """A measurement that finds so many milliseconds in each layer."""
+    """A fake measurement with these milliseconds per layer."""
 
     def timed(traced, target, *, jobs: int) -> Times:
         stages = split(traced.graph_module, jobs)
@@ -76,7 +76,7 @@ def planner(predictor: Predictor | None, bound_ms: float = 0.0, ms=(1.0,) * LAYE
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list:
-    """PyTorch writes to the log, too."""
+    """Log messages of this package, without PyTorch's."""
     return [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
 
 
@@ -164,7 +164,7 @@ def test_launch_cost_is_the_host_time_of_a_call() -> None:
     ticks = iter(range(1000))
     assert launch_cost_s(target("torchscript"), now=lambda: float(next(ticks))) == pytest.approx(
         1.0 / 20
-    )  # of 20 calls a round
+    )  # for 20 calls per round
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def taught(few_trees: None) -> Predictor:
 
 
 def table() -> list[Sample]:
-    """By layers like those of `Small`, of 2 to 16 channels."""
+    """Trained on layers like those of `Small`, with 2 to 16 channels."""
     rows = []
     for channels in (2, 4, 6, 16):
         for shape in layers_of(trace_for(Small(channels), SHAPE, target())):
@@ -68,7 +68,7 @@ def test_the_predictor_reports_untrained_layers(taught: Predictor) -> None:
     corners = TrainedRange(samples=2, sizes=((10, 10, 10, 10), (10**8, 10**8, 10**8, 10**8)))
     apart = predictor.model_copy(update={"seen": {"convolution": corners}})
     (doubt,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).doubts
-    assert "no trained layer is within a factor of 2" in doubt  # within each range, beside everything
+    assert "no trained layer is within a factor of 2" in doubt  # inside every range, but far from every trained layer
     assert "a load of 9 x dnn is more than the 2" in doubts(Small(8), Load("dnn", 9))
     assert "a load of 1 x memory is more than the 0" in doubts(Small(8), Load("memory", 1))
     assert "trained with backend eager; this is torchscript" in doubts(Small(8), at=target("torchscript"))
@@ -135,7 +135,7 @@ def test_files_of_format_1_are_read_for_cpus_only(tmp_path: Path, taught: Predic
 
 
 def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
-    """Half of the device takes twice as long; a slice that was not seen is doubted."""
+    """On half of the SMs layers take twice as long; an untrained share causes a doubt."""
     half = dataclasses.replace(
         SETTING, sms=66, flops_per_s=SETTING.flops_per_s / 2, bytes_per_s=SETTING.bytes_per_s / 2
     )

@@ -1,4 +1,4 @@
-"""Counting, measuring, and the profile made of both."""
+"""Counted work, measured times, and the profile that combines them."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_work_is_computed_from_shapes() -> None:
     assert (depthwise.work.macs, depthwise.groups, depthwise.window) == (64 * 4 * 9, 4, 9)
     assert point.work.macs == 64 * 16
     assert (relu.work.macs, relu.work.flops) == (0, 4 * 64)
-    assert len(pool.nodes) > 1  # the flatten behind it is a view
+    assert len(pool.nodes) > 1  # the following flatten is a view
     assert last.outputs == ((1, 5),)
     assert sum(layer.work.macs for layer in layers) == cost(NETWORK.module, (torch.zeros(SHAPE),)).macs
     assert first.work.intensity == pytest.approx(2 * first.work.macs / (first.work.moved))
 
 
 def test_fused_operations_count_no_work() -> None:
-    """On a GPU a ReLU behind a convolution is no kernel of its own."""
+    """On a GPU a ReLU after a convolution has no kernel of its own."""
     gpu = replace(target(), device=torch.device("cuda", 0))
     for where, kinds in ((replace(gpu, backend="cuda_graph"), ["view"]), (gpu, ["element-wise"])):
         traced = trace_for(Small(), SHAPE, where)
@@ -175,7 +175,7 @@ def test_preempted_rounds_are_repeated() -> None:
     state = {"calls": 0, "switches": 0}
 
     def switches() -> int:
-        """Every other round of the two is cut into."""
+        """Every second round is preempted."""
         state["calls"] += 1
         state["switches"] += state["calls"] % 8 == 2
         return state["switches"]

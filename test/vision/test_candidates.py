@@ -1,4 +1,4 @@
-"""Decoding in two parts gives what decoding in one gives; that the first part can be captured is for test/gpu."""
+"""Decoding in two parts has the same results as in one. That the first part can be captured: test/gpu."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(builder: str) -> Dnn:
 
 
 def raw_outputs(dnn: Dnn, seed: int) -> tuple[torch.Tensor, ...]:
-    """Of the shapes that the network gives, with values that leave many boxes over any threshold."""
+    """Random outputs in the network's shapes, with many boxes above every threshold."""
     with torch.inference_mode():
         shapes = [output.shape for output in dnn.module(*dnn.example_inputs()).values()]
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Raw outputs with known content come back as the boxes and lines that were put in."""
+"""Decoders find the boxes and lines that were encoded in raw outputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_yolo_decodes_the_encoded_boxes(found: list, fit: str) -> None:
         raw[0, 4 + box[4], index] = 0.9 - 0.01 * index
     result = YoloDecoder(preprocess, LABELS)((raw,), SIZE)
     assert len(result) == len(found)
-    assert list(result.class_ids) == [box[4] for box in found]  # best score first, as they were put in
+    assert list(result.class_ids) == [box[4] for box in found]  # best score first, as in the input
     for got, box in zip(result.boxes, found, strict=True):
         np.testing.assert_allclose(got, placed(box), atol=0.01)
     only = YoloDecoder(preprocess, LABELS, keep=["truck"])((raw,), SIZE)
@@ -120,7 +120,7 @@ def test_lanes_of_several_classes_in_two_parts_are_the_same() -> None:
     raw[0, 1, 5, 5] = float("nan")
     with pytest.raises(OutputError, match="output 0 holds NaN or infinite values"):
         parts.decode(parts.condense((raw,)), SIZE)
-    assert LaneDecoder(Preprocess(320, 192), ("lane",)).in_two_parts() is None  # nothing to gain
+    assert LaneDecoder(Preprocess(320, 192), ("lane",)).in_two_parts() is None  # one class: nothing to reduce
 
 
 def test_an_empty_map_and_a_blob_have_no_lines() -> None:
@@ -150,7 +150,7 @@ def test_the_error_for_a_wrong_shape_names_both_shapes() -> None:
 
 @st.composite
 def road_maps(draw: st.DrawFn) -> tuple[torch.Tensor, Preprocess, tuple[int, int]]:
-    """Logits of lines that enter and leave the image anywhere, bent and dashed, with a network and an image size."""
+    """Logits of curved and dashed lines that enter and leave the image anywhere; a preprocessing; an image size."""
     across, down = draw(st.integers(40, 320)), draw(st.integers(24, 200))
     mask = np.zeros((down, across), np.uint8)
     outside = st.floats(-0.4, 1.4)
@@ -187,7 +187,7 @@ def test_lane_points_lie_inside_the_image(given_map: tuple[torch.Tensor, Preproc
 
 
 def test_points_of_a_line_end_at_the_edge_of_the_image() -> None:
-    """They stay on the line's curve: a point moved to the edge would be none of the line's."""
+    """All points lie on the curve: none is moved to the edge."""
     v = np.arange(191, 60, -1)
     bend = np.stack([-2.0 + 0.012 * (v - 120.0) ** 2, v], 1)
     (lane,) = LaneDecoder(Preprocess(320, 192), ("lane",))((lane_logits([bend]),), SIZE).lanes
@@ -202,7 +202,7 @@ def test_points_of_a_line_end_at_the_edge_of_the_image() -> None:
 
 def test_finite_values_whose_sum_overflows_float32_are_accepted() -> None:
     raw = torch.zeros(1, 7, 4)
-    raw[0, :4, :2] = 3e38  # two of them add up to more than float32 holds
+    raw[0, :4, :2] = 3e38  # the sum of two exceeds float32
     raw[0, :4, 2] = torch.tensor([160.0, 120.0, 40.0, 20.0])
     raw[0, 4, 2] = 0.9
     result = YoloDecoder(Preprocess(320, 240), LABELS)((raw,), (240, 320))
@@ -214,7 +214,7 @@ def test_a_lane_mask_has_the_images_size_and_is_computed_on_demand(size: tuple[i
     logits = torch.full((1, 1, 90, 160), -9.0)
     logits[:, :, :, 40:44] = 9.0
     lanes = LaneDecoder(Preprocess(160, 90), ["lane"])((logits,), size)
-    assert lanes.numbers.shape == (90, 160)  # what leaves the engine process
+    assert lanes.numbers.shape == (90, 160)  # sent from the engine process
     expected = cv2.resize(lanes.numbers, size[::-1], interpolation=cv2.INTER_NEAREST)
     np.testing.assert_array_equal(lanes.mask, expected)
     assert lanes.mask.max() == 1

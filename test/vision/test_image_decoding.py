@@ -1,4 +1,4 @@
-"""Images in: every encoding against an independent formula, and every lie a message can tell."""
+"""Decoding of image messages: every encoding against an independent formula, and inconsistent messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def message(encoding, height, width, step, data, big_endian=False):
 
 
 def padded(rows, padding, rng):
-    """Rows of bytes (n, row_bytes) as a data field: `padding` bytes of rubbish behind each row."""
+    """Rows of bytes (n, row_bytes) as a data field, with `padding` random bytes after each row."""
     rubbish = rng.integers(0, 256, (len(rows), padding), dtype=np.uint8)
     return np.concatenate([rows, rubbish], axis=1).tobytes()
 
@@ -133,7 +133,7 @@ def test_nv12(encoding, shape):
 @given(shape=shapes(multiple=2, least=4))
 @settings(max_examples=15)
 def test_bayer_patterns_are_named_as_in_ros(order, bits, shape):
-    """A mosaic of one colour must give that colour back: true of one pattern only."""
+    """A mosaic of a single colour is decoded to that colour only with the right pattern."""
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
     colour = rng.integers(0, 256, 3, dtype=np.uint8)
@@ -147,14 +147,14 @@ def test_bayer_patterns_are_named_as_in_ros(order, bits, shape):
 
 
 class Rooms:
-    """Memory that images are decoded into; each byte is wrong before."""
+    """Allocates memory filled with wrong values."""
 
     def __init__(self):
         self.given = []
 
     def __call__(self, height, width):
         self.given.append(np.full(height * width * 3 + 1, 0xA5, np.uint8))
-        return self.given[-1][1:].reshape(height, width, 3)  # not aligned, as a slot may be
+        return self.given[-1][1:].reshape(height, width, 3)  # unaligned, as a slot may be
 
 
 @pytest.mark.parametrize("encoding", list(_ENCODINGS))

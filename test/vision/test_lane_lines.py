@@ -1,4 +1,4 @@
-"""Runs, fits and lines of a mask: all at once gives what one by one gives, and noise stays bounded."""
+"""Runs, curve fits and lines of a mask; masks with noise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_curves_fitted_at_once_are_those_fitted_one_by_one() -> None:
     v = [np.arange(count) + 10.0 * place for place, count in enumerate(counts)]
     u = [c0 + c1 * y + c2 * y * y for (c0, c1, c2), y in zip(curves, v, strict=True)]
     for values in u[:3]:
-        values[5::10] += random.uniform(5, 20)  # a tenth far off, which must not pull the curve
+        values[5::10] += random.uniform(5, 20)  # a tenth are outliers, which must not affect the curve
     together = fit_curves(np.concatenate(v), np.concatenate(u), counts, bend)
     for place in range(len(counts)):
         one = slice(place, place + 1)
@@ -40,12 +40,12 @@ def test_curves_fitted_at_once_are_those_fitted_one_by_one() -> None:
         fitted = np.polynomial.polynomial.polyval(v[place], together[place])
         true = np.polynomial.polynomial.polyval(v[place], curves[place])
         assert np.abs(fitted - true).max() < 0.5
-    assert together[1, 2] == pytest.approx(0.0, abs=1e-12)  # without bend
+    assert together[1, 2] == pytest.approx(0.0, abs=1e-12)  # no curvature
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
 def test_lines_in_noise_are_disjoint_and_a_true_line_is_found(share: float) -> None:
-    """Thousands of chains: the lines are still disjoint, and a true line among them is found."""
+    """With thousands of chains the lines are disjoint, and a true line is found."""
     random = np.random.default_rng(1)
     mask = (random.random((360, 640)) < share).astype(np.uint8)
     for v in range(120, 360):
