@@ -60,7 +60,7 @@ def plan_exact(units: Mapping[str, UnitTimes], batch: int) -> Plan:
     - n images, time of unit u for n images): O(units x batch^2). Among equally fast plans, earlier units get more
     images. Raises PlanError.
     """
-    times = {name: _times(of, batch) for name, of in units.items()}
+    times = {name: _times(unit, batch) for name, unit in units.items()}
     _check(units, batch)
     least = np.full(batch + 1, np.inf)
     least[0] = 0.0
@@ -97,7 +97,7 @@ def plan_greedy(units: Mapping[str, UnitTimes], batch: int) -> Plan:
     plan seen is returned, so it is never slower than one unit alone. Raises PlanError.
     """
     _check(units, batch)
-    times = {name: _times(of, batch) for name, of in units.items()}
+    times = {name: _times(unit, batch) for name, unit in units.items()}
     images = _first_plan(units, times, batch)
     base = max(images, key=lambda name: images[name])
     best, best_ms = dict(images), _end(times, images)
@@ -144,7 +144,7 @@ def plan_subsets(
 
 def capacity(units: Mapping[str, UnitTimes]) -> int:
     """The largest batch for all units together."""
-    return sum(of.largest for of in units.values())
+    return sum(unit.largest for unit in units.values())
 
 
 def _check(units: Mapping[str, UnitTimes], batch: int) -> None:
@@ -153,7 +153,7 @@ def _check(units: Mapping[str, UnitTimes], batch: int) -> None:
     if batch < 1:
         raise PlanError(f"batch is {batch}; allowed: from 1")
     if capacity(units) < batch:
-        largest = ", ".join(f"{name} {of.largest}" for name, of in units.items())
+        largest = ", ".join(f"{name} {unit.largest}" for name, unit in units.items())
         raise PlanError(
             f"batch is {batch}, but the units hold at most {capacity(units)} images by their tables ({largest}); add a "
             "unit, or measure larger batches with `multi-dnn partition profile --max-batch`"

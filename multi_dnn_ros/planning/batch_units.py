@@ -107,7 +107,8 @@ def parse_unit(text: str) -> Unit:
     kinds = unit_kinds()
     kind = kinds.get(re.split(r"[:/]", text, maxsplit=1)[0])
     if kind is None:
-        raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {', '.join(of.form for of in kinds.values())}")
+        forms = ", ".join(known.form for known in kinds.values())
+        raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}")
     return kind.parse(text)
 
 

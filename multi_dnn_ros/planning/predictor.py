@@ -84,7 +84,7 @@ class Tree(_Part):
     @model_validator(mode="after")
     def _check(self) -> Tree:
         nodes = len(self.feature)
-        if not nodes or any(len(of) != nodes for of in (self.threshold, self.left, self.right, self.value)):
+        if not nodes or any(len(values) != nodes for values in (self.threshold, self.left, self.right, self.value)):
             raise ValueError("the lists of a tree differ in length, or are empty")
         for place, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
             if (left, right) == (-1, -1):
@@ -211,14 +211,14 @@ class Predictor(_Part):
             self.device, self.backend, self.precision, self.threads, self.cores, sms, part.flops_per_s, part.bytes_per_s
         )
         counts = [LayerCounts.of(layer) for layer in layers]
-        timed = [(place, of) for place, of in enumerate(counts) if of.kind != "view"]
+        timed = [(place, layer) for place, layer in enumerate(counts) if layer.kind != "view"]
         times = [0.0] * len(layers)
         if timed:
-            found = part.model.predict([(of, setting, load) for _, of in timed])
+            found = part.model.predict([(layer, setting, load) for _, layer in timed])
             for (place, _), ms in zip(timed, found, strict=True):
                 times[place] = float(ms) if np.isfinite(ms) else 0.0
         doubts = [*self._other_target(target), *self._other_load(load)]
-        doubts += dict.fromkeys(doubt for _, of in timed for doubt in self._other_layer(of))
+        doubts += dict.fromkeys(doubt for _, layer in timed for doubt in self._other_layer(layer))
         return Prediction(tuple(times), tuple(doubts))
 
     def _other_target(self, target: Target | None) -> list[str]:

@@ -77,16 +77,17 @@ def measure_services(
     served by all at once fill the shared resources.
     """
     alone = {task.name: _saturate([task], make_engine, images, frames)[task.name] for task in tasks}
-    alone_ms = {name: 1e3 / of.hz for name, of in alone.items()}
+    alone_ms = {name: 1e3 / saturated.hz for name, saturated in alone.items()}
     if len(tasks) == 1:
         return {name: Service(ms, ms, batch=alone[name].batch) for name, ms in alone_ms.items()}
     crowd = _saturate(tasks, make_engine, images, frames)
     if len(tasks) <= workers:
-        together = sum(of.hz * alone_ms[name] for name, of in crowd.items()) / 1e3
+        together = sum(saturated.hz * alone_ms[name] for name, saturated in crowd.items()) / 1e3
         return {name: Service(ms, max(ms, 1e3 / crowd[name].hz), ms / together, crowd[name].batch)
                 for name, ms in alone_ms.items()}  # fmt: skip
-    filled = sum(of.hz * of.frame_ms / 1e3 for of in crowd.values()) / workers
-    return {name: Service(alone_ms[name], of.frame_ms / filled, batch=of.batch) for name, of in crowd.items()}
+    filled = sum(saturated.hz * saturated.frame_ms / 1e3 for saturated in crowd.values()) / workers
+    return {name: Service(alone_ms[name], saturated.frame_ms / filled, batch=saturated.batch)
+            for name, saturated in crowd.items()}  # fmt: skip
 
 
 def _saturate(
@@ -127,7 +128,7 @@ def _saturate(
             engine.submit(frame(name), _TIMEOUT_S)
             engine.submit(frame(name), _TIMEOUT_S)  # returns once the first has started
         look = time.monotonic() + _LOOK_S
-        while any(len(of) <= most[name] for name, of in times.items()):
+        while any(len(samples) <= most[name] for name, samples in times.items()):
             with contextlib.suppress(queue.Empty):
                 engine.offer(frame(free.get(timeout=_LOOK_S)))
             if time.monotonic() < look:
@@ -142,7 +143,7 @@ def _saturate(
     finally:
         engine.stop(10.0)
     # Only while all DNNs were active: from the latest first result to the earliest last result.
-    begin_ns, end_ns = max(end for _, end in first.values()), min(of[-1] for of in ends_ns.values())
+    begin_ns, end_ns = max(end for _, end in first.values()), min(ends[-1] for ends in ends_ns.values())
     found = {}
     for name, ends in ends_ns.items():
         inside = [place for place, at in enumerate(ends) if begin_ns < at <= end_ns]
@@ -168,7 +169,7 @@ def lost_frames(
     for all. late: results after their deadline count as lost. The first half second is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
-    rates = {camera: hz for of in cameras.values() for camera, hz in of.items()}
+    rates = {camera: hz for by_camera in cameras.values() for camera, hz in by_camera.items()}
     engine = make_engine(wanted, lambda result: None)
     engine.start()
     try:
@@ -237,14 +238,14 @@ def _at(
     demands: list[Demand] = []
     for _ in range(25):
         demands = [
-            Demand(name, {f"camera_{name}": hz}, of.alone_ms, of.crowded_ms, shared_ms=of.shared_ms)
-            for name, hz, of in zip(names, rates, (services[name] for name in names), strict=True)
+            Demand(name, {f"camera_{name}": hz}, service.alone_ms, service.crowded_ms, shared_ms=service.shared_ms)
+            for name, hz, service in zip(names, rates, (services[name] for name in names), strict=True)
         ]
         times = service_ms(demands, workers)
         rates = [share * part * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
     # If the shared resources are the bottleneck, scale to them.
-    less = min(1.0, part / max(1e-9, sum(of.hz * of.shared_ms / 1e3 for of in demands)))
-    return [replace(of, cameras={camera: hz * less for camera, hz in of.cameras.items()}) for of in demands]
+    less = min(1.0, part / max(1e-9, sum(demand.hz * demand.shared_ms / 1e3 for demand in demands)))
+    return [replace(demand, cameras={camera: hz * less for camera, hz in demand.cameras.items()}) for demand in demands]
 
 
 def predicted_services(

@@ -72,13 +72,13 @@ def test_shared_resources_are_a_limit() -> None:
     pair = [demand("lane", 100, 5, shared_ms=4.0), demand("object", 50, 10, shared_ms=12.0, priority=1)]
     verdict = check_fit(pair, workers=2, gpu=True)
     assert verdict.breaks == ("lane",)
-    assert "together they need 100% of what all share" in verdict.text
+    assert "together they need 100% of the shared resources" in verdict.text
     assert verdict.most_hz["lane"] == pytest.approx((LIMIT - 0.6) / 4e-3)
     assert "at most 87.5 Hz instead of 100" in verdict.advice[0]
     assert check_fit([pair[1]], workers=2).fits
     none_left = [demand("lane", 50, 4, shared_ms=4.0), demand("object", 50, 19, shared_ms=19.0, priority=1)]
     assert check_fit(none_left, workers=2).advice == (
-        "lane: no rate fits besides the others, which need 95% of what all share",
+        "lane: no rate fits besides the others, which need 95% of the shared resources",
     )
 
 

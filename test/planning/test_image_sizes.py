@@ -83,7 +83,7 @@ def test_a_deadline_counts_from_the_arrival_on_and_for_the_whole_batch() -> None
     assert not fit(deadline_ms=30.0).verdict({"front": FULL_HD}).fits  # 10.4 ms of decoding, 17.7 of preprocessing
     late = fit(deadline_ms=30.0, batch=2.0).verdict()
     assert late.breaks == ("lane",)
-    assert "41.5 ms from its arrival on, deadline 30 ms" in late.text
+    assert "41.5 ms from arrival to result, deadline 30 ms" in late.text
     assert "lane: a deadline of at least 42 ms instead of 30" in late.advice[0]
 
 

@@ -97,7 +97,7 @@ class LaneDecoder(Decoder):
         if len(logits) == 1:
             return logits[0]
         others = [index for index in range(len(logits)) if index not in self.lane_classes]
-        lane, none = (torch.stack([logits[index] for index in of]) for of in (self.lane_classes, others))
+        lane, none = (torch.stack([logits[index] for index in classes]) for classes in (self.lane_classes, others))
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
     def _content(self, logits: npt.NDArray[np.float32], place: Geometry) -> npt.NDArray[np.float32]:
