@@ -8,12 +8,13 @@ PyTorch.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
+
+from multi_dnn_ros.common import extensions
 
 GROUP = "multi_dnn_ros.units"
 
@@ -92,8 +93,7 @@ def unit_kinds() -> dict[str, UnitKind]:
         if point.name in kinds:
             continue
         try:
-            module, _, attribute = point.value.partition(":")
-            kind = getattr(importlib.import_module(module), attribute)
+            kind = extensions.load(point.value)
         except Exception as error:  # whatever a module of another package raises
             raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value}: {error}") from error
         if not isinstance(kind, UnitKind) or kind.name != point.name:
