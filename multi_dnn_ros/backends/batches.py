@@ -85,12 +85,12 @@ def _compare(
     with torch.inference_mode():
         images = tuple(tensor.to(device) for tensor in noise_like(inputs))
         size = len(images[0])
-        results = _through(together, images)
+        results = _run(together, images)
         for index, result in enumerate(results):
             if not result.ndim or len(result) != size:
                 raise BatchError(f"output {index} of a batch of {size} images has shape {tuple(result.shape)}")
         for row in range(size):
-            expected = _through(alone, tuple(tensor[row : row + 1] for tensor in images))
+            expected = _run(alone, tuple(tensor[row : row + 1] for tensor in images))
             try:
                 check_agreement(tuple(result[row : row + 1] for result in results), expected, tolerance)
             except ValueError as error:
@@ -99,7 +99,7 @@ def _compare(
                 ) from None
 
 
-def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
+def _run(stages: Sequence[Stage], carried: Tensors) -> Tensors:
     for stage in stages:
         carried = stage(carried)
     return tuple(tensor.cpu() for tensor in carried)

@@ -60,9 +60,9 @@ class FusedActivations:
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
         """Fuse copies of the stages, try each on the device, and prepare them by the wrapped backend."""
-        return self.backend.prepare(self._tried(stages, inputs, device), inputs, device, shared)
+        return self.backend.prepare(self._fuse_stages(stages, inputs, device), inputs, device, shared)
 
-    def _tried(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
+    def _fuse_stages(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
         if not any(True for stage in stages for _ in _patterns(stage)):
             return list(stages)
         ready: list[nn.Module] = []
@@ -72,11 +72,11 @@ class FusedActivations:
                 # Move first: moving replaces buffers, and the fused copy should share those of the stage.
                 stage.to(device)
                 expected = stage(tuple(tensor.clone() for tensor in carried))  # the stage may write into its inputs
-                ready.append(self._one(index, stage, carried, expected))
+                ready.append(self._fuse_stage(index, stage, carried, expected))
                 carried = expected
         return ready
 
-    def _one(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
+    def _fuse_stage(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
         try:
             own = fuse(stage)
             if own is not stage and carried and carried[0].is_cuda:

@@ -78,7 +78,7 @@ class Inductor:
             self._progress(f"compiling {place} for {device}{forecast.of(index)}")
             begin = time.perf_counter()
             try:
-                ready.append(_compiled(stage, carried, expected, self._tolerance))
+                ready.append(_compile(stage, carried, expected, self._tolerance))
             except Exception as error:  # whatever the compiler raises, the stage still runs eager
                 if is_out_of_memory(error):
                     raise
@@ -127,7 +127,7 @@ def _choose_cache() -> None:
     os.environ[_CACHE_VARIABLE] = str(folder)
 
 
-def _compiled(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
+def _compile(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
     # Imported here because it takes seconds.
     import torch._inductor
     from torch._guards import TracingContext, tracing

@@ -60,7 +60,7 @@ def export_chain(stages: Sequence[nn.Module], inputs: Tensors) -> ExportedChain:
         chain(*example)
     input_names = [f"input_{index}" for index in range(len(inputs))]
     output_names = [f"carried_{index}" for index in range(chain.results)]
-    model = _exported(chain, example, input_names, output_names)
+    model = _export(chain, example, input_names, output_names)
     if [value.name for value in model.graph.input] != input_names or len(model.graph.output) != chain.results:
         raise ExportError("the exported model has other inputs or outputs than the DNN")
     # A constant result has the constant's name.
@@ -108,12 +108,12 @@ def _nodes(stage: nn.Module) -> Iterator[fx.Node]:
             yield from part.graph.nodes
 
 
-def _exported(
+def _export(
     chain: nn.Module, example: Tensors, input_names: Sequence[str], output_names: Sequence[str]
 ) -> onnx.ModelProto:
-    exporters: list[Callable[..., onnx.ModelProto]] = [_by_torchscript]
+    exporters: list[Callable[..., onnx.ModelProto]] = [_export_by_torchscript]
     if importlib.util.find_spec("onnxscript") is not None:
-        exporters.append(_by_torch_export)
+        exporters.append(_export_by_torch_export)
     failures = []
     with _export_lock, _quiet(), torch.inference_mode(False), torch.no_grad():
         for export in exporters:
@@ -124,7 +124,7 @@ def _exported(
     raise ExportError("; ".join(failures))
 
 
-def _by_torchscript(
+def _export_by_torchscript(
     chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
 ) -> onnx.ModelProto:
     _register_views()
@@ -141,7 +141,7 @@ def _by_torchscript(
         return onnx.load(path)
 
 
-def _by_torch_export(
+def _export_by_torch_export(
     chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
 ) -> onnx.ModelProto:
     program = torch.onnx.export(

@@ -61,7 +61,7 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
     A node belongs to the first stage whose results need it. A value carried over a cut may differ from the stage's own
     result, for example by a blocked layout.
     """
-    model = _optimized(chain.model)
+    model = _optimize(chain.model)
     nodes = list(model.graph.node)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
@@ -167,7 +167,7 @@ def _value(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoPr
     return known[name]
 
 
-def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
+def _optimize(model: onnx.ModelProto) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3  # no warning that the result is specific to this CPU

@@ -45,10 +45,10 @@ def make_sessions(
     shared = shared or Shared()
     ready = _sessions(export_chain(stages, inputs), shared, single_launch)
     image = noise_like(inputs)
-    expected = _through(stages, image)
+    expected = _run(stages, image)
     for chain in _sequences(ready):
         for _ in range(_WARM_UP_CALLS):
-            check_agreement(_through(chain, image), expected, tolerance)
+            check_agreement(_run(chain, image), expected, tolerance)
     return tuple(ready)
 
 
@@ -70,12 +70,12 @@ def make_int8_sessions(
     shared = shared or Shared()
     exported = export_chain(stages, inputs)
     calibrate, compare = images
-    expected = [_through(stages, image) for image in compare]
+    expected = [_run(stages, image) for image in compare]
 
     def ready(*, heads: bool) -> tuple[Stage, ...]:
         made = _sessions(quantize(exported, calibrate, progress, heads=heads), shared, single_launch)
         for chain in _sequences(made):
-            check_quantized([_through(chain, image) for image in compare], expected)
+            check_quantized([_run(chain, image) for image in compare], expected)
         return tuple(made)
 
     try:
@@ -101,7 +101,7 @@ def _sequences(ready: Sequence[SessionStage]) -> list[Sequence[SessionStage]]:
     return [ready] if ready[0].single_launch is None else [ready, [ready[0].single_launch]]
 
 
-def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
+def _run(stages: Sequence[Stage], carried: Tensors) -> Tensors:
     with torch.inference_mode():
         for stage in stages:
             carried = stage(carried)
@@ -120,7 +120,7 @@ class SessionStage:
         self.single_launch: SessionStage | None = None
         self.weights: list[Any] = []
         self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
-        self._constants = {name: _copied(tensor) for name, tensor in part.constants.items()}
+        self._constants = {name: _to_tensor(tensor) for name, tensor in part.constants.items()}
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
         self._makes: list[str] = []
@@ -174,11 +174,11 @@ def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
 def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
     key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
     if key not in shared.weights:
-        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_copied(tensor).numpy())
+        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_to_tensor(tensor).numpy())
     return shared.weights[key]
 
 
-def _copied(tensor: onnx.TensorProto) -> torch.Tensor:
+def _to_tensor(tensor: onnx.TensorProto) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a read-only array; the copy is writable
         return torch.from_numpy(onnx.numpy_helper.to_array(tensor)).clone()

@@ -120,7 +120,7 @@ class InPrecision:
             for index, stage in enumerate(stages):
                 expected = stage(carried)
                 try:
-                    own: nn.Module = self._one(stage, copies[self.precision.dtype], device)
+                    own: nn.Module = self._cast_stage(stage, copies[self.precision.dtype], device)
                     results = own.to(device)(tuple(tensor.to(device) for tensor in carried))
                     as_expected = tuple(r.to(e.dtype) for r, e in zip(results, expected, strict=True))
                     check_agreement(as_expected, expected, tolerance)
@@ -142,7 +142,7 @@ class InPrecision:
         last.results = torch.float32
         return cast
 
-    def _one(self, stage: nn.Module, converted: dict[int, torch.Tensor], device: torch.device) -> _Cast:
+    def _cast_stage(self, stage: nn.Module, converted: dict[int, torch.Tensor], device: torch.device) -> _Cast:
         channels_last = device.type == "cuda" and not _reads_strides(stage)
         return cast_stage(stage, self.precision.dtype, channels_last=channels_last, converted=converted)
 
@@ -163,7 +163,7 @@ def cast_stage(
     memo: dict[int, object] = {}
     for tensor in itertools.chain(stage.parameters(), stage.buffers()):
         if id(tensor) not in converted:
-            converted[id(tensor)] = _converted(tensor, dtype, channels_last)
+            converted[id(tensor)] = _cast_tensor(tensor, dtype, channels_last)
         memo[id(tensor)] = converted[id(tensor)]
     own = copy.deepcopy(stage, memo)  # deepcopy takes the cast tensors from the memo
     for part in own.modules():
@@ -195,7 +195,7 @@ class _Cast(nn.Module):
         return tensor.to(self.dtype, memory_format=layout)
 
 
-def _converted(tensor: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
+def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
     if tensor.dtype is not torch.float32:
         return tensor
     layout = torch.channels_last if channels_last and tensor.ndim == 4 else torch.preserve_format
@@ -224,16 +224,16 @@ def _reads_strides(stage: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def float32_products(tf32: bool | None) -> Iterator[None]:
-    """Allow or forbid rounding float32 products to TF32 on GPUs within the block; None leaves it as it is.
+    """Context manager: allow or forbid rounding float32 products to TF32 on GPUs; None: do not change the setting.
 
-    The setting is the whole process's: whatever else runs on a GPU meanwhile is concerned too.
+    The setting is global to the process and affects everything that runs on a GPU in the block.
     """
     if tf32 is None:
         yield
         return
     before = [(place, name, value) for place, name in _TF32_SETTINGS if (value := _setting(place, name)) is not None]
     try:
-        # These two keep PyTorch's older and newer settings in step; Inductor 2.11 still reads the older ones.
+        # Setting these two changes PyTorch's older and newer settings alike; Inductor 2.11 still reads the older ones.
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
         yield
@@ -242,7 +242,7 @@ def float32_products(tf32: bool | None) -> Iterator[None]:
             setattr(place, name, value)
 
 
-#: PyTorch 2.9 has both; where they were set by the newer names, the older ones cannot be read.
+#: PyTorch 2.9 has older and newer names; reading the older ones fails if the newer ones were set.
 _TF32_SETTINGS = (
     (torch.backends.cuda.matmul, "allow_tf32"),
     (torch.backends.cudnn, "allow_tf32"),

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 #: Largest root mean square error of an output channel on the held-out images, relative to the channel's standard
 #: deviation on them.
 TOLERANCE = 0.2
-#: Largest share of the values of an integer or boolean output (an argmax, say) that may differ.
+#: Largest share of the values of an integer or boolean output (such as an argmax) that may differ.
 _MOST_DIFFERENT = 0.1
 #: One in this many calibration images is held out for the comparison with float32.
 _HELD_OUT = 4

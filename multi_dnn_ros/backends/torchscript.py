@@ -50,7 +50,7 @@ class TorchScript:
             for index, stage in enumerate(eager):
                 expected = stage(carried)
                 try:
-                    ready.append(_scripted(stage, carried, expected, self._tolerance))
+                    ready.append(_script(stage, carried, expected, self._tolerance))
                 except Exception as error:  # whatever the tracer raises, the stage still runs eager
                     log.warning(
                         "job %d of %s runs eager, because TorchScript fails: %s",
@@ -61,7 +61,7 @@ class TorchScript:
         return tuple(ready)
 
 
-def _scripted(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
+def _script(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
     if not carried or not isinstance(stage, torch.nn.Module):
         raise ValueError("a stage without inputs cannot be traced")
     with warnings.catch_warnings():

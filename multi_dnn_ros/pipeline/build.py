@@ -65,7 +65,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
     if notice := builtin_notice(config.dnns):
         progress(notice)
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
-        begin, allocated = time.perf_counter(), _allocated(device)
+        begin, allocated = time.perf_counter(), _allocated_bytes(device)
         progress(f"preparing {name} ({settings.model})")
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
@@ -247,7 +247,7 @@ def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch
     return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
 
 
-def _allocated(device: torch.device) -> int:
+def _allocated_bytes(device: torch.device) -> int:
     """Bytes that this process has allocated on a GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 

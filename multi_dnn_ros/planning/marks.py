@@ -1,4 +1,4 @@
-"""Time marks inside a running network: each layer is timed in place, with the data and caches it really has."""
+"""Time marks inside a running network: each layer is timed in place, with its real data and caches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _EMPTY_RUNS = 25
 class MarkedStage(nn.Module):
     """A stage that takes mark `first` before its first layer and one after each layer: len(layers) + 1 marks."""
 
-    def __init__(self, stage: GraphStage, clock: Clock, first: int, marks_behind: Sequence[int] | None = None) -> None:
+    def __init__(self, stage: GraphStage, clock: Clock, first: int, marks_after: Sequence[int] | None = None) -> None:
         super().__init__()
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
-        ends = _ends(stage) if marks_behind is None else list(marks_behind)
+        ends = _ends(stage) if marks_after is None else list(marks_after)
         computed = 0
         place = first
 
@@ -59,7 +59,7 @@ class MarkedStage(nn.Module):
 
 
 class MarkedNetwork:
-    """A prepared network with marks; each call returns the milliseconds of its parts.
+    """A prepared network with time marks; each call returns the milliseconds of its parts.
 
     parts: number of times per stage. cost_ms: cost of a mark (plus a stage call if each part is a stage), subtracted
     from each time.
@@ -145,7 +145,7 @@ def _mark_cost_ms(target: Target, clock: Clock) -> float:
         return _mark_between_kernels_ms(target, clock)
     stage, inputs = _empty(target)
     clock.prepare(_EMPTY + 1)
-    marked = MarkedStage(stage, clock, 0, marks_behind=[-1] * _EMPTY)
+    marked = MarkedStage(stage, clock, 0, marks_after=[-1] * _EMPTY)
     ready = target.make_backend().prepare([marked], inputs, target.device)
     return _median_gap_ms(MarkedNetwork(ready, inputs, clock, [_EMPTY], 0.0, inside=True))
 

@@ -1,6 +1,4 @@
-"""Measures what a frame costs each DNN in the engine, alone and among the others, and the frames
-lost at given rates.
-"""
+"""Measures the cost of a frame for each DNN in the engine, alone and with the others, and the loss at given rates."""
 
 from __future__ import annotations
 
@@ -215,12 +213,12 @@ def random_demands(services: Mapping[str, Service], workers: int, count: int, se
         shares = [order.uniform(0.5, 1.5) for _ in names]
         capacity = min(len(names), workers)
         # No DNN can use more than one worker: the excess goes to the others.
-        shares = _capped([share / sum(shares) * capacity for share in shares])
+        shares = _cap_shares([share / sum(shares) * capacity for share in shares])
         found.append(_at(names, shares, part, services, workers))
     return found
 
 
-def _capped(shares: list[float]) -> list[float]:
+def _cap_shares(shares: list[float]) -> list[float]:
     for _ in shares:
         over = sum(max(0.0, share - 1.0) for share in shares)
         room = [share for share in shares if share < 1.0]
@@ -268,13 +266,13 @@ def predicted_services(
         traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
         layers = layers_of(traced)
         alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
-        around_ms = _around_ms(dnn, images[name], target.device)
+        around_ms = _pre_and_postprocess_ms(dnn, images[name], target.device)
         services[name] = Service(sum(alone.ms) + around_ms, max(sum(alone.ms), sum(crowded.ms)) + around_ms)
         doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
     return services, tuple(doubts)
 
 
-def _around_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
+def _pre_and_postprocess_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
     """Preprocessing on the device and decoding of the outputs on the CPU."""
     source = torch.from_numpy(image).to(device)
     module = copy.deepcopy(dnn.module).to(device)  # its jobs may have moved parts of it to other devices

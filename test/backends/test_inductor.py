@@ -203,7 +203,7 @@ def test_progress_has_an_estimate_before_and_the_time_after_each_stage(monkeypat
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
     clock = iter([0.0, 6.0, 10.0, 11.0])
     monkeypatch.setattr(inductor.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(inductor, "_compiled", lambda stage, *rest: stage)
+    monkeypatch.setattr(inductor, "_compile", lambda stage, *rest: stage)
     lines: list[str] = []
     Inductor("lane", lines.append).prepare([torch.nn.Identity(), torch.nn.Identity()], (torch.zeros(2),), CPU)
     assert lines == [

@@ -57,12 +57,12 @@ class AnchorCandidates:
         heads = {name: output[0].float() for name, output in zip(decoder.names, outputs, strict=True)}
         offsets = heads["bbox_regression"]
         if not decoder.by_level:
-            scores, classes, anchors = self._of_classes(heads["cls_logits"].softmax(-1))
+            scores, classes, anchors = self._best_by_class(heads["cls_logits"].softmax(-1))
         else:
             probability = heads["cls_logits"].sigmoid()
             if "bbox_ctrness" in heads:
                 probability = (probability * heads["bbox_ctrness"].sigmoid()).sqrt()
-            scores, classes, anchors = self._of_levels(probability)
+            scores, classes, anchors = self._best_by_level(probability)
         return scores, classes, anchors, offsets[anchors]
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
@@ -79,7 +79,7 @@ class AnchorCandidates:
         first = batched_nms(boxes, scores, classes, decoder.iou_threshold)
         return decoder.report(boxes[first], scores[first], classes[first], source_size)
 
-    def _of_levels(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _best_by_level(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N, classes) -> the best of each feature map: scores, classes, anchor indices."""
         found, begin = [], 0
         for size in self._decoder.level_sizes:
@@ -91,7 +91,7 @@ class AnchorCandidates:
         scores, classes, anchors = (torch.cat(parts) for parts in zip(*found, strict=True))
         return scores, classes, anchors
 
-    def _of_classes(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _best_by_class(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(N, classes), class 0 is background -> the best of each class: scores, classes, anchor indices."""
         labels = self._labels_on(probability.device, probability.shape[1])
         scores, anchors = probability[:, labels].T.topk(min(self._most, len(probability)))

@@ -77,7 +77,7 @@ class LaneDecoder(Decoder):
         scale = (source_size[1] / width, source_size[0] / height)
         found = []
         for line in group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]:
-            curve = _in_source(line.curve, scale)
+            curve = _curve_in_source(line.curve, scale)
             found.append((_bottom_u(runs, line, curve, scale, source_size[0]), line.members, curve))
         found.sort(key=lambda line: line[0])
 
@@ -144,7 +144,7 @@ def _pixels(
     return pixels + np.arange(len(pixels)), np.repeat(number_of_run[chosen], counts)
 
 
-def _in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:
+def _curve_in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:
     """Convert a curve from mask to source pixels. scale: source pixels per mask pixel, horizontal and vertical."""
     across, down = scale
     c0, c1, c2 = curve.tolist()
