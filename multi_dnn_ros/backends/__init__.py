@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,3 +57,11 @@ class Backend(Protocol):
         other numbers of images. The returned stages run on the calling thread's current stream.
         """
         ...
+
+
+def run_stages(stages: Iterable[Stage], inputs: Tensors) -> Tensors:
+    """The outputs of the last stage, each stage called with the outputs of the previous one."""
+    carried = inputs
+    for stage in stages:
+        carried = stage(carried)
+    return carried

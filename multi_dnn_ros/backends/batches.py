@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 
 
@@ -99,7 +99,5 @@ def _compare(
                 ) from None
 
 
-def _run(stages: Sequence[Stage], carried: Tensors) -> Tensors:
-    for stage in stages:
-        carried = stage(carried)
-    return tuple(tensor.cpu() for tensor in carried)
+def _run(stages: Sequence[Stage], inputs: Tensors) -> Tensors:
+    return tuple(tensor.cpu() for tensor in run_stages(stages, inputs))

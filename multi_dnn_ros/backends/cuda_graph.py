@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -148,10 +148,8 @@ class _CapturedChain:
         first, last = stages[0], stages[-1]
         self._inputs, self._outputs = first.inputs, last.outputs
         self._functions = tuple(stage.stage for stage in stages)  # kept alive: the graph reads their parameters
-        image = carried = noise_like(first.inputs)
-        for stage in stages:
-            carried = stage(carried)
-        expected = tuple(tensor.clone() for tensor in carried)
+        image = noise_like(first.inputs)
+        expected = tuple(tensor.clone() for tensor in run_stages(stages, image))
         torch.cuda.synchronize(first.stream.device)
         self._graph = capture_graph(self._run, first.pool, first.stream)
         for place in self._outputs:
@@ -159,10 +157,8 @@ class _CapturedChain:
         check_agreement(self(image), expected, tolerance)
 
     def _run(self) -> None:
-        carried = self._inputs
-        for function in self._functions:
-            carried = function(carried)
-        for place, result in zip(self._outputs, carried, strict=True):
+        results = run_stages(self._functions, self._inputs)
+        for place, result in zip(self._outputs, results, strict=True):
             place.copy_(result)
 
     def __call__(self, carried: Tensors) -> Tensors:

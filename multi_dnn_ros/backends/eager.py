@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.registry import BackendSpec
 
 
@@ -24,9 +24,7 @@ class Eager:
         ready = tuple(stage.to(device).eval() for stage in stages)
         with torch.inference_mode():
             for _ in range(2):
-                carried = tuple(tensor.to(device) for tensor in inputs)
-                for stage in ready:
-                    carried = stage(carried)
+                run_stages(ready, tuple(tensor.to(device) for tensor in inputs))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return ready

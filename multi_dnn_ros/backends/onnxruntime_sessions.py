@@ -14,7 +14,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
 from multi_dnn_ros.backends.onnx_guards import add_guards
@@ -101,11 +101,9 @@ def _sequences(ready: Sequence[SessionStage]) -> list[Sequence[SessionStage]]:
     return [ready] if ready[0].single_launch is None else [ready, [ready[0].single_launch]]
 
 
-def _run(stages: Sequence[Stage], carried: Tensors) -> Tensors:
+def _run(stages: Sequence[Stage], inputs: Tensors) -> Tensors:
     with torch.inference_mode():
-        for stage in stages:
-            carried = stage(carried)
-    return carried
+        return run_stages(stages, inputs)
 
 
 class SessionStage:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.profile import read_checked
 
 
@@ -20,11 +21,7 @@ class TableError(ValueError):
     """A table does not fit the request; the message names the table and what to do."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Spread(_Part):
+class Spread(FileModel):
     """Quartiles of the samples, in milliseconds."""
 
     p25: float = Field(ge=0.0)
@@ -38,7 +35,7 @@ class Spread(_Part):
         return cls(p25=p25, p50=p50, p75=p75)
 
 
-class Row(_Part):
+class Row(FileModel):
     """Times of one batch size. input, compute, output, total: of the whole batch; None if the measurement failed.
 
     failure: reason of the failure, otherwise "". measured_at: ISO 8601, UTC.
@@ -63,7 +60,7 @@ class Row(_Part):
         return self
 
 
-class BatchTable(_Part):
+class BatchTable(FileModel):
     """Times of one model on one unit at one precision.
 
     shape: of the network's input for one image, (3, height, width). parameters: number of the network's parameters;

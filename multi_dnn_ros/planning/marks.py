@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx, nn
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.graph.cut import GraphStage, split
 from multi_dnn_ros.graph.trace import trace
@@ -77,11 +77,10 @@ class MarkedNetwork:
 
     def __call__(self) -> list[list[float]]:
         """Milliseconds of each part of each stage."""
-        carried = self._inputs
         if self._inside:
-            for stage in self._stages:
-                carried = stage(carried)
+            run_stages(self._stages, self._inputs)
         else:
+            carried = self._inputs
             self._clock.mark(0)
             for place, stage in enumerate(self._stages, start=1):
                 carried = stage(carried)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.graph.cut import NodeCost, split
@@ -24,6 +24,7 @@ from multi_dnn_ros.planning.features import (
     linear_features,
     tree_features,
 )
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Traced
 from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs, read_checked
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
@@ -45,11 +46,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Linear(_Part):
+class Linear(FileModel):
     """Milliseconds as a weighted sum of LINEAR_FEATURES. weights: by kind of layer, nonnegative."""
 
     regressor: Literal["linear"] = "linear"
@@ -72,7 +69,7 @@ class Linear(_Part):
         return times
 
 
-class Tree(_Part):
+class Tree(FileModel):
     """A binary tree, nodes in depth-first order. left, right: -1 at leaves. feature <= threshold goes left."""
 
     feature: tuple[int, ...]
@@ -106,7 +103,7 @@ class Tree(_Part):
         return np.asarray(np.array(self.value)[at], dtype=np.float64)
 
 
-class Trees(_Part):
+class Trees(FileModel):
     """Gradient-boosted trees: the logarithm of the ratio between a layer's time and its time at the device's limits.
 
     corrects: the ratio is to this linear model's prediction instead.
@@ -137,14 +134,14 @@ def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
     return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
 
 
-class TrainedRange(_Part):
+class TrainedRange(FileModel):
     """Training data of one kind of layer. sizes: flops, bytes read, bytes written and pixels of each distinct layer."""
 
     samples: int = Field(ge=1)
     sizes: tuple[tuple[Size, Size, Size, Size], ...] = Field(min_length=1, max_length=100_000)
 
 
-class Scores(_Part):
+class Scores(FileModel):
     """Median absolute errors relative to the measured time, by method. held_out: what was held out of training."""
 
     held_out: str
@@ -160,7 +157,7 @@ class Prediction:
     doubts: tuple[str, ...]
 
 
-class Slice(_Part):
+class Slice(FileModel):
     """The model of a share of a GPU's SMs, treated as a GPU of its own."""
 
     flops_per_s: Positive
@@ -168,7 +165,7 @@ class Slice(_Part):
     model: Model
 
 
-class Predictor(_Part):
+class Predictor(FileModel):
     """Layer times on one device with one backend and precision.
 
     loads: highest trained level, by kind. flops_per_s, bytes_per_s, model: of the whole device. slices: by number of

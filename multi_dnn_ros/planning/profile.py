@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import fx
 
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.operations import Counts, Operation, counter, total
 from multi_dnn_ros.planning.device import Limits
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Times, Traced
 from multi_dnn_ros.planning.timing import Target
 
@@ -29,11 +30,7 @@ class ProfileError(ValueError):
     """A profile, table or predictor cannot be used; the message names it, the error and what is expected."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Distribution(_Part):
+class Distribution(FileModel):
     """Distribution of milliseconds over rounds."""
 
     min: Milliseconds
@@ -55,7 +52,7 @@ class Distribution(_Part):
         return (self.p75 - self.p25) / self.p50 if self.p50 else 0.0
 
 
-class Work(_Part):
+class Work(FileModel):
     """Arithmetic and memory traffic; see graph.operations.Counts."""
 
     macs: int = Field(ge=0)
@@ -79,7 +76,7 @@ class Work(_Part):
         return self.flops / self.moved if self.moved else 0.0
 
 
-class LayerShape(_Part):
+class LayerShape(FileModel):
     """A layer as found in the graph: one traced operation and the views of its result.
 
     nodes: names of its operations in the traced graph; the first one is the layer's name. module: qualified name of the
@@ -114,7 +111,7 @@ class LayerProfile(LayerShape):
         return self.ms.p50 / self.bound_ms if self.bound_ms else None
 
 
-class JobProfile(_Part):
+class JobProfile(FileModel):
     """A job as served. layers_ms: sum of its layers' medians."""
 
     layers: int = Field(ge=0)
@@ -124,7 +121,7 @@ class JobProfile(_Part):
     bound_ms: Milliseconds
 
 
-class Profile(_Part):
+class Profile(FileModel):
     """Profile of one network on one device.
 
     sum_ms: sum of the layers' medians. whole: the same measured without marks inside. target: device, threads,
