@@ -38,7 +38,7 @@ class CapturedFunction:
         self._results = self._function(self._source)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        if any(tensor is not place for tensor, place in zip(carried, self._source, strict=True)):
+        if any(tensor is not source for tensor, source in zip(carried, self._source, strict=True)):
             return self._function(carried)
         self._replay()
         return self._results

@@ -136,7 +136,7 @@ class Captured:
         self.outputs = self.stage(self.inputs)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        _place(carried, self.inputs)
+        _copy_to(carried, self.inputs)
         self._graph.replay()
         return self.outputs
 
@@ -152,25 +152,25 @@ class _CapturedChain:
         expected = tuple(tensor.clone() for tensor in run_stages(stages, image))
         torch.cuda.synchronize(first.stream.device)
         self._graph = capture_graph(self._run, first.pool, first.stream)
-        for place in self._outputs:
-            place.zero_()
+        for target in self._outputs:
+            target.zero_()
         check_agreement(self(image), expected, tolerance)
 
     def _run(self) -> None:
         results = run_stages(self._functions, self._inputs)
-        for place, result in zip(self._outputs, results, strict=True):
-            place.copy_(result)
+        for target, result in zip(self._outputs, results, strict=True):
+            target.copy_(result)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        _place(carried, self._inputs)
+        _copy_to(carried, self._inputs)
         self._graph.replay()
         return self._outputs
 
 
-def _place(carried: Tensors, places: Tensors) -> None:
-    for place, tensor in zip(places, carried, strict=True):
-        if tensor is not place:
-            place.copy_(tensor, non_blocking=True)
+def _copy_to(carried: Tensors, targets: Tensors) -> None:
+    for target, tensor in zip(targets, carried, strict=True):
+        if tensor is not target:
+            target.copy_(tensor, non_blocking=True)
 
 
 def _make(request: BackendRequest) -> Backend:

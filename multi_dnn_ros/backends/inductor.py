@@ -74,8 +74,8 @@ class Inductor:
         for index, stage in enumerate(eager):
             with torch.inference_mode():
                 expected = stage(carried)
-            place = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
-            self._progress(f"compiling {place} for {device}{forecast.of(index)}")
+            title = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
+            self._progress(f"compiling {title} for {device}{forecast.of(index)}")
             begin = time.perf_counter()
             try:
                 ready.append(_compile(stage, carried, expected, self._tolerance))
@@ -91,7 +91,7 @@ class Inductor:
                 ready.append(stage)
             taken_s = time.perf_counter() - begin
             forecast.took(index, taken_s)
-            self._progress(f"compiled {place} after {taken_s:.1f} s")
+            self._progress(f"compiled {title} after {taken_s:.1f} s")
             with torch.inference_mode():
                 carried = ready[-1](carried)  # the next stage is compiled for these memory layouts
         return tuple(ready)

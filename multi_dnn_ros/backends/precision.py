@@ -231,15 +231,15 @@ def float32_products(tf32: bool | None) -> Iterator[None]:
     if tf32 is None:
         yield
         return
-    before = [(place, name, value) for place, name in _TF32_SETTINGS if (value := _setting(place, name)) is not None]
+    before = [(module, name, value) for module, name in _TF32_SETTINGS if (value := _setting(module, name)) is not None]
     try:
         # Setting these two changes PyTorch's older and newer settings alike; Inductor 2.11 still reads the older ones.
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
         yield
     finally:
-        for place, name, value in before:
-            setattr(place, name, value)
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 #: PyTorch 2.9 has older and newer names; reading the older ones fails if the newer ones were set.
@@ -252,8 +252,8 @@ _TF32_SETTINGS = (
 )
 
 
-def _setting(place: object, name: str) -> object:
+def _setting(module: object, name: str) -> object:
     try:
-        return getattr(place, name)
+        return getattr(module, name)
     except (AttributeError, RuntimeError):
         return None

@@ -37,8 +37,8 @@ class PreprocessGraph:
         found = self._graphs.get(tuple(image.shape))
         if found is None:
             return self._preprocess(image)
-        place, replay = found
-        place.copy_(image, non_blocking=True)
+        target, replay = found
+        target.copy_(image, non_blocking=True)
         replay()
         return self._destination
 
@@ -59,21 +59,22 @@ class PreprocessGraph:
             image = noise.to(device)
 
             def run() -> None:
-                for place, tensor in zip(self._destination, self._preprocess(image), strict=True):
-                    place.copy_(tensor)
+                for target, tensor in zip(self._destination, self._preprocess(image), strict=True):
+                    target.copy_(tensor)
 
             # Later stages of a frame in progress may still read the first stage's input: restore it afterwards.
-            kept = tuple(place.clone() for place in self._destination)
+            kept = tuple(target.clone() for target in self._destination)
             replay = self._capture(run)
             expected = tuple(
-                tensor.to(place.dtype) for tensor, place in zip(self._preprocess(image), self._destination, strict=True)
+                tensor.to(target.dtype)
+                for tensor, target in zip(self._preprocess(image), self._destination, strict=True)
             )
             replay()
             try:
                 check_agreement(self._destination, expected, _TOLERANCE)
             finally:
-                for place, tensor in zip(self._destination, kept, strict=True):
-                    place.copy_(tensor)
+                for target, tensor in zip(self._destination, kept, strict=True):
+                    target.copy_(tensor)
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
         self._graphs[shape] = (image, replay)

@@ -25,12 +25,14 @@ def stack_inputs(images: Sequence[Tensors], first: Stage) -> Tensors:
 
     The previous launches of the stages must have finished. Without memory of the right shape, new tensors are returned.
     """
-    places = first.inputs if isinstance(first, StaticStage) else (None,) * len(images[0])
-    return tuple(_concatenate(tensors, place) for tensors, place in zip(zip(*images, strict=True), places, strict=True))
+    memory = first.inputs if isinstance(first, StaticStage) else (None,) * len(images[0])
+    return tuple(
+        _concatenate(tensors, target) for tensors, target in zip(zip(*images, strict=True), memory, strict=True)
+    )
 
 
-def _concatenate(tensors: Tensors, place: torch.Tensor | None) -> torch.Tensor:
-    if place is None or place.shape != (len(tensors), *tensors[0].shape[1:]):
+def _concatenate(tensors: Tensors, target: torch.Tensor | None) -> torch.Tensor:
+    if target is None or target.shape != (len(tensors), *tensors[0].shape[1:]):
         return torch.cat(tensors)
-    torch.cat(tensors, out=place)
-    return place
+    torch.cat(tensors, out=target)
+    return target

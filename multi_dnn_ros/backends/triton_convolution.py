@@ -199,18 +199,18 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton evaluates annotations and
         step = part * STEPS_PER_PART + number
         if SEVERAL:
             along = step * BLOCK_K + tl.arange(0, BLOCK_K)
-            place = along // GROUP_IN
-            row = top[:, None] + (place // WINDOW_W * SPREAD_H)[None, :]
-            column = left[:, None] + (place % WINDOW_W * SPREAD_W)[None, :]
+            position = along // GROUP_IN
+            row = top[:, None] + (position // WINDOW_W * SPREAD_H)[None, :]
+            column = left[:, None] + (position % WINDOW_W * SPREAD_W)[None, :]
             channel = along % GROUP_IN
             known = along < POSITIONS * GROUP_IN
         else:
-            place = step // BLOCKS
-            row = (top + place // WINDOW_W * SPREAD_H)[:, None]
-            column = (left + place % WINDOW_W * SPREAD_W)[:, None]
+            position = step // BLOCKS
+            row = (top + position // WINDOW_W * SPREAD_H)[:, None]
+            column = (left + position % WINDOW_W * SPREAD_W)[:, None]
             channel = step % BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
-            along = place * GROUP_IN + channel
-            known = (channel < GROUP_IN) & (place < POSITIONS)
+            along = position * GROUP_IN + channel
+            known = (channel < GROUP_IN) & (position < POSITIONS)
         inside = (pixel < pixels)[:, None] & (row >= 0) & (row < IN_H) & (column >= 0) & (column < IN_W)
         left_hand = tl.load(
             first[:, None] + (row * IN_W + column) * ALL_IN + channel[None, :], mask=inside & known[None, :], other=0.0
@@ -240,15 +240,15 @@ def _add_up(  # type: ignore[no-untyped-def]
     OUTPUTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_Z: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add the parts of each sum, bias and z; apply ReLU."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    known = place < count
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    known = position < count
     total = tl.zeros((BLOCK,), tl.float32)
     for _ in range(PARTS):
-        total += tl.load(sums + place, mask=known, other=0.0)
+        total += tl.load(sums + position, mask=known, other=0.0)
         sums += count
     if HAS_BIAS:
-        total += tl.load(bias + place % OUTPUTS, mask=known, other=0.0).to(tl.float32)
+        total += tl.load(bias + position % OUTPUTS, mask=known, other=0.0).to(tl.float32)
     if HAS_Z:
-        total += tl.load(z + place, mask=known, other=0.0).to(tl.float32)
+        total += tl.load(z + position, mask=known, other=0.0).to(tl.float32)
     total = tl.where(total < 0, 0.0, total)
-    tl.store(result + place, total.to(result.dtype.element_ty), mask=known)
+    tl.store(result + position, total.to(result.dtype.element_ty), mask=known)

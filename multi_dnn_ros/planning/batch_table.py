@@ -111,11 +111,11 @@ class BatchTable(FileModel):
         if not 0 < batch <= self.largest:
             raise TableError(f"{self.unit} was measured up to {self.largest} images of {self.model}, not {batch}")
         sizes = [row.batch for row in rows]
-        place = bisect_left(sizes, batch)
-        if sizes[place] == batch or place == 0:
+        index = bisect_left(sizes, batch)
+        if sizes[index] == batch or index == 0:
             # A batch below the smallest measured one is assumed to take as long.
-            return _total(rows[place])
-        low, high = rows[place - 1], rows[place]
+            return _total(rows[index])
+        low, high = rows[index - 1], rows[index]
         part = (batch - low.batch) / (high.batch - low.batch)
         return _total(low) + part * (_total(high) - _total(low))
 

@@ -85,10 +85,10 @@ def measure_limits(
         image = torch.rand(1, channels, pixels, pixels, device=device).to(dtype)
         weight = torch.rand(channels, channels, 3, 3, device=device).to(dtype)
         source = torch.ones(max(1, int(mebibytes * scale * scale)) << 18, device=device)
-        place = torch.empty_like(source)
+        destination = torch.empty_like(source)
         product_s = _fastest_s(lambda: torch.mm(a, b), clock, hold)
         convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
-        copy_s = _fastest_s(lambda: place.copy_(source), clock, hold)
+        copy_s = _fastest_s(lambda: destination.copy_(source), clock, hold)
     return Limits(
         name=device_name(target),
         kind="cuda" if device.type == "cuda" else "cpu",

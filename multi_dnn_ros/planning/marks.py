@@ -28,12 +28,12 @@ class MarkedStage(nn.Module):
         copies: dict[fx.Node, fx.Node] = {}
         ends = _ends(stage) if marks_after is None else list(marks_after)
         computed = 0
-        place = first
+        index = first
 
         def mark() -> None:
-            nonlocal place
-            graph.call_function(clock.mark, (place,))
-            place += 1
+            nonlocal index
+            graph.call_function(clock.mark, (index,))
+            index += 1
 
         marked_start = False
         for node in stage.graph.graph.nodes:
@@ -82,9 +82,9 @@ class MarkedNetwork:
         else:
             carried = self._inputs
             self._clock.mark(0)
-            for place, stage in enumerate(self._stages, start=1):
+            for index, stage in enumerate(self._stages, start=1):
                 carried = stage(carried)
-                self._clock.mark(place)
+                self._clock.mark(index)
         gaps = iter(max(0.0, gap - self._cost_ms) for gap in self._clock.gaps_ms())
         times: list[list[float]] = []
         for index, parts in enumerate(self._parts):
@@ -156,7 +156,7 @@ def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
     layers are chosen so that they stay separate kernels.
     """
     layers = [
-        nn.Conv2d(64, 64, 3, padding=1, bias=False) if place % 2 == 0 else nn.LeakyReLU() for place in range(_EMPTY)
+        nn.Conv2d(64, 64, 3, padding=1, bias=False) if index % 2 == 0 else nn.LeakyReLU() for index in range(_EMPTY)
     ]
     values = (torch.zeros(1, 64, 28, 28, dtype=target.dtype),)
     (stage,) = split(trace(nn.Sequential(*layers).to(target.dtype).eval(), values), 1)

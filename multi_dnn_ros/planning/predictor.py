@@ -83,14 +83,14 @@ class Tree(FileModel):
         nodes = len(self.feature)
         if not nodes or any(len(values) != nodes for values in (self.threshold, self.left, self.right, self.value)):
             raise ValueError("the lists of a tree differ in length, or are empty")
-        for place, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
+        for index, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
             if (left, right) == (-1, -1):
                 continue
             # Children come after their parent, so every traversal ends.
-            if not (place < left < nodes and place < right < nodes):
-                raise ValueError(f"node {place} of a tree has the children {left} and {right}")
+            if not (index < left < nodes and index < right < nodes):
+                raise ValueError(f"node {index} of a tree has the children {left} and {right}")
             if not 0 <= feature < len(TREE_FEATURES) + len(KINDS):
-                raise ValueError(f"node {place} of a tree has feature {feature}")
+                raise ValueError(f"node {index} of a tree has feature {feature}")
         return self
 
     def predict(self, rows: np.ndarray[Any, np.dtype[np.float32]]) -> Matrix:
@@ -208,12 +208,12 @@ class Predictor(FileModel):
             self.device, self.backend, self.precision, self.threads, self.cores, sms, part.flops_per_s, part.bytes_per_s
         )
         counts = [LayerCounts.of(layer) for layer in layers]
-        timed = [(place, layer) for place, layer in enumerate(counts) if layer.kind != "view"]
+        timed = [(index, layer) for index, layer in enumerate(counts) if layer.kind != "view"]
         times = [0.0] * len(layers)
         if timed:
             found = part.model.predict([(layer, setting, load) for _, layer in timed])
-            for (place, _), ms in zip(timed, found, strict=True):
-                times[place] = float(ms) if np.isfinite(ms) else 0.0
+            for (index, _), ms in zip(timed, found, strict=True):
+                times[index] = float(ms) if np.isfinite(ms) else 0.0
         doubts = [*self._other_target(target), *self._other_load(load)]
         doubts += dict.fromkeys(doubt for _, layer in timed for doubt in self._other_layer(layer))
         return Prediction(tuple(times), tuple(doubts))

@@ -258,7 +258,7 @@ def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Cont
 
 
 def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerShape:
-    main = next((place for place, operation in enumerate(operations) if operation.kind != "view"), 0)
+    main = next((index for index, operation in enumerate(operations) if operation.kind != "view"), 0)
     operation = operations[main]
     return LayerShape(
         nodes=tuple(node.name for node in nodes),

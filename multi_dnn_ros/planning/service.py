@@ -144,9 +144,9 @@ def _saturate(
     begin_ns, end_ns = max(end for _, end in first.values()), min(ends[-1] for ends in ends_ns.values())
     found = {}
     for name, ends in ends_ns.items():
-        inside = [place for place, at in enumerate(ends) if begin_ns < at <= end_ns]
-        ms = statistics.fmean(times[name][place] for place in inside) if inside else times[name][-1]
-        inferences = sum(1 / batches[name][place] for place in inside)
+        inside = [index for index, at in enumerate(ends) if begin_ns < at <= end_ns]
+        ms = statistics.fmean(times[name][index] for index in inside) if inside else times[name][-1]
+        inferences = sum(1 / batches[name][index] for index in inside)
         batch = len(inside) / inferences if inside else float(batches[name][-1])
         found[name] = _Saturated(ms, max(1, len(inside)) * 1e9 / max(1, end_ns - begin_ns), batch)
     return found

@@ -101,8 +101,8 @@ def _side_by_side(
                 runner.calibrate()
             times: list[list[float]] = [[] for _ in runners]
             for turn in range(target.rounds):
-                for place in range(len(runners)):
-                    index = (place + turn) % len(runners)  # rotate the order
+                for offset in range(len(runners)):
+                    index = (offset + turn) % len(runners)  # rotate the order
                     times[index].append(runners[index].seconds())
         finally:
             for runner in runners:

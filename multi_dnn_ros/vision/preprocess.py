@@ -94,21 +94,27 @@ class Preprocess:
         """image: (H, W, 3) uint8. Raises ValueError for anything else."""
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != torch.uint8 or not image.numel():
             raise ValueError(f"image of shape {tuple(image.shape)} and type {image.dtype}: must be (H, W, 3) uint8")
-        place = self.geometry((image.shape[0], image.shape[1]))
+        geometry = self.geometry((image.shape[0], image.shape[1]))
         pixels = image.permute(2, 0, 1)[None]  # channels_last in memory, as the fast uint8 resize requires
-        if (place.height, place.width) != tuple(pixels.shape[2:]):
+        if (geometry.height, geometry.width) != tuple(pixels.shape[2:]):
             if not (self.antialias and image.device.type == "cpu"):
                 pixels = pixels.float()
             pixels = F.interpolate(
-                pixels, (place.height, place.width), mode="bilinear", align_corners=False, antialias=self.antialias
+                pixels,
+                (geometry.height, geometry.width),
+                mode="bilinear",
+                align_corners=False,
+                antialias=self.antialias,
             )
         scale, offset, padding = self._constants_on(image.device)
         pixels = pixels.flip(1) if self.bgr else pixels
         values = torch.addcmul(offset, pixels.to(torch.float32, memory_format=torch.contiguous_format), scale)
-        if (place.height, place.width) == (self.height, self.width):
+        if (geometry.height, geometry.width) == (self.height, self.width):
             return (values,)
         padded = padding.expand(1, 3, self.height, self.width).clone()
-        padded[:, :, place.top : place.top + place.height, place.left : place.left + place.width] = values
+        rows = slice(geometry.top, geometry.top + geometry.height)
+        columns = slice(geometry.left, geometry.left + geometry.width)
+        padded[:, :, rows, columns] = values
         return (padded,)
 
     def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -83,9 +83,9 @@ def test_fused_operations_count_no_work() -> None:
 
 def test_a_fused_operations_time_counts_for_its_first_layer() -> None:
     class Order(HostClock):
-        def mark(self, place: int) -> None:
-            order.append(place)
-            super().mark(place)
+        def mark(self, index: int) -> None:
+            order.append(index)
+            super().mark(index)
 
     class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):

@@ -95,8 +95,8 @@ class AnchorDecoder(Decoder):
 
     def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]:
         """(lower, right) end of the image in the input; boxes are clipped to it, because the rest is padding."""
-        place = self.preprocess.geometry(source_size)
-        return place.top + place.height, place.left + place.width
+        geometry = self.preprocess.geometry(source_size)
+        return geometry.top + geometry.height, geometry.left + geometry.width
 
     def report(
         self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, source_size: tuple[int, int]

@@ -84,9 +84,9 @@ class AnchorCandidates:
         found, begin = [], 0
         for size in self._decoder.level_sizes:
             flat = probability[begin : begin + size].flatten()
-            scores, places = flat.topk(min(self._most, len(flat)))
+            scores, indices = flat.topk(min(self._most, len(flat)))
             count = probability.shape[1]
-            found.append((scores, places % count, torch.div(places, count, rounding_mode="floor") + begin))
+            found.append((scores, indices % count, torch.div(indices, count, rounding_mode="floor") + begin))
             begin += size
         scores, classes, anchors = (torch.cat(parts) for parts in zip(*found, strict=True))
         return scores, classes, anchors

@@ -100,11 +100,11 @@ class LaneDecoder(Decoder):
         lane, none = (torch.stack([logits[index] for index in classes]) for classes in (self.lane_classes, others))
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
-    def _content(self, logits: npt.NDArray[np.float32], place: Geometry) -> npt.NDArray[np.float32]:
+    def _content(self, logits: npt.NDArray[np.float32], geometry: Geometry) -> npt.NDArray[np.float32]:
         """The map without padding, scaled to at most MAX_WIDTH columns."""
         across, down = logits.shape[1] / self.preprocess.width, logits.shape[0] / self.preprocess.height
-        left, right = round(place.left * across), round((place.left + place.width) * across)
-        top, bottom = round(place.top * down), round((place.top + place.height) * down)
+        left, right = round(geometry.left * across), round((geometry.left + geometry.width) * across)
+        top, bottom = round(geometry.top * down), round((geometry.top + geometry.height) * down)
         content = logits[top : max(bottom, top + 1), left : max(right, left + 1)]
         if content.shape[1] > MAX_WIDTH:
             height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
