@@ -35,7 +35,7 @@ ROUNDS = 7
 #: Image size for timing preprocessing: the cameras' sizes are not known yet.
 _HEIGHT, _WIDTH = 480, 640
 _PREPROCESS_ROUNDS = 5
-_DOUBTS_TOLD = 3
+_MAX_LOGGED_DOUBTS = 3
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class JobPlanner:
         self._bound_s = bound_s
         self._timed = timed
         self._launch = launch
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         """Plan the cut of `dnn`: into `jobs` jobs if there is no bound, balanced by layer times if those are available.
@@ -145,20 +145,20 @@ class JobPlanner:
             prediction = self._predictor.predict(in_precision(layers, target.dtype), target=target)
             if not prediction.doubts:
                 return layers, list(prediction.ms), "predicted"
-            self._tell(dnn.name, prediction.doubts)
+            self._log_doubts(dnn.name, prediction.doubts)
         times = self._timed(traced, target, jobs=1)
         layers = describe(traced, [layer for stage in times.stages for layer in stage.layers])
         return layers, [statistics.median(ms) for ms in times.layers], "measured"
 
-    def _tell(self, dnn: str, doubts: Sequence[str]) -> None:
+    def _log_doubts(self, dnn: str, doubts: Sequence[str]) -> None:
         """Log each doubt once, with the first DNN that has it."""
-        fresh = [doubt for doubt in doubts if doubt not in self._told]
-        self._told.update(fresh)
+        fresh = [doubt for doubt in doubts if doubt not in self._logged]
+        self._logged.update(fresh)
         if fresh:
-            more = f"; and {len(fresh) - _DOUBTS_TOLD} more" if len(fresh) > _DOUBTS_TOLD else ""
+            more = f"; and {len(fresh) - _MAX_LOGGED_DOUBTS} more" if len(fresh) > _MAX_LOGGED_DOUBTS else ""
             log.warning(
                 "dnn.%s: layers are measured, because the predictor %s does not cover them: %s%s",
-                dnn, self._source, "; ".join(fresh[:_DOUBTS_TOLD]), more,
+                dnn, self._source, "; ".join(fresh[:_MAX_LOGGED_DOUBTS]), more,
             )  # fmt: skip
 
 

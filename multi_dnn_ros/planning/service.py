@@ -31,9 +31,9 @@ from multi_dnn_ros.planning.timing import Target
 Image = npt.NDArray[np.uint8]
 MakeEngine = Callable[[Sequence[DnnTask], Callable[[Result], None]], Engine]
 _TIMEOUT_S = 120.0
-#: Interval of checking for failures.
-_LOOK_S = 0.2
-#: Share of frames that a fitting set may lose: the first frames find cold caches.
+#: Interval of checks for failures.
+_CHECK_INTERVAL_S = 0.2
+#: Share of frames that a fitting set may lose; the first frames run with cold caches.
 MAX_LOST_SHARE = 0.02
 
 
@@ -78,21 +78,23 @@ def measure_services(
     alone_ms = {name: 1e3 / saturated.hz for name, saturated in alone.items()}
     if len(tasks) == 1:
         return {name: Service(ms, ms, batch=alone[name].batch) for name, ms in alone_ms.items()}
-    crowd = _saturate(tasks, make_engine, images, frames)
+    all_at_once = _saturate(tasks, make_engine, images, frames)
     if len(tasks) <= workers:
-        together = sum(saturated.hz * alone_ms[name] for name, saturated in crowd.items()) / 1e3
-        return {name: Service(ms, max(ms, 1e3 / crowd[name].hz), ms / together, crowd[name].batch)
+        utilization = sum(saturated.hz * alone_ms[name] for name, saturated in all_at_once.items()) / 1e3
+        return {name: Service(ms, max(ms, 1e3 / all_at_once[name].hz), ms / utilization, all_at_once[name].batch)
                 for name, ms in alone_ms.items()}  # fmt: skip
-    filled = sum(saturated.hz * saturated.frame_ms / 1e3 for saturated in crowd.values()) / workers
-    return {name: Service(alone_ms[name], saturated.frame_ms / filled, batch=saturated.batch)
-            for name, saturated in crowd.items()}  # fmt: skip
+    utilization = sum(saturated.hz * saturated.frame_ms / 1e3 for saturated in all_at_once.values()) / workers
+    return {name: Service(alone_ms[name], saturated.frame_ms / utilization, batch=saturated.batch)
+            for name, saturated in all_at_once.items()}  # fmt: skip
 
 
 def _saturate(
     tasks: Sequence[DnnTask], make_engine: MakeEngine, images: Image | Mapping[str, Image], frames: int
 ) -> dict[str, _Saturated]:
-    """Each DNN has cameras of its own, as many as it serves, each always with one more frame waiting, as when frames
-    arrive too fast: the next inference runs while the last results are decoded. Nothing else uses the device.
+    """Run the DNNs with more frames than they can serve, with nothing else on the device.
+
+    DNNs do not share cameras here. Every camera always has a further frame waiting, so that the next inference runs
+    while the last results are decoded.
     """
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
     ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
@@ -125,13 +127,13 @@ def _saturate(
         for name in cameras:
             engine.submit(frame(name), _TIMEOUT_S)
             engine.submit(frame(name), _TIMEOUT_S)  # returns once the first has started
-        look = time.monotonic() + _LOOK_S
+        next_check = time.monotonic() + _CHECK_INTERVAL_S
         while any(len(samples) <= most[name] for name, samples in times.items()):
             with contextlib.suppress(queue.Empty):
-                engine.offer(frame(free.get(timeout=_LOOK_S)))
-            if time.monotonic() < look:
+                engine.offer(frame(free.get(timeout=_CHECK_INTERVAL_S)))
+            if time.monotonic() < next_check:
                 continue
-            look = time.monotonic() + _LOOK_S
+            next_check = time.monotonic() + _CHECK_INTERVAL_S
             if engine.statistics().disabled:
                 raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
             if time.monotonic() > end:

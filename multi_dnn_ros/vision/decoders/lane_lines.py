@@ -49,7 +49,7 @@ class Runs:
 
 
 def find_runs(mask: npt.NDArray[np.uint8]) -> Runs:
-    """mask: (h, w), 0 or 1."""
+    """The runs of a mask (h, w) of 0 and 1."""
     height, width = mask.shape
     padded = np.zeros((height, width + 2), np.bool_)
     padded[:, 1:-1] = mask
