@@ -1,9 +1,9 @@
-"""How one job runs on a device."""
+"""How a stage runs on a device: the interface of all backends."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,10 +15,11 @@ Stage = Callable[[Tensors], Tensors]
 
 @dataclass
 class Shared:
-    """What the stages of one DNN for several numbers of images have in common; they must never run at the same time.
+    """State shared by the stages of one DNN for different numbers of images, which must never run at the same time.
 
-    converted: copies of weights, by type and by id of the float32 tensor, which must live on. pool, stream: where CUDA
-    graphs have their memory, and on which they are captured. weights: of ONNX Runtime's sessions, by their contents.
+    converted: weights cast to another dtype, by dtype and id of the float32 tensor, which must stay alive. pool,
+    stream: memory pool of the CUDA graphs and the stream they are captured on. weights: of ONNX Runtime's sessions, by
+    content.
     """
 
     converted: dict[torch.dtype, dict[int, torch.Tensor]] = field(default_factory=lambda: defaultdict(dict))
@@ -29,9 +30,9 @@ class Shared:
 
 @runtime_checkable
 class StaticStage(Protocol):
-    """A stage that reads and writes the same memory for every frame, as captured ones do.
+    """A stage that reads and writes the same memory for every frame, such as a captured one.
 
-    inputs, outputs: where it reads and writes; anything else that it is called with is copied to `inputs` first.
+    inputs, outputs: that memory. Called with other tensors, the stage first copies them to `inputs`.
     """
 
     inputs: Tensors
@@ -41,7 +42,7 @@ class StaticStage(Protocol):
 
 
 class Backend(Protocol):
-    """Makes the stages of a DNN ready for a device, once, before the first frame."""
+    """Prepares the stages of a DNN for a device, once, before the first frame."""
 
     def prepare(
         self,
@@ -50,10 +51,17 @@ class Backend(Protocol):
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move, compile and warm up. `inputs`: example inputs of the first stage, any device.
+        """Move the stages to `device`, compile them and warm up.
 
-        shared: of the same DNN's stages for other numbers of images.
-
-        The returned stages compute on the calling thread's current stream.
+        inputs: example inputs of the first stage, on any device. shared: state shared with the same DNN's stages for
+        other numbers of images. The returned stages run on the calling thread's current stream.
         """
         ...
+
+
+def run_stages(stages: Iterable[Stage], inputs: Tensors) -> Tensors:
+    """The outputs of the last stage, each stage called with the outputs of the previous one."""
+    carried = inputs
+    for stage in stages:
+        carried = stage(carried)
+    return carried

@@ -1,4 +1,4 @@
-"""Whether a job computes the same after it was cast, compiled or captured."""
+"""Compares the results of a stage before and after it was cast, compiled or captured."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 
 from multi_dnn_ros.backends import Tensors
 
-#: Added to the scale of a result: under this size an error is measured against it instead.
+#: Added to the scale of a result, so that results close to zero are compared by absolute error.
 _LEAST_SCALE = 0.1
 
 
-def probe(inputs: Tensors) -> Tensors:
-    """Tensors like `inputs`, floating ones filled with noise of normalized images' size, the same every time.
+def noise_like(inputs: Tensors) -> Tensors:
+    """Tensors like `inputs`; floating-point ones hold standard normal noise, the same in every call.
 
-    Zeros, which example inputs are, would pass through many a wrong layer unnoticed.
+    Example inputs are zeros, with which many wrong layers would still give the right result.
     """
     generator = torch.Generator().manual_seed(0)
     return tuple(
@@ -25,10 +25,10 @@ def probe(inputs: Tensors) -> Tensors:
 
 
 def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> None:
-    """Raise ValueError unless `results` are `expected`: in number, shape, type, and in value within `tolerance`.
+    """Raise ValueError unless `results` agree with `expected` in number, shape, dtype and, within `tolerance`, value.
 
     tolerance: largest error relative to the largest value of the same tensor. Values that are not finite must be equal.
-    The message names the first tensor that differs, its error and what was allowed.
+    The message names the first tensor that differs, its error and the tolerance.
     """
     if len(results) != len(expected):
         raise ValueError(f"{len(results)} results instead of {len(expected)}")
@@ -42,7 +42,7 @@ def check_agreement(results: Tensors, expected: Tensors, tolerance: float) -> No
         if not torch.equal(finite, found.isfinite()) or not torch.equal(
             found[~finite].nan_to_num(), wanted[~finite].nan_to_num()
         ):
-            raise ValueError(f"result {index} is not finite in other places")
+            raise ValueError(f"result {index}: the values that are not finite differ")
         if not bool(finite.any()):
             continue
         scale = float(wanted[finite].abs().max())

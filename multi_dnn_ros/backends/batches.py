@@ -1,4 +1,4 @@
-"""A DNN made ready for several numbers of images at once, with one set of weights."""
+"""Prepares a DNN for several batch sizes, with one set of weights."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 
 
 class BatchError(ValueError):
-    """The DNN computes something else of several images than of each; the message says where."""
+    """The results of a batch differ from those of its images alone; the message names the image and output."""
 
 
 def batch_sizes(most: int, device: torch.device) -> tuple[int, ...]:
-    """Numbers of images to make a DNN ready for that takes up to `most`.
+    """Batch sizes to prepare for a DNN that takes up to `most` images.
 
-    On a GPU powers of two and `most`: another image hardly prolongs a batch, another size takes memory.
+    On a CPU every size; on a GPU powers of two and `most`, because padding costs little time there and every size costs
+    memory.
     """
     return tuple(size for size in range(1, most + 1) if device.type == "cpu" or size == most or size & (size - 1) == 0)
 
 
-def stacked(inputs: Tensors, size: int) -> Tensors:
-    """Inputs for one image, (1, ...), as many times."""
+def repeat_inputs(inputs: Tensors, size: int) -> Tensors:
+    """Inputs for one image, (1, ...), repeated to a batch of `size`."""
     return tuple(torch.cat([tensor] * size) for tensor in inputs)
 
 
@@ -35,26 +36,28 @@ def prepare_batches(
     device: torch.device,
     tolerance: float,
 ) -> dict[int, tuple[Stage, ...]]:
-    """Make the stages for each number of images ready and compare what a batch gives with what its images give alone.
+    """Prepare the stages for each batch size and compare a batch's results with those of its images alone.
 
-    chains: the same DNN cut for 1 image and for more; its weights are held once afterwards. inputs: example inputs for
-    one image. tolerance: largest error relative to the largest value of an output. Raises BatchError, and what the
-    backend raises. What it returns for one number must not run at the same time as what it returns for another.
+    chains: the same DNN cut for 1 image and for more; afterwards they share one set of weights. inputs: example inputs
+    for one image. tolerance: largest error relative to the largest value of an output. Stages of different batch sizes
+    must not run at the same time. Raises BatchError, and what the backend raises.
     """
     share_weights(list(chains.values()))
     shared = Shared()
-    ready = {size: backend.prepare(stages, stacked(inputs, size), device, shared) for size, stages in chains.items()}
+    ready = {
+        size: backend.prepare(stages, repeat_inputs(inputs, size), device, shared) for size, stages in chains.items()
+    }
     for size, stages in ready.items():
         if size > 1:
-            _compare(ready[1], stages, stacked(inputs, size), device, tolerance)
+            _compare(ready[1], stages, repeat_inputs(inputs, size), device, tolerance)
     return ready
 
 
 def share_weights(chains: Sequence[Sequence[nn.Module]]) -> None:
-    """Make tensors of the same name and value one parameter, in place.
+    """Replace tensors of the same name and value by one parameter, in place.
 
-    Cutting shares parameters, but what it folds or computes beforehand belongs to each cut. As parameters all of them
-    stay one tensor when the stages are moved, which replaces buffers one by one.
+    Cutting shares parameters, but each cut has its own folded weights and precomputed constants. They become parameters
+    because moving a module to a device keeps a shared parameter shared, but copies a shared buffer once per module.
     """
     known: dict[str, nn.Parameter] = {}
     for stage in (stage for chain in chains for stage in chain):
@@ -80,21 +83,21 @@ def _compare(
     alone: Sequence[Stage], together: Sequence[Stage], inputs: Tensors, device: torch.device, tolerance: float
 ) -> None:
     with torch.inference_mode():
-        images = tuple(tensor.to(device) for tensor in probe(inputs))
+        images = tuple(tensor.to(device) for tensor in noise_like(inputs))
         size = len(images[0])
-        results = _through(together, images)
+        results = _run(together, images)
         for index, result in enumerate(results):
             if not result.ndim or len(result) != size:
-                raise BatchError(f"output {index} of {size} images has the shape {tuple(result.shape)}")
+                raise BatchError(f"output {index} of a batch of {size} images has shape {tuple(result.shape)}")
         for row in range(size):
-            expected = _through(alone, tuple(tensor[row : row + 1] for tensor in images))
+            expected = _run(alone, tuple(tensor[row : row + 1] for tensor in images))
             try:
                 check_agreement(tuple(result[row : row + 1] for result in results), expected, tolerance)
             except ValueError as error:
-                raise BatchError(f"image {row + 1} of {size} gives something else than alone: {error}") from None
+                raise BatchError(
+                    f"image {row + 1} of a batch of {size} has another result than alone: {error}"
+                ) from None
 
 
-def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
-    for stage in stages:
-        carried = stage(carried)
-    return tuple(tensor.cpu() for tensor in carried)
+def _run(stages: Sequence[Stage], inputs: Tensors) -> Tensors:
+    return tuple(tensor.cpu() for tensor in run_stages(stages, inputs))

@@ -1,4 +1,4 @@
-"""Functions that read and write fixed memory, captured as CUDA graphs: one launch each."""
+"""Captures functions that read and write fixed memory as CUDA graphs: one launch each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from multi_dnn_ros.backends.stream_graph import StreamGraph
 from multi_dnn_ros.backends.stream_priority import capture_stream
 from multi_dnn_ros.common.memory import gc_paused
 
-#: Calls before capturing, in which libraries choose their algorithms and workspaces.
+#: Calls before the capture, in which libraries choose their algorithms and allocate workspaces.
 _WARM_UP_CALLS = 3
 
-Run = Callable[[], None]
+Launch = Callable[[], None]
 
 
 class CapturedFunction:
-    """A function of tensors that lie where they always do, as one launch. Its results do so too.
+    """A function of tensors in fixed memory, as one launch; its results are in fixed memory, too.
 
-    function: nothing in it depends on values. source: what it is called with; anything else goes through the function
-    itself. capture: as for PreprocessGraph. Raises what capturing raises.
+    function: its control flow and shapes must not depend on values. source: the tensors that it reads; called with
+    other tensors, the function itself runs. capture: see capture_on. Raises what the capture raises.
     """
 
-    def __init__(self, function: Callable[[Tensors], Tensors], source: Tensors, capture: Callable[[Run], Run]) -> None:
+    def __init__(
+        self, function: Callable[[Tensors], Tensors], source: Tensors, capture: Callable[[Launch], Launch]
+    ) -> None:
         self._function = function
         self._source = source
         self._results: Tensors = ()
@@ -36,33 +38,34 @@ class CapturedFunction:
         self._results = self._function(self._source)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        if any(tensor is not place for tensor, place in zip(carried, self._source, strict=True)):
+        if any(tensor is not source for tensor, source in zip(carried, self._source, strict=True)):
             return self._function(carried)
         self._replay()
         return self._results
 
 
-def capture_on(device: torch.device) -> Callable[[Run], Run]:
-    """Captures functions as CUDA graphs that share memory, and so must not run at the same time.
+def capture_on(device: torch.device) -> Callable[[Launch], Launch]:
+    """A function that captures its argument as a CUDA graph and returns the replay.
 
-    All on one stream, the one that is now the calling thread's (see capture_stream).
+    All its graphs share memory, so they must not run at the same time. They are captured on the calling thread's
+    current stream (see capture_stream).
     """
     pool = torch.cuda.graph_pool_handle()
     stream = capture_stream(device)
 
-    def capture(run: Run) -> Run:
+    def capture(run: Launch) -> Launch:
         torch.cuda.synchronize(device)
-        replay: Run = capture_graph(run, pool, stream).replay
+        replay: Launch = capture_graph(run, pool, stream).replay
         return replay
 
     return capture
 
 
 def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Stream) -> StreamGraph:
-    """What `run` launches, as a graph in the memory of `pool`, captured on `stream` after a few calls to warm up.
+    """Capture the launches of `run` on `stream`, after a few warm-up calls, with memory from `pool`.
 
-    Its kernels have the priority of the stream that it is launched on, and the share of the SMs of `stream`. Graphs of
-    one pool must not run at the same time; those of different pools may. Raises what capturing raises.
+    The graph's kernels have the priority of the stream it is launched on and the SMs of `stream`. Graphs of one pool
+    must not run at the same time; those of different pools may. Raises what the capture raises.
     """
     with torch.cuda.stream(stream):
         for _ in range(_WARM_UP_CALLS):
@@ -79,12 +82,12 @@ def capture_graph(run: Callable[[], object], pool: Any, stream: torch.cuda.Strea
     return graph
 
 
-class FastestConvolutions:
-    """Another backend; for several images at once cuDNN then tries its algorithms for each convolution.
+class CudnnBenchmark:
+    """Wraps a backend: for batches, cuDNN times its algorithms for each convolution (torch.backends.cudnn.benchmark).
 
-    What it chooses by rules is slower for them (7 RegNetY-32GF at fp16 on an H200: 3.8 against 3.3 ms, decomposed 3.7
-    against 2.8); for single images it is not (1.8 against 2.0). The choice belongs to the calling thread and to what it
-    computes for the first time; the setting is the whole process's, and as it was afterwards.
+    For batches its heuristics choose slower ones (7 RegNetY-32GF at fp16 on an H200: 3.8 ms instead of 3.3, decomposed
+    3.7 instead of 2.8); for single images they do not (1.8 instead of 2.0). cuDNN keeps the choice per thread; the
+    setting is global to the process and is restored afterwards.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -97,7 +100,7 @@ class FastestConvolutions:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """As the other backend does."""
+        """As the wrapped backend."""
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = before or (bool(inputs) and len(inputs[0]) > 1)
         try:
@@ -108,15 +111,15 @@ class FastestConvolutions:
 
 @contextlib.contextmanager
 def _workspaces_in_the_pool() -> Iterator[None]:
-    """Have cuBLAS work in memory of the graph's own pool.
+    """Make cuBLAS allocate its workspace in the graph's memory pool.
 
-    PyTorch keeps a workspace for each stream. Captured as it is, graphs of several DNNs that were captured on one
-    stream, as those on a share of the SMs are, would write to the same one at the same time
-    (github.com/pytorch/pytorch/issues/193402). Without one, it is allocated while capturing.
+    PyTorch keeps one cuBLAS workspace per stream, and a capture would use it. Graphs of several DNNs captured on one
+    stream, such as that of a share of the SMs, would then write to it at the same time
+    (github.com/pytorch/pytorch/issues/193402). Once it is freed, the capture allocates a new one.
     """
-    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    forget()
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    clear()
     try:
         yield
     finally:
-        forget()
+        clear()

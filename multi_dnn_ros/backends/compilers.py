@@ -1,4 +1,4 @@
-"""Which compilers are there: kernels are generated as source code."""
+"""Finds the compilers that generated kernels need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def missing_compiler(device: torch.device) -> str:
-    """What making kernels for `device` lacks, in words, as in "Inductor needs ..."; empty: nothing."""
+    """What is missing to compile kernels for `device`, as the end of a sentence ("needs ..."); "" if nothing is."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "needs Triton, which is not installed"

@@ -1,4 +1,4 @@
-"""What a convolution in a traced graph is called with."""
+"""Arguments of convolutions in a traced graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
 
 
 def is_transposed(node: fx.Node) -> bool:
-    """Whether a convolution is one that makes images larger."""
+    """Whether it is a transposed convolution."""
     return node.target is aten.convolution.default and any(arguments_of(node, "transposed"))
 
 
 def traced(node: fx.Node) -> torch.Tensor | None:
-    """The (fake) tensor that the node was traced to give; None for anything else."""
+    """The (fake) tensor of the node's traced value; None for anything else."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
 
@@ -32,7 +32,7 @@ def convolution_arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def arguments_of(node: fx.Node, *names: str) -> tuple[Any, ...]:
-    """The named ones, wherever they stand, or the values that the operation takes without them."""
+    """The named arguments of an ATen operation, given by position or by name, or their default values."""
     assert isinstance(node.target, torch._ops.OpOverload)
     values = dict(node.kwargs)
     for position, argument in enumerate(node.target._schema.arguments):

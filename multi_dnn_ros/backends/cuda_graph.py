@@ -1,19 +1,19 @@
-"""CUDA graphs: a whole job in one launch. For NVIDIA GPUs.
+"""CUDA graphs: a whole stage in one launch. For NVIDIA GPUs.
 
-Launching kernel by kernel from Python holds its global lock, so that threads run slower than processes; a captured
-graph is launched at once, without the lock, and its memory is planned when it is captured.
+Launching kernels one by one from Python holds the GIL, which makes threads slower than processes. A captured graph is
+one launch without the GIL, and its memory is allocated at capture time.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors, run_stages
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.capture import capture_graph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.eager import Eager
@@ -26,21 +26,24 @@ log = logging.getLogger(__name__)
 
 
 class CudaGraph:
-    """Captures each stage; one that cannot be captured (it waits for the GPU, say) stays eager.
+    """Captures each stage; a stage that cannot be captured, for example because it waits for the GPU, stays eager.
 
-    The captured stages of a DNN read and write the same memory for every frame: a frame may enter the first one only
-    when the one before has left the last one, which the engine sees to. Capturing is serial and wants the GPU for
-    itself, so all of it happens while configuring. The same holds for its stages for other numbers of images, which
-    compute in the same pool of memory.
+    The captured stages of a DNN, for all batch sizes, use one memory pool: the engine starts a frame only after the
+    previous one has finished the last stage. Captures run one at a time with nothing else on the GPU, so all of them
+    happen during configuration.
 
-    tolerance: largest error of a captured stage against the stage itself, relative to the scale of its results.
-    kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log.
+    tolerance: largest error of a captured stage compared with the stage itself, relative to the scale of its results.
+    kernels: the backend whose stages are captured; None: eager. dnn: its name, for the log. single_launch: also capture
+    all stages as one graph.
     """
 
-    def __init__(self, tolerance: float = 1e-2, *, kernels: Backend | None = None, dnn: str = "") -> None:
+    def __init__(
+        self, tolerance: float = 1e-2, *, kernels: Backend | None = None, dnn: str = "", single_launch: bool = True
+    ) -> None:
         self._tolerance = tolerance
         self._dnn = dnn or "the DNN"
         self._kernels = kernels or Eager()
+        self._single_launch = single_launch
 
     def prepare(
         self,
@@ -49,10 +52,10 @@ class CudaGraph:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device`, warm up, capture, compare with results before capturing on `inputs`.
+        """Move to `device`, warm up, capture, and compare with the results on `inputs` before the capture.
 
-        Captures on the calling thread's current stream, which binds the graphs to that stream's share of the SMs; see
-        capture_stream.
+        Captures on the calling thread's current stream, which binds the graphs to that stream's SMs; see
+        capture_stream. ValueError for a device that is not a GPU.
         """
         if device.type != "cuda":
             raise ValueError(f"backend cuda_graph needs a GPU; the device is {device}")
@@ -66,15 +69,15 @@ class CudaGraph:
             carried = tuple(tensor.to(device) for tensor in inputs)
             for index, stage in enumerate(uncaptured):
                 try:
-                    # What the stage before leaves is read where it lies; anything else is copied to a place of our own.
+                    # Read the previous stage's outputs in place; anything else is copied to memory of this stage.
                     before = ready[-1].outputs if ready and isinstance(ready[-1], Captured) else None
                     ready.append(Captured(stage, carried, before, shared.pool, shared.stream, self._tolerance))
-                except Exception as error:  # whatever else capturing raises, eager runs it
+                except Exception as error:  # whatever the capture raises, the stage still runs eager
                     if is_out_of_memory(error):
                         raise
                     torch.cuda.synchronize(device)
                     log.warning(
-                        "job %d of %s runs eager, as it cannot be captured: %s",
+                        "job %d of %s runs eager, because it cannot be captured: %s",
                         index,
                         self._dnn,
                         summarize_error(error),
@@ -82,30 +85,32 @@ class CudaGraph:
                     ready.append(stage)
                 carried = ready[-1](carried)
             torch.cuda.synchronize(device)
-            self._join(ready, device)
+            if self._single_launch:
+                self._join(ready, device)
         return tuple(ready)
 
     def _join(self, stages: Sequence[Stage], device: torch.device) -> None:
-        """Capture the stages once more as one, for in_one_launch."""
+        """Capture all stages as one graph, too; see static_stages.single_launches."""
         captured = [stage for stage in stages if isinstance(stage, Captured)]
         if len(captured) < max(2, len(stages)):
             return
         try:
-            captured[0].chain = _CapturedChain(captured, self._tolerance)
+            captured[0].single_launch = _CapturedChain(captured, self._tolerance)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             torch.cuda.synchronize(device)
             log.warning(
-                "the jobs of %s are launched one by one, as they cannot be captured as one: %s",
+                "the jobs of %s are always launched one by one, because they cannot be captured as one graph: %s",
                 self._dnn, summarize_error(error),
             )  # fmt: skip
 
 
 class Captured:
-    """A stage as one graph. inputs, outputs: where it reads and writes. chain: of a first one, all stages in one graph.
+    """A stage as one graph.
 
-    before: outputs of the captured stage in front of it, which are its inputs.
+    inputs, outputs: the memory that it reads and writes. before: outputs of the previous captured stage, which become
+    its inputs. single_launch: of a first stage, all stages as one graph.
     """
 
     def __init__(
@@ -117,9 +122,9 @@ class Captured:
         stream: torch.cuda.Stream,
         tolerance: float,
     ) -> None:
-        self.stage = stage  # the graph reads its parameters where they lie
+        self.stage = stage  # kept alive: the graph reads its parameters
         self.pool, self.stream = pool, stream
-        self.chain: _CapturedChain | None = None
+        self.single_launch: _CapturedChain | None = None
         self.inputs = before if before is not None else tuple(tensor.clone() for tensor in carried)
         expected = tuple(tensor.clone() for tensor in stage(carried))
         stream.wait_stream(torch.cuda.current_stream())
@@ -131,75 +136,45 @@ class Captured:
         self.outputs = self.stage(self.inputs)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        _place(carried, self.inputs)
+        _copy_to(carried, self.inputs)
         self._graph.replay()
         return self.outputs
 
 
 class _CapturedChain:
-    """Captured stages as one graph in their pool of memory, from the inputs of the first to the outputs of the last."""
+    """All captured stages as one graph in their memory pool, from the first one's inputs to the last one's outputs."""
 
     def __init__(self, stages: Sequence[Captured], tolerance: float) -> None:
         first, last = stages[0], stages[-1]
         self._inputs, self._outputs = first.inputs, last.outputs
-        self._functions = tuple(stage.stage for stage in stages)  # the graph reads their parameters where they lie
-        image = carried = probe(first.inputs)
-        for stage in stages:
-            carried = stage(carried)
-        expected = tuple(tensor.clone() for tensor in carried)
+        self._functions = tuple(stage.stage for stage in stages)  # kept alive: the graph reads their parameters
+        image = noise_like(first.inputs)
+        expected = tuple(tensor.clone() for tensor in run_stages(stages, image))
         torch.cuda.synchronize(first.stream.device)
         self._graph = capture_graph(self._run, first.pool, first.stream)
-        for place in self._outputs:
-            place.zero_()
+        for target in self._outputs:
+            target.zero_()
         check_agreement(self(image), expected, tolerance)
 
     def _run(self) -> None:
-        carried = self._inputs
-        for function in self._functions:
-            carried = function(carried)
-        for place, result in zip(self._outputs, carried, strict=True):
-            place.copy_(result)
+        results = run_stages(self._functions, self._inputs)
+        for target, result in zip(self._outputs, results, strict=True):
+            target.copy_(result)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        _place(carried, self._inputs)
+        _copy_to(carried, self._inputs)
         self._graph.replay()
         return self._outputs
 
 
-def in_one_launch(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
-    """Of the stages made ready for each number of images, all as one launch (a session on a CPU), where there is one.
-
-    A captured one reads where the first stage does and leaves the results where the last one does; it saves what lies
-    between two launches where the jobs of a frame need not be told apart. It must not run at the same time as the
-    stages.
-    """
-    return {size: chain for size, stages in chains.items() if (chain := getattr(stages[0], "chain", None)) is not None}
-
-
-def together(images: Sequence[Tensors], first: Stage) -> Tensors:
-    """Inputs for one image each as one input of all, in the place where a captured first stage reads it.
-
-    Who launched the stages before has to be waited for; what does not have the place's shape goes elsewhere.
-    """
-    places = first.inputs if isinstance(first, Captured) else (None,) * len(images[0])
-    return tuple(_joined(tensors, place) for tensors, place in zip(zip(*images, strict=True), places, strict=True))
-
-
-def _joined(tensors: Tensors, place: torch.Tensor | None) -> torch.Tensor:
-    if place is None or place.shape != (len(tensors), *tensors[0].shape[1:]):
-        return torch.cat(tensors)
-    torch.cat(tensors, out=place)
-    return place
-
-
-def _place(carried: Tensors, places: Tensors) -> None:
-    for place, tensor in zip(places, carried, strict=True):
-        if tensor is not place:
-            place.copy_(tensor, non_blocking=True)
+def _copy_to(carried: Tensors, targets: Tensors) -> None:
+    for target, tensor in zip(targets, carried, strict=True):
+        if tensor is not target:
+            target.copy_(tensor, non_blocking=True)
 
 
 def _make(request: BackendRequest) -> Backend:
-    captured = CudaGraph(request.tolerance, dnn=request.dnn)
+    captured = CudaGraph(request.tolerance, dnn=request.dnn, single_launch=request.single_launch)
     return FusedActivations(captured, request.tolerance, request.dnn)
 
 

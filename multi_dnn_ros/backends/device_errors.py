@@ -1,4 +1,4 @@
-"""What PyTorch raises when a GPU or its libraries fail, told apart from everything else that a layer may raise."""
+"""Tells failures of a GPU and its libraries from other exceptions that a layer may raise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REQUEST = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the GPU's memory did not suffice, be it behind another error that followed from it."""
+    """Whether the GPU ran out of memory: the error itself, or one that caused it."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -25,14 +25,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def is_device_failure(error: BaseException) -> bool:
-    """Whether a kernel, the driver or a library of the GPU failed; memory that did not suffice is none."""
+    """Whether a kernel, the driver or a library of the GPU failed; out of memory does not count."""
     return isinstance(error, RuntimeError) and not is_out_of_memory(error) and bool(_FAILURE.search(str(error)))
 
 
 def memory_shortage(error: BaseException, device: torch.device, allocated_before: int) -> str:
-    """How much memory was wanted and how much there is, in words.
+    """Text for a message: how much memory was requested and how much there is.
 
-    allocated_before: bytes that this process had allocated on `device` before it began what failed.
+    allocated_before: bytes that this process had allocated on `device` before the failed DNN was prepared.
     """
     request = _REQUEST.search(str(error))
     wanted = f"a request for {request.group(1)} failed" if request else summarize_error(error)
@@ -47,5 +47,5 @@ def memory_shortage(error: BaseException, device: torch.device, allocated_before
 
 
 def mebibytes(count: int) -> str:
-    """For a message."""
+    """Bytes as text in MiB."""
     return f"{count / 2**20:.0f} MiB"

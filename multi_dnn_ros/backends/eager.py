@@ -1,4 +1,4 @@
-"""PyTorch as it is: every layer one call. For CPUs and for debugging."""
+"""Plain PyTorch: one call per layer. For CPUs and for debugging."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
+from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
 from multi_dnn_ros.backends.registry import BackendSpec
 
 
 class Eager:
-    """Runs each stage as the module that it is."""
+    """Runs each stage as an ordinary PyTorch module."""
 
     def prepare(
         self,
@@ -20,13 +20,11 @@ class Eager:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device` and run twice, so that no frame waits for the first calls to choose algorithms."""
+        """Move to `device` and run twice: libraries choose their algorithms in the first calls."""
         ready = tuple(stage.to(device).eval() for stage in stages)
         with torch.inference_mode():
             for _ in range(2):
-                carried = tuple(tensor.to(device) for tensor in inputs)
-                for stage in ready:
-                    carried = stage(carried)
+                run_stages(ready, tuple(tensor.to(device) for tensor in inputs))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return ready

@@ -1,7 +1,7 @@
-"""A convolution, its bias, a tensor that is added and the ReLU behind as one kernel.
+"""Fuses a convolution with its bias, a residual addition and the ReLU that follows into one kernel.
 
-PyTorch calls cuDNN for the convolution alone. What that wrote to memory is read and written again for the bias, for the
-sum and for the ReLU, on a GPU that waits for its memory there.
+PyTorch calls cuDNN for the convolution alone. Its result is then read and written again for the bias, the addition and
+the ReLU, which are limited by memory bandwidth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.convolution_nodes import (
     CONVOLUTIONS,
     arguments_of,
@@ -28,7 +28,7 @@ from multi_dnn_ros.backends.convolution_nodes import (
     traced,
 )
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, apart
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, unfused
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.common.error_text import summarize_error
 
@@ -40,11 +40,11 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class FusedActivations:
-    """Another backend, which gets stages whose convolutions and ReLUs are one operation each where that is possible.
+    """Wraps a backend: fuses convolutions with their ReLUs in the stages that it gets, where that is possible.
 
-    Whatever else stands behind a convolution stays as it is, and on a GPU also what is slower as one operation. A stage
-    that fails on the device then, or computes something else than before, is handed on as it was, with a warning.
-    tolerance: largest error relative to the scale of its results. dnn: its name, for the log.
+    On a GPU a fusion that is slower than the separate operations is not used. A stage that fails when fused, or whose
+    results differ, is passed on unfused, with a warning. tolerance: largest error of a stage relative to the scale of
+    its results. dnn: its name, for the log.
     """
 
     def __init__(self, backend: Backend, tolerance: float = 1e-4, dnn: str = "") -> None:
@@ -59,48 +59,48 @@ class FusedActivations:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Fuse, try each stage on the device, and have the other backend prepare them; the stages stay as they are."""
-        return self.backend.prepare(self._tried(stages, inputs, device), inputs, device, shared)
+        """Fuse copies of the stages, try each on the device, and prepare them by the wrapped backend."""
+        return self.backend.prepare(self._fuse_stages(stages, inputs, device), inputs, device, shared)
 
-    def _tried(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
+    def _fuse_stages(self, stages: Sequence[nn.Module], inputs: Tensors, device: torch.device) -> list[nn.Module]:
         if not any(True for stage in stages for _ in _patterns(stage)):
             return list(stages)
         ready: list[nn.Module] = []
-        with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
-            carried = tuple(tensor.to(device) for tensor in probe(inputs))
+        with torch.no_grad():  # not inference_mode: a compiler could not trace its tensors afterwards
+            carried = tuple(tensor.to(device) for tensor in noise_like(inputs))
             for index, stage in enumerate(stages):
-                # Moved first, as the other backend would: buffers, which moving replaces, are then there only once.
+                # Move first: moving replaces buffers, and the fused copy should share those of the stage.
                 stage.to(device)
-                expected = stage(tuple(tensor.clone() for tensor in carried))  # it may write into its inputs
-                ready.append(self._one(index, stage, carried, expected))
+                expected = stage(tuple(tensor.clone() for tensor in carried))  # the stage may write into its inputs
+                ready.append(self._fuse_stage(index, stage, carried, expected))
                 carried = expected
         return ready
 
-    def _one(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
+    def _fuse_stage(self, index: int, stage: nn.Module, carried: Tensors, expected: Tensors) -> nn.Module:
         try:
-            own = fused(stage)
+            own = fuse(stage)
             if own is not stage and carried and carried[0].is_cuda:
-                log.info("job %d of %s: trying kernels for its convolutions", index, self._dnn)
+                log.info("job %d of %s: timing fused and separate convolution kernels", index, self._dnn)
                 with torch.cuda.device(carried[0].device), _Race() as race:
                     own(tuple(tensor.clone() for tensor in carried))
-                own = fused(stage, but=race.lost)
+                own = fuse(stage, but=race.lost)
             if own is not stage:
                 check_agreement(own(tuple(tensor.clone() for tensor in carried)), expected, self._tolerance)
-        except Exception as error:  # whatever cuDNN does not bear, its single operations do
+        except Exception as error:  # whatever the fused operation raises, the separate ones still work
             if is_out_of_memory(error):
                 raise
             log.warning(
-                "job %d of %s keeps convolutions and activations apart, as one call of both fails: %s",
+                "job %d of %s: conv+ReLU fusion disabled: %s",
                 index, self._dnn, summarize_error(error),
             )  # fmt: skip
             return stage
         return own
 
 
-def fused(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
-    """A copy that has the same tensors and fewer operations; the stage itself where there is nothing to fuse.
+def fuse(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
+    """A copy of the stage that shares its tensors and has fused operations; the stage itself if there are none to fuse.
 
-    but: which of the places that could be fused are left as they are, counted from 0 in the order in which they run.
+    but: numbers of the possible fusions to leave out, counted from 0 in execution order.
     """
     if all(number in but for number, _ in enumerate(_patterns(stage))):
         return stage
@@ -115,10 +115,11 @@ def fused(stage: nn.Module, but: Collection[int] = ()) -> nn.Module:
     return own
 
 
-def absorbed(graph_module: fx.GraphModule) -> frozenset[str]:
-    """Names of the sums and ReLUs of a graph that become part of the convolution before them, and take no time then.
+def fused_operations(graph_module: fx.GraphModule) -> frozenset[str]:
+    """Names of a graph's additions and ReLUs that are fused into the preceding convolution and take no time of their
+    own.
 
-    As it is on GPUs on which cuDNN has a kernel for that: not for convolutions in groups.
+    Assumes a GPU on which cuDNN has a fused kernel: grouped convolutions are not fused.
     """
     return frozenset(
         node.name
@@ -130,10 +131,10 @@ def absorbed(graph_module: fx.GraphModule) -> frozenset[str]:
 
 
 class _Race(TorchDispatchMode):
-    """Inside the block each fused operation that runs on a GPU is timed against what it stands for.
+    """Inside the block each fused operation that runs on a GPU is timed against the separate operations.
 
-    cuDNN has no fast kernel of its own for some, such as convolutions in groups, which then take ten times as long.
-    lost: numbers of those that are slower, or refused, in the order in which they run.
+    For some, such as grouped convolutions, cuDNN's fused kernel takes ten times as long. lost: numbers of the fused
+    operations that are slower or rejected, in execution order.
     """
 
     def __init__(self) -> None:
@@ -155,19 +156,19 @@ class _Race(TorchDispatchMode):
         if self._known[key]:
             self.lost.append(self._run)
         self._run += 1
-        return apart(*args)
+        return unfused(*args)
 
 
 def _is_slower(args: tuple[Any, ...]) -> bool:
-    """Whether the GPU takes longer for all at once, or the kernel is refused or cannot be compiled."""
-    alone_ms = gpu_ms(lambda: apart(*args))
+    """Whether the fused operation takes longer, is rejected, or cannot be compiled."""
+    separate_ms = gpu_ms(lambda: unfused(*args))
     try:
-        return gpu_ms(lambda: CONVOLUTION_RELU(*args)) > alone_ms
+        return gpu_ms(lambda: CONVOLUTION_RELU(*args)) > separate_ms
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        if not isinstance(error, RuntimeError):  # by which cuDNN says that it has none
-            log.warning("a kernel for a convolution with ReLU fails, and is not used: %s", summarize_error(error))
+        if not isinstance(error, RuntimeError):  # RuntimeError: cuDNN has no such kernel
+            log.warning("a fused convolution kernel fails and is not used: %s", summarize_error(error))
         return True
 
 
@@ -176,7 +177,7 @@ def _graph_modules(stage: nn.Module) -> Iterator[fx.GraphModule]:
 
 
 def _patterns(stage: nn.Module) -> Iterator[_Pattern]:
-    """What can be fused, in the order in which it runs; each may be fused before the next is looked for."""
+    """Possible fusions in execution order. The caller may fuse each one before it takes the next."""
     for graph_module in _graph_modules(stage):
         for node in list(graph_module.graph.nodes):
             pattern = _pattern(node)
@@ -186,7 +187,7 @@ def _patterns(stage: nn.Module) -> Iterator[_Pattern]:
 
 @dataclass
 class _Pattern:
-    """relu(convolution), or relu(convolution + z); `sum`: the node that adds."""
+    """relu(convolution), or relu(convolution + z). sum: the addition."""
 
     relu: fx.Node
     convolution: fx.Node
@@ -196,7 +197,7 @@ class _Pattern:
     def fuse(self) -> None:
         graph = self.relu.graph
         image, weight, bias, *geometry = convolution_arguments(self.convolution)
-        # Where all that it reads is there: what a mark behind the convolution tells is then the time of all of it.
+        # As early as its inputs allow: a time mark after the convolution then includes the fused operation.
         with graph.inserting_after(self.convolution if self.z is None else max(self.convolution, self.z)):
             one = graph.call_function(CONVOLUTION_RELU, (image, weight, bias, self.z, *geometry))
         one.meta = dict(self.relu.meta)
@@ -207,7 +208,7 @@ class _Pattern:
 
 
 def _pattern(relu: fx.Node) -> _Pattern | None:
-    """What ends with this node and can be one call at its place; None where nothing can."""
+    """The fusion that ends with this ReLU; None if there is none."""
     source = relu.args[0] if relu.target in _RELUS and relu.args else None
     if not isinstance(source, fx.Node) or len(source.users) > 1:
         return None
@@ -215,7 +216,7 @@ def _pattern(relu: fx.Node) -> _Pattern | None:
         found = _sum_pattern(relu, source)
     else:
         found = _Pattern(relu, source) if _is_fusible(source) else None
-    return found if found is not None and _nothing_happens_within(found) else None
+    return found if found is not None and _is_contiguous(found) else None
 
 
 def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
@@ -223,18 +224,18 @@ def _sum_pattern(relu: fx.Node, total: fx.Node) -> _Pattern | None:
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or left is right:
         return None
     (scale,) = arguments_of(total, "alpha")
-    # What is added in place stays visible to who else has the tensor written to; a convolution's has nobody else.
+    # An in-place addition is visible to other readers of the tensor; a fusible convolution has no other reader.
     choices = [(left, right)] if total.target is aten.add_.Tensor else [(left, right), (right, left)]
     choices = [(one, z) for one, z in choices if _is_fusible(one) and _are_alike(one, z)]
     if scale != 1 or not choices:
         return None
-    # Of two, the later one: less lies between it and the sum.
+    # Of two convolutions the later one: fewer operations lie between it and the addition.
     convolution, z = max(choices)
     return _Pattern(relu, convolution, total, z)
 
 
 def _is_fusible(node: fx.Node) -> bool:
-    """Whether it is a convolution of images that only one node reads."""
+    """Whether it is a 2-D convolution whose result only one node reads."""
     tensor = traced(node)
     if node.target not in CONVOLUTIONS or len(node.users) != 1 or tensor is None or tensor.ndim != 4:
         return False
@@ -246,11 +247,8 @@ def _are_alike(left: fx.Node, right: fx.Node) -> bool:
     return one is not None and other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def _nothing_happens_within(pattern: _Pattern) -> bool:
-    """Whether all of it may as well be computed at once.
-
-    In between nothing may be written, as what is read would be another value then, and nothing unknown may happen.
-    """
+def _is_contiguous(pattern: _Pattern) -> bool:
+    """Whether the operations between the convolution and the ReLU only read, so that moving the fusion is safe."""
     node = pattern.convolution.next
     while node is not pattern.relu:
         if node is not pattern.sum and not _only_reads(node):
@@ -260,7 +258,7 @@ def _nothing_happens_within(pattern: _Pattern) -> bool:
 
 
 def _only_reads(node: fx.Node) -> bool:
-    if not node.all_input_nodes and not node.users:  # takes no tensor and gives none: a mark that takes the time
+    if not node.all_input_nodes and not node.users:  # a time mark: no tensor in or out
         return True
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target._schema.is_mutable

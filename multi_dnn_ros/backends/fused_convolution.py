@@ -1,7 +1,7 @@
-"""A convolution, its bias, a tensor that is added and the ReLU behind as one operation: on a GPU one kernel, of
-cuDNN's or our own.
+"""Convolution, bias, residual addition and ReLU as one operation: on a GPU one kernel, of cuDNN or our own.
 
-``torch.ops.multi_dnn_ros.convolution_relu``, which graphs may hold and compilers take as it is.
+Registered as ``torch.ops.multi_dnn_ros.convolution_relu``, so that traced graphs can contain it and compilers accept
+it.
 """
 
 from __future__ import annotations
@@ -15,66 +15,71 @@ from torch.nn import functional
 
 from multi_dnn_ros.backends.compilers import missing_compiler
 
-# Not by torch.library.custom_op, whose first call imports Dynamo: seconds that only who compiles should wait.
+# Not torch.library.custom_op: its first call imports Dynamo, which takes seconds and only compilation needs.
 _library = torch.library.Library("multi_dnn_ros", "FRAGMENT")
 _library.define(
     "convolution_relu(Tensor image, Tensor weight, Tensor? bias, Tensor? z, int[2] stride, int[2] padding, "
     "int[2] dilation, int groups) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-#: relu(convolution of image + bias + z). image: (B, C, H, W); z: of the result's shape, or None. What follows them is
-#: called `geometry` here.
+#: relu(convolution(image) + bias + z). image: (B, C, H, W); z: of the result's shape, or None. The arguments after z
+#: (stride, padding, dilation, groups) are called `geometry` in this module.
 CONVOLUTION_RELU = torch.ops.multi_dnn_ros.convolution_relu.default
 
 
-def apart(
+def unfused(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    """The same by PyTorch's single operations."""
+    """The same by PyTorch's separate operations."""
     result = functional.conv2d(image, weight, bias, *geometry)
     return (result if z is None else result.add_(z)).relu_()
 
 
 @torch.library.impl(_library, "convolution_relu", "CompositeExplicitAutograd")
-def _anywhere(
+def _default_kernel(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    return _place(image, weight, *geometry).copy_(apart(image, weight, bias, z, *geometry))
+    return _empty_result(image, weight, *geometry).copy_(unfused(image, weight, bias, z, *geometry))
 
 
 @torch.library.impl(_library, "convolution_relu", "CUDA")
-def _on_cuda(
+def _cuda_kernel(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
     layout = _layout(image, weight)
     if z is not None:
-        z = z.contiguous(memory_format=layout)  # kernels take it to lie as the result does
-    call = functools.partial(by_cudnn, image, weight, bias, z, *geometry)
-    if layout is torch.channels_last and image.element_size() == 2 and (own := _own()) and own.fits(image, weight):
-        result = _place(image, weight, *geometry)
+        z = z.contiguous(memory_format=layout)  # the kernels expect the result's layout
+    call = functools.partial(cudnn_convolution_relu, image, weight, bias, z, *geometry)
+    if (
+        layout is torch.channels_last
+        and image.element_size() == 2
+        and (triton := _triton_kernel())
+        and triton.fits(image, weight)
+    ):
+        result = _empty_result(image, weight, *geometry)
         image, weight = (tensor.contiguous(memory_format=layout) for tensor in (image, weight))
         stride, padding, dilation, _ = geometry
-        work = own.Convolution(image, weight, bias, z, result, (*stride, *padding, *dilation))
-        if own.convolution_relu(work, call):
+        work = triton.Convolution(image, weight, bias, z, result, (*stride, *padding, *dilation))
+        if triton.convolution_relu(work, call):
             return result
     return call()
 
 
-def by_cudnn(
+def cudnn_convolution_relu(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    """The same by cuDNN's single operation for it, on a GPU. RuntimeError where it has none."""
+    """The same by cuDNN's fused operation, on a GPU. RuntimeError if cuDNN has no kernel for it."""
     if z is None:
         return torch.cudnn_convolution_relu(image, weight, bias, *geometry)
     return torch.cudnn_convolution_add_relu(image, weight, z, 1.0, bias, *geometry)
 
 
 @functools.cache
-def _own() -> Any:
-    """The module with our own kernel; None where it cannot be compiled."""
+def _triton_kernel() -> Any:
+    """The module with our own kernel; None if it cannot be compiled."""
     if missing_compiler(torch.device("cuda")):
         return None
-    # Imported here: it takes a second, which only who has such convolutions should wait.
+    # Imported here because importing Triton takes a second.
     from multi_dnn_ros.backends import triton_convolution
 
     return triton_convolution
@@ -83,10 +88,10 @@ def _own() -> Any:
 def _fake(
     image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, z: torch.Tensor | None, *geometry: Any
 ) -> torch.Tensor:
-    return _place(image, weight, *geometry)
+    return _empty_result(image, weight, *geometry)
 
 
-def _place(
+def _empty_result(
     image: torch.Tensor,
     weight: torch.Tensor,
     stride: list[int],
@@ -94,7 +99,7 @@ def _place(
     dilation: list[int],
     groups: int,
 ) -> torch.Tensor:
-    """Memory for the result, which lies as cuDNN has it: as the images or the weights do."""
+    """Memory for the result, in cuDNN's layout: channels_last if the images or the weights are."""
     sides = (
         (side + 2 * pad - spread * (window - 1) - 1) // step + 1
         for side, window, step, pad, spread in zip(

@@ -1,4 +1,4 @@
-"""How long a GPU takes for a call, without what launching it takes."""
+"""Measures the GPU time of a call, without the time of launching it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable
 
 import torch
 
-#: Calls that are timed at once.
+#: Calls per measurement.
 _CALLS = 10
-#: Clock cycles of the GPU in which the CPU launches them: on a fast computer, and tried at most.
+#: GPU clock cycles that the GPU sleeps while the CPU launches the calls, from the first to the last attempt.
 _HEAD_STARTS = tuple(4_000_000 * 4**number for number in range(5))
 
 
 def gpu_ms(call: Callable[[], object]) -> float:
-    """GPU time of a call, milliseconds; of one that launches for seconds at a time with the gaps in between.
+    """Mean GPU time of a call in milliseconds.
 
-    The GPU idles first: what is launched meanwhile follows without gaps. If it went on before all of it was launched,
-    for a computer that is slow or busy, it idles longer, and all is done again.
+    The GPU sleeps while the CPU launches the calls, so that they run without gaps. If it woke up before all were
+    launched, because the CPU is slow or busy, the measurement is repeated with a longer sleep; after the last attempt
+    the gaps are included.
     """
     for _ in range(2):
         call()

@@ -1,8 +1,8 @@
-"""TorchInductor: the layers of a job fused into few generated kernels, compiled once and kept on disk.
+"""TorchInductor: fuses the layers of a stage into few generated kernels, which are compiled once and cached on disk.
 
-A job goes to Inductor as the flat graph of operations that it is, not through torch.compile: Dynamo counts its
-recompilations per class (8, shared by all instances), after which the next DNN silently runs eager, and its guards look
-at the calling thread's settings with every frame.
+A stage is passed to Inductor as a flat graph of operations, not through torch.compile: Dynamo limits recompilations per
+class (8, shared by all instances), after which the next DNN silently runs eager, and it checks its guards for every
+frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
@@ -33,17 +33,17 @@ from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
-#: Parameters become constants, so that layouts are chosen and products of constants computed now.
+#: freezing: parameters become constants, so that layouts are chosen and constants folded at compile time.
 _OPTIONS = {"freezing": True, "fx_graph_cache": True, "triton.cudagraphs": False}
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _WARM_UP_CALLS = 2
 
 
 class Inductor:
-    """Compiles each stage; one that Inductor refuses, or that computes otherwise then, keeps its eager kernels.
+    """Compiles each stage; a stage that Inductor rejects, or whose results differ, stays eager.
 
-    dnn: its name, for the log. progress: gets a line before and after each job. tolerance: largest error of a compiled
-    stage against the eager one on noise, relative to the scale of its results.
+    dnn: its name, for the log. progress: called with a line before and after each stage. tolerance: largest error of a
+    compiled stage compared with the eager one on noise, relative to the scale of its results.
     """
 
     def __init__(
@@ -60,30 +60,30 @@ class Inductor:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device`, compile, compare. Without a compiler: one warning, and the eager stages."""
+        """Move to `device`, compile and compare. Without a compiler: one warning, and the stages stay eager."""
         eager = Eager().prepare(stages, inputs, device)
         missing = missing_compiler(device)
         if missing:
-            log.warning("%s keeps its eager kernels, as backend inductor %s", self._dnn, missing)
+            log.warning("%s runs eager, because backend inductor %s", self._dnn, missing)
             return eager
         _choose_cache()
         ready: list[Stage] = []
         images = f" for {len(inputs[0])} images" if inputs[0].ndim == 4 and len(inputs[0]) > 1 else ""
         forecast = _Forecast([_operations(stage) for stage in stages])
-        carried = tuple(tensor.to(device) for tensor in probe(inputs))
+        carried = tuple(tensor.to(device) for tensor in noise_like(inputs))
         for index, stage in enumerate(eager):
             with torch.inference_mode():
                 expected = stage(carried)
-            place = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
-            self._progress(f"compiling {place} for {device}{forecast.of(index)}")
+            title = f"job {index + 1} of {len(stages)} of {self._dnn}{images}"
+            self._progress(f"compiling {title} for {device}{forecast.of(index)}")
             begin = time.perf_counter()
             try:
-                ready.append(_compiled(stage, carried, expected, self._tolerance))
-            except Exception as error:  # whatever else a compiler raises, eager kernels run it
+                ready.append(_compile(stage, carried, expected, self._tolerance))
+            except Exception as error:  # whatever the compiler raises, the stage still runs eager
                 if is_out_of_memory(error):
                     raise
                 log.warning(
-                    "job %d of %s keeps its eager kernels, as Inductor fails: %s",
+                    "job %d of %s runs eager, because Inductor fails: %s",
                     index,
                     self._dnn,
                     summarize_error(error),
@@ -91,29 +91,31 @@ class Inductor:
                 ready.append(stage)
             taken_s = time.perf_counter() - begin
             forecast.took(index, taken_s)
-            self._progress(f"compiled {place} after {taken_s:.1f} s")
+            self._progress(f"compiled {title} after {taken_s:.1f} s")
             with torch.inference_mode():
-                carried = ready[-1](carried)  # the next job is compiled for what lies in memory as it will
+                carried = ready[-1](carried)  # the next stage is compiled for these memory layouts
         return tuple(ready)
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept: $TORCHINDUCTOR_CACHE_DIR, else multi_dnn_ros/inductor in the user's cache.
+    """Cache of compiled kernels: $TORCHINDUCTOR_CACHE_DIR, else multi_dnn_ros/inductor in the user's cache folder.
 
-    Inductor finds them by a hash of the graph with its types and shapes, the device, its options and the versions of
-    PyTorch and Triton, so that another model, GPU, release or precision is compiled anew. On a CPU it finds compiled
-    C++ only, and makes the graph around it again: weights packed for oneDNN cannot be kept.
+    Inductor's key is a hash of the graph with its dtypes and shapes, the device, its options and the versions of
+    PyTorch and Triton, so another model, GPU, release or precision is compiled again. On a CPU only compiled C++ is
+    cached; the graph around it is rebuilt, because weights packed for oneDNN cannot be stored.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     chosen = os.environ.get(_CACHE_VARIABLE)
-    if chosen and chosen != default_cache_dir():  # which PyTorch itself sets there when it is imported
+    if chosen and chosen != default_cache_dir():  # PyTorch itself sets the default when it is imported
         return Path(chosen)
     return cache_folder() / "inductor"
 
 
 def _choose_cache() -> None:
-    """What is read from there is executed: by PyTorch's default it lies under a name in /tmp that anyone can take."""
+    """Set a cache folder that other users cannot write: PyTorch executes what it reads there, and its default is a
+    predictable name in the shared temporary folder.
+    """
     folder = cache_directory()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,12 +123,12 @@ def _choose_cache() -> None:
             raise PermissionError(f"{folder} is read-only")
     except OSError as error:
         folder = Path(tempfile.mkdtemp(prefix="multi_dnn_ros_inductor_"))
-        log.warning("compiled kernels are not kept: %s", error)
+        log.warning("compiled kernels are not kept after this run: %s", error)
     os.environ[_CACHE_VARIABLE] = str(folder)
 
 
-def _compiled(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
-    # Imported here: it takes seconds, which only who compiles should wait.
+def _compile(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
+    # Imported here because it takes seconds.
     import torch._inductor
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -134,14 +136,14 @@ def _compiled(stage: Stage, carried: Tensors, expected: Tensors, tolerance: floa
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     if not carried:
-        raise ValueError("a job without inputs cannot be traced")
+        raise ValueError("a stage without inputs cannot be traced")
     with torch.no_grad():
-        # Out of inference mode, in which the inputs were made: its tensors cannot be traced.
+        # The inputs were made in inference mode; such tensors cannot be traced.
         inputs = tuple(tensor.clone() for tensor in carried)
         graph = make_fx(lambda *tensors: stage(tensors))(*inputs)
         if inputs[0].is_cuda:
             sum_small_products(graph)
-        # The context, with shapes that never change, is what Inductor's cache on disk asks for.
+        # Inductor's cache on disk requires a tracing context and static shapes.
         fake = FakeTensorMode(shape_env=ShapeEnv())
         with tracing(TracingContext(fake)):
             shapes: list[Any] = [fake.from_tensor(tensor, static_shapes=True) for tensor in inputs]
@@ -155,26 +157,26 @@ def _compiled(stage: Stage, carried: Tensors, expected: Tensors, tolerance: floa
 
 
 class _Compiled:
-    """A compiled stage. It was compiled for inputs that lie in memory as the example did; others are copied so."""
+    """A compiled stage. It requires the strides of the example inputs; other inputs are copied."""
 
     def __init__(self, function: Callable[..., Sequence[torch.Tensor]], example: Tensors) -> None:
         self._function = function
         self._strides = tuple(tensor.stride() for tensor in example)
 
     def __call__(self, carried: Tensors) -> Tensors:
-        placed = [
-            tensor if tensor.stride() == strides else _placed(tensor, strides)
+        inputs = [
+            tensor if tensor.stride() == strides else _with_strides(tensor, strides)
             for tensor, strides in zip(carried, self._strides, strict=True)
         ]
-        return tuple(self._function(*placed))
+        return tuple(self._function(*inputs))
 
 
-def _placed(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 class _Forecast:
-    """How long a job will take to compile, going by the one before. operations: of each job."""
+    """Estimates the compile time of a stage from that of the previous one. operations: their number, by stage."""
 
     def __init__(self, operations: Sequence[int]) -> None:
         self._operations = operations
@@ -191,25 +193,25 @@ class _Forecast:
 
 
 def _operations(stage: Any) -> int:
-    """Operations of a stage's graph; 1 for what has none."""
+    """Number of operations in a stage's graph; at least 1."""
     graphs = (part for part in stage.modules() if isinstance(part, torch.fx.GraphModule))
     return sum(len(graph.graph.nodes) for graph in graphs) or 1
 
 
 def end_compiler_processes() -> None:
-    """Inductor compiles in processes of its own, which would live, and hold their memory, as long as this one."""
+    """End Inductor's worker processes, which would otherwise keep their memory until this process ends."""
     compiler = sys.modules.get("torch._inductor.async_compile")
     if compiler is not None:
         compiler.shutdown_compile_workers()
 
 
 def _make(request: BackendRequest) -> Backend:
-    """On a GPU its kernels are captured."""
+    """The backend for a request; on a GPU the compiled stages are captured as CUDA graphs."""
     compiled = Inductor(request.dnn, request.progress, request.tolerance)
     if request.device.type != "cuda":
         return compiled
-    captured = CudaGraph(request.tolerance, kernels=compiled, dnn=request.dnn)
-    # In float32 Inductor itself chooses how images lie in memory, by the convolutions that it sees; it would see none.
+    captured = CudaGraph(request.tolerance, kernels=compiled, dnn=request.dnn, single_launch=request.single_launch)
+    # In float32 Inductor chooses the memory layout by the convolutions in the graph; fused ones would hide them.
     if request.dtype is torch.float32:
         return captured
     return FusedActivations(captured, request.tolerance, request.dnn)

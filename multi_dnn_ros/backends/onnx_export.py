@@ -1,4 +1,4 @@
-"""The jobs of a DNN as one ONNX model whose outputs include every tensor that one job leaves for a later one."""
+"""Exports the stages of a DNN as one ONNX model whose outputs include every tensor carried between stages."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from torch import fx, nn
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.common.error_text import summarize_error
 
-#: HardSwish (14), LayerNormalization (17); no newer operator makes a network here faster on ONNX Runtime.
+#: For HardSwish (14) and LayerNormalization (17); no newer operator made a tested network faster on ONNX Runtime.
 _OPSET = 17
-#: The exporter keeps what it is doing in variables of its module.
-_one_at_a_time = threading.Lock()
+#: The exporter keeps state in module variables.
+_export_lock = threading.Lock()
 
 
 class ExportError(ValueError):
-    """The jobs have no ONNX model; the message names the operation or the exporter's reason."""
+    """The stages cannot be exported to ONNX; the message names the operation or the exporter's reason."""
 
 
 @dataclass(frozen=True)
 class ExportedChain:
-    """model: its inputs are those of the first job. carried: per job the names of the values that it hands over, in
-    order; those of the last job are the DNN's outputs. A job may hand over an input of the model. guards: further
-    outputs of the model, see onnx_guards.
+    """model: its inputs are those of the first stage. carried: by stage, the names of the values that it returns, in
+    order; those of the last stage are the DNN's outputs. A stage may return an input of the model. guards: names of
+    further outputs of the model, see onnx_guards.
     """
 
     model: onnx.ModelProto
@@ -47,29 +47,29 @@ class ExportedChain:
 
 
 def export_chain(stages: Sequence[nn.Module], inputs: Tensors) -> ExportedChain:
-    """Export the stages (eval mode, on the CPU) for inputs of these shapes and types.
+    """Export the stages (eval mode, on the CPU) for inputs of these shapes and dtypes.
 
-    PyTorch's TorchScript-based exporter does it: it takes a tenth of a second for a small DNN, and a restarted engine
-    process exports again. What it refuses is left to the exporter based on torch.export where its package `onnxscript`
-    is installed (seconds per DNN, but more operations). Raises ExportError.
+    Uses PyTorch's TorchScript-based exporter, which takes a tenth of a second for a small DNN; a restarted engine
+    process exports again. If it fails and the package `onnxscript` is installed, the exporter based on torch.export is
+    tried, which takes seconds and supports more operations. Raises ExportError.
     """
-    _refuse_states(stages)
+    _refuse_state(stages)
     chain = _Chain(stages).eval()
-    with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode cannot be traced
+    with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be traced
         example = tuple(tensor.clone() for tensor in inputs)
         chain(*example)
     input_names = [f"input_{index}" for index in range(len(inputs))]
     output_names = [f"carried_{index}" for index in range(chain.results)]
-    model = _exported(chain, example, input_names, output_names)
+    model = _export(chain, example, input_names, output_names)
     if [value.name for value in model.graph.input] != input_names or len(model.graph.output) != chain.results:
         raise ExportError("the exported model has other inputs or outputs than the DNN")
-    # A result that is a constant has the constant's name.
+    # A constant result has the constant's name.
     own = dict(zip(output_names, (value.name for value in model.graph.output), strict=True))
     return ExportedChain(model, tuple(tuple(own.get(name, name) for name in names) for names in chain.carried))
 
 
 class _Chain(nn.Module):
-    """Stages one behind the other; returns each tensor once that a stage hands over and the inputs are not."""
+    """The stages in sequence; returns each tensor that a stage returns once, except the inputs."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -78,8 +78,8 @@ class _Chain(nn.Module):
         self.results = 0
 
     def forward(self, *inputs: torch.Tensor) -> Tensors:
-        # By identity: a stage hands over the very tensor that it was given where it only passes it on. All are kept
-        # in `known`, so that no identity is used twice.
+        # By identity: a stage that passes a tensor on returns the same object. `known` keeps all of them alive, so that
+        # no id is reused.
         known = {id(tensor): (f"input_{index}", tensor) for index, tensor in enumerate(inputs)}
         results: list[torch.Tensor] = []
         carried: list[tuple[str, ...]] = []
@@ -95,8 +95,8 @@ class _Chain(nn.Module):
         return tuple(results)
 
 
-def _refuse_states(stages: Sequence[nn.Module]) -> None:
-    """An ONNX model computes the same for every frame: what a network writes down for the next one would be lost."""
+def _refuse_state(stages: Sequence[nn.Module]) -> None:
+    """Raise ExportError for a DNN that keeps state between frames, which an ONNX model cannot."""
     for node in (node for stage in stages for node in _nodes(stage)):
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             raise ExportError(f"operation {node.target} ({node.name}) writes into a tensor that is kept between frames")
@@ -108,23 +108,23 @@ def _nodes(stage: nn.Module) -> Iterator[fx.Node]:
             yield from part.graph.nodes
 
 
-def _exported(
+def _export(
     chain: nn.Module, example: Tensors, input_names: Sequence[str], output_names: Sequence[str]
 ) -> onnx.ModelProto:
-    exporters: list[Callable[..., onnx.ModelProto]] = [_by_torchscript]
+    exporters: list[Callable[..., onnx.ModelProto]] = [_export_by_torchscript]
     if importlib.util.find_spec("onnxscript") is not None:
-        exporters.append(_by_torch_export)
-    refusals = []
-    with _one_at_a_time, _quiet(), torch.inference_mode(False), torch.no_grad():
+        exporters.append(_export_by_torch_export)
+    failures = []
+    with _export_lock, _quiet(), torch.inference_mode(False), torch.no_grad():
         for export in exporters:
             try:
                 return export(chain, example, list(input_names), list(output_names))
-            except Exception as error:  # whatever an exporter raises, the next one may take it
-                refusals.append(summarize_error(error))
-    raise ExportError("; ".join(refusals))
+            except Exception as error:  # whatever an exporter raises, the next one may succeed
+                failures.append(summarize_error(error))
+    raise ExportError("; ".join(failures))
 
 
-def _by_torchscript(
+def _export_by_torchscript(
     chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
 ) -> onnx.ModelProto:
     _register_views()
@@ -141,7 +141,7 @@ def _by_torchscript(
         return onnx.load(path)
 
 
-def _by_torch_export(
+def _export_by_torch_export(
     chain: nn.Module, example: Tensors, input_names: list[str], output_names: list[str]
 ) -> onnx.ModelProto:
     program = torch.onnx.export(
@@ -153,7 +153,7 @@ def _by_torch_export(
 
 
 def _register_views() -> None:
-    """Traced graphs have a view that the TorchScript-based exporter does not know by this name."""
+    """Register _unsafe_view, which traced graphs contain and the TorchScript-based exporter does not know."""
     from torch.onnx import symbolic_helper
 
     def unsafe_view(graph, image, shape):  # type: ignore[no-untyped-def]
@@ -164,28 +164,28 @@ def _register_views() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without deprecations and progress; and a refused graph, thousands of lines, is not printed to standard output."""
+    """Suppress deprecation warnings, progress, and the dump of a rejected graph (thousands of lines on stdout)."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [logger.level for logger in loggers]
-    prints = getattr(torch._C, "_jit_onnx_log", None)
+    dump = getattr(torch._C, "_jit_onnx_log", None)
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        if prints is not None:
+        if dump is not None:
             torch._C._jit_onnx_log = lambda *texts: None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        if prints is not None:
-            torch._C._jit_onnx_log = prints
+        if dump is not None:
+            torch._C._jit_onnx_log = dump
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
 @contextlib.contextmanager
 def memory_file(name: str) -> Iterator[str]:
-    """Path of a file that is gone afterwards, in memory where the system has such files."""
+    """Context manager: the path of a temporary file, in memory where the system supports it."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create(name)
         try:

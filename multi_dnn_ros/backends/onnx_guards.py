@@ -1,7 +1,7 @@
-"""Extra outputs of an ONNX model that show NaN where ONNX Runtime loses it.
+"""Extra outputs of an ONNX model that reveal NaN values which ONNX Runtime would lose.
 
-PyTorch's max pooling returns NaN where its window holds one; ONNX Runtime's returns the largest number beside it. And
-an 8-bit integer has no NaN. A frame of which a network makes NaN would be answered with wrong results that look right.
+PyTorch's max pooling returns NaN if its window contains one; ONNX Runtime's returns the largest of the other values. An
+8-bit integer has no NaN at all. Without the extra outputs such a frame would get wrong results that look valid.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import onnx
 from multi_dnn_ros.backends.onnx_export import ExportedChain
 
 _PREFIX = "nan_guard_"
-#: Operators that make NaN of numbers; others pass on what they get.
+#: Operators that can turn finite numbers into NaN; the others only propagate it.
 _SOURCES = ("Acos", "Asin", "Div", "Log", "Pow", "Reciprocal", "Sqrt")
 
 
 def add_guards(chain: ExportedChain) -> ExportedChain:
-    """The chain, in place, with the names of new outputs that hold NaN where an image makes NaN that would be lost.
+    """Add outputs to the model, in place, that are NaN if a NaN would be lost; returns the chain with their names.
 
-    Each is the mean of the input of a max pooling, per channel, which costs one more read of it and keeps the blocked
-    layout of convolutions; or the sum of what is quantized behind an operator that can make NaN.
+    Each is the mean per channel of a max pooling's input, which reads it once more and keeps the blocked layout of
+    convolutions; or the sum of a tensor that is quantized after an operator in _SOURCES.
     """
     graph = chain.model.graph
     makers = {name: node.op_type for node in graph.node for name in node.output}

@@ -1,7 +1,7 @@
-"""An ONNX model as ONNX Runtime optimized it, whole or cut between jobs.
+"""An ONNX model optimized by ONNX Runtime, whole or cut into one part per stage.
 
-Optimized first and cut afterwards: convolutions keep their blocked layout across a cut, and the weights that the
-optimizer reordered are the same for the parts as for the whole, so that they need to be held only once.
+It is optimized first and cut afterwards: convolutions keep their blocked layout across a cut, and the parts and the
+whole have the same reordered weights, so that they can share them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnxruntime
 
 from multi_dnn_ros.backends.onnx_export import ExportedChain, memory_file
 
-#: Types of tensors that pass between operators, as ONNX Runtime names them.
+#: Element types of tensors, by ONNX Runtime's names.
 _ELEMENTS = {
     f"tensor({name})": getattr(onnx.TensorProto, element)
     for name, element in {
@@ -28,11 +28,11 @@ _ELEMENTS = {
 
 @dataclass(frozen=True)
 class Part:
-    """Consecutive nodes of an optimized model; model None: no node is left for this job.
+    """Consecutive nodes of an optimized model. model: None if the stage has no node of its own.
 
-    takes, gives: names of the values that are carried into it and out of it, in order. Those that are outputs of
-    `model` it computes, those of `constants` are always the same, the others it passes on. guards: further outputs of
-    `model`; with NaN in one of them the results are not to be trusted.
+    takes, gives: names of the values carried into and out of the part, in order. Those in `gives` are outputs of
+    `model`, `constants`, or passed on from `takes`. guards: further outputs of `model`; NaN in one of them makes the
+    results invalid.
     """
 
     model: onnx.ModelProto | None
@@ -43,7 +43,7 @@ class Part:
 
 
 def optimize_whole(chain: ExportedChain) -> Part:
-    """The DNN as one model with nothing but its own outputs, optimized for this CPU. What ONNX Runtime raises."""
+    """The whole DNN with only its final outputs, optimized for this CPU. Raises what ONNX Runtime raises."""
     model = onnx.ModelProto()
     model.CopyFrom(chain.model)
     outputs = {value.name: value for value in model.graph.output}
@@ -56,19 +56,19 @@ def optimize_whole(chain: ExportedChain) -> Part:
 
 
 def optimize_parts(chain: ExportedChain) -> list[Part]:
-    """The DNN cut where its jobs are, optimized for this CPU. What ONNX Runtime raises.
+    """The DNN as one part per stage, optimized for this CPU. Raises what ONNX Runtime raises.
 
-    A node belongs to the first job whose results need it. What crosses a cut may be another value than the job's
-    own result: the same in a blocked layout, say.
+    A node belongs to the first stage whose results need it. A value carried over a cut may differ from the stage's own
+    result, for example by a blocked layout.
     """
-    model = _optimized(chain.model)
+    model = _optimize(chain.model)
     nodes = list(model.graph.node)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     jobs = _jobs(nodes, makers, chain.carried)
     needed = _ancestors(nodes, makers, chain.carried[-1])
     guards: dict[str, int] = {}
-    for name in chain.guards:  # with the last of the nodes that it looks at
+    for name in chain.guards:  # in the stage of the last node that they depend on
         found = _ancestors(nodes, makers, [name])
         guards[name] = max((jobs[index] for index in found & needed), default=0)
         jobs.update((index, guards[name]) for index in found - needed)
@@ -98,7 +98,7 @@ def optimize_parts(chain: ExportedChain) -> list[Part]:
 
 
 def _declare(model: onnx.ModelProto, names: set[str]) -> None:
-    """Add the types of these values where the model does not say them: what its optimizer made has none."""
+    """Declare the types of these values in the model: values created by the optimizer have none."""
     graph = model.graph
     names -= {value.name for value in (*graph.value_info, *graph.input, *graph.output)}
     if not names:
@@ -118,7 +118,7 @@ def _declare(model: onnx.ModelProto, names: set[str]) -> None:
 
 
 def _jobs(nodes: Sequence[onnx.NodeProto], makers: dict[str, int], carried: Sequence[Sequence[str]]) -> dict[int, int]:
-    """The job of each node, by index."""
+    """The stage number of each node, by index."""
     jobs: dict[int, int] = {}
     for job, names in enumerate(carried):
         for index in _ancestors(nodes, makers, names, stop=jobs):
@@ -132,7 +132,7 @@ def _ancestors(
     names: Sequence[str],
     stop: dict[int, int] | None = None,
 ) -> set[int]:
-    """Indices of the nodes that the values need, without those of `stop` and what these need."""
+    """Indices of the nodes that compute the values, without those in `stop` and their ancestors."""
     found: set[int] = set()
     open_names = list(names)
     while open_names:
@@ -157,7 +157,7 @@ def _part(model: onnx.ModelProto, nodes: list[onnx.NodeProto], job: int, gives: 
         [_value(name, known) for name in read if name not in constants],
         [_value(name, known) for name in outputs],
         [constants[name] for name in read if name in constants],
-        # With shapes ONNX Runtime plans beforehand which values take the place of which.
+        # With shapes ONNX Runtime plans memory reuse ahead.
         value_info=[known[name] for name in made if name in known and name not in outputs],
     )
     return onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
@@ -167,10 +167,10 @@ def _value(name: str, known: dict[str, onnx.ValueInfoProto]) -> onnx.ValueInfoPr
     return known[name]
 
 
-def _optimized(model: onnx.ModelProto) -> onnx.ModelProto:
+def _optimize(model: onnx.ModelProto) -> onnx.ModelProto:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # it warns that the result is made for this CPU, as it should be
+    options.log_severity_level = 3  # no warning that the result is specific to this CPU
     with memory_file("optimized.onnx") as path:
         options.optimized_model_filepath = path
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""ONNX Runtime: a whole job in one call that runs without Python's global lock, in its own kernels. For CPUs."""
+"""ONNX Runtime: a whole stage in one call, in its own kernels and without the GIL. For CPUs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Largest error of float32 results, where a DNN cannot be in int8.
+#: Largest error of float32 results, for a DNN that cannot run in int8.
 _FP32_TOLERANCE = 1e-4
 
 
 class OnnxRuntime:
-    """Runs each job as a session of its own; a DNN that cannot be exported, or computes otherwise then, runs as
-    TorchScript, which one line in the log says.
+    """Runs each stage as a session.
 
-    The first job's `chain` is the whole DNN as one session: cutting costs up to 9 % (docs/measured.md), which a frame
-    that nobody waits for need not pay.
+    A DNN that cannot be exported, or whose results differ, runs as TorchScript, with a warning. The first stage's
+    `single_launch` is the whole DNN as one session: cutting costs up to 9 % (docs/measured.md).
 
     tolerance: largest error of the DNN's results, relative to their scale. dnn: its name, for the log. fallback: the
-    backend for what cannot be exported; None: TorchScript. calibration: compute in int8, with these images; a DNN that
-    is too far from float32 then stays float32, which one line in the log says.
+    backend for a DNN that cannot be exported; None: TorchScript. calibration: run in int8, calibrated with these
+    images; a DNN whose int8 error is too large stays float32, with a warning. single_launch: also prepare the whole DNN
+    as one session.
     """
 
     def __init__(
@@ -42,9 +42,12 @@ class OnnxRuntime:
         dnn: str = "",
         fallback: Backend | None = None,
         calibration: Calibration | None = None,
+        *,
+        single_launch: bool = True,
     ) -> None:
         self._tolerance = tolerance
         self._calibration = calibration
+        self._single_launch = single_launch
         self._dnn = dnn or "the DNN"
         self._fallback = fallback or TorchScript(tolerance, dnn)
 
@@ -55,57 +58,57 @@ class OnnxRuntime:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Export, make the sessions, compare with eager results, warm up.
+        """Export, create the sessions, compare with eager results and warm up.
 
-        A session computes with as many threads as PyTorch has now (``torch.get_num_threads()``). The stages may run in
-        any number of threads at once. ValueError for a device that is not the CPU.
+        A session uses as many threads as PyTorch does at this call (``torch.get_num_threads()``). The stages may be
+        called by any number of threads at once. ValueError for a device that is not the CPU.
         """
         if device.type != "cpu":
             raise ValueError(f"backend onnxruntime runs on a CPU; the device is {device}")
-        # Outside of what is caught below: images that cannot be read are the user's to mend.
+        # Outside of the try block: the user has to correct images that cannot be read.
         images = None if self._calibration is None else self._calibration.split(len(inputs[0]))
         try:
-            # Imported here: a platform without wheels of it has TorchScript.
+            # Imported here: where onnxruntime cannot be imported, TorchScript is used.
             from multi_dnn_ros.backends.onnxruntime_sessions import make_int8_sessions, make_sessions
 
             stages = [stage.to(device).eval() for stage in stages]
             if self._calibration is not None and images is not None:
                 try:
-                    return make_int8_sessions(stages, inputs, images, self._dnn, self._calibration.progress, shared)
-                except Exception as error:  # whatever the library raises, float32 serves
+                    return make_int8_sessions(
+                        stages, inputs, images, self._dnn, self._calibration.progress, shared, self._single_launch
+                    )
+                except Exception as error:  # whatever the library raises, float32 still works
                     if is_out_of_memory(error):
                         raise
-                    log.warning("%s stays float32, as in int8: %s", self._dnn, summarize_error(error))
-            return make_sessions(stages, inputs, self._tolerance, shared)
-        except Exception as error:  # whatever exporter or runtime raises, TorchScript takes more
+                    log.warning("%s stays float32, because int8 fails: %s", self._dnn, summarize_error(error))
+            return make_sessions(stages, inputs, self._tolerance, shared, self._single_launch)
+        except Exception as error:  # whatever the exporter or runtime raises, TorchScript supports more
             if is_out_of_memory(error):
                 raise
-            log.warning(
-                "%s runs as torchscript, as ONNX Runtime does not take it: %s", self._dnn, summarize_error(error)
-            )
+            log.warning("%s runs as torchscript, because ONNX Runtime fails: %s", self._dnn, summarize_error(error))
         return self._fallback.prepare(stages, inputs, device, shared)
 
 
 def _version() -> str:
     try:
         import onnxruntime
-    except ImportError:  # jobs then run as torchscript
+    except ImportError:  # stages then run as torchscript
         return "onnxruntime not installed"
     return f"onnxruntime {onnxruntime.__version__}"
 
 
 def _make(request: BackendRequest) -> Backend:
     if request.precision != "int8" or request.calibration is None:
-        return OnnxRuntime(request.tolerance, request.dnn)
+        return OnnxRuntime(request.tolerance, request.dnn, single_launch=request.single_launch)
     from multi_dnn_ros.backends.quantization import Calibration
 
     calibration = Calibration(request.calibration, lambda text: request.progress(f"{request.dnn}: {text}"))
-    return OnnxRuntime(_FP32_TOLERANCE, request.dnn, calibration=calibration)
+    return OnnxRuntime(_FP32_TOLERANCE, request.dnn, calibration=calibration, single_launch=request.single_launch)
 
 
 SPEC = BackendSpec(
     "onnxruntime",
     _make,
-    precisions={"cpu": ("auto", "fp32", "int8")},  # its float32 cannot be cast to another type by us
+    precisions={"cpu": ("auto", "fp32", "int8")},  # its sessions are float32; InPrecision cannot cast them
     version=_version,
 )

@@ -1,4 +1,4 @@
-"""The jobs of a DNN as sessions of ONNX Runtime, which share their weights."""
+"""The stages of a DNN as sessions of ONNX Runtime that share their weights."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import onnxruntime
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends import Shared, Stage, Tensors, run_stages
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import ExportedChain, export_chain, memory_file
 from multi_dnn_ros.backends.onnx_guards import add_guards
 from multi_dnn_ros.backends.onnx_split import Part, optimize_parts, optimize_whole
-from multi_dnn_ros.backends.quantization import check_quantized, quantized
+from multi_dnn_ros.backends.quantization import check_quantized, quantize
 
-#: Weights of at least so many bytes lie outside of the sessions, which may share them.
+#: Weights of at least this size are stored outside of the sessions, which can share them.
 _LEAST_SHARED_BYTES = 1024
 _WARM_UP_CALLS = 2
 
@@ -30,21 +30,25 @@ log = logging.getLogger(__name__)
 
 
 def make_sessions(
-    stages: Sequence[nn.Module], inputs: Tensors, tolerance: float, shared: Shared | None = None
+    stages: Sequence[nn.Module],
+    inputs: Tensors,
+    tolerance: float,
+    shared: Shared | None = None,
+    single_launch: bool = True,
 ) -> tuple[Stage, ...]:
-    """Stages (eval mode, on the CPU) as a session each; of several, the first one's `chain` is all of them as one.
+    """One session per stage (eval mode, on the CPU).
 
-    tolerance: largest error of the results relative to their scale. shared: holds the weights that are equal, among the
-    sessions for one number of images and for others. Raises ExportError, ValueError for results that differ, and what
-    ONNX Runtime raises.
+    tolerance: largest error of the results relative to their scale. shared: stores equal weights once for all sessions,
+    also those for other numbers of images. single_launch: of several stages, the first one's `single_launch` is a
+    session of all of them. Raises ExportError, ValueError for results that differ, and what ONNX Runtime raises.
     """
     shared = shared or Shared()
-    ready = _sessions(export_chain(stages, inputs), shared)
-    image = probe(inputs)
-    expected = _through(stages, image)
-    for chain in _ways(ready):
+    ready = _sessions(export_chain(stages, inputs), shared, single_launch)
+    image = noise_like(inputs)
+    expected = _run(stages, image)
+    for chain in _sequences(ready):
         for _ in range(_WARM_UP_CALLS):
-            check_agreement(_through(chain, image), expected, tolerance)
+            check_agreement(_run(chain, image), expected, tolerance)
     return tuple(ready)
 
 
@@ -55,67 +59,66 @@ def make_int8_sessions(
     dnn: str,
     progress: Callable[[str], None],
     shared: Shared | None = None,
+    single_launch: bool = True,
 ) -> tuple[Stage, ...]:
-    """As `make_sessions`, quantized to int8 and compared with float32 on images that calibration did not see.
+    """As `make_sessions`, quantized to int8 and compared with float32 on images that were not used for calibration.
 
-    Where the error is too large with every layer in int8, the layers before the outputs stay float32, with a line in
-    the log. images: to calibrate on, and to compare on. dnn: the DNN's name, for the log. progress: gets a line before
-    what takes seconds. ValueError where the error is too large even then.
+    If the error with all layers in int8 is too large, the last layers before the outputs stay float32, with a line in
+    the log. images: for calibration and for the comparison. dnn: the DNN's name, for the log. progress: called with a
+    line before slow steps. ValueError if the error is too large even then.
     """
     shared = shared or Shared()
     exported = export_chain(stages, inputs)
     calibrate, compare = images
-    expected = [_through(stages, image) for image in compare]
+    expected = [_run(stages, image) for image in compare]
 
     def ready(*, heads: bool) -> tuple[Stage, ...]:
-        made = _sessions(quantized(exported, calibrate, progress, heads=heads), shared)
-        for chain in _ways(made):
-            check_quantized([_through(chain, image) for image in compare], expected)
+        made = _sessions(quantize(exported, calibrate, progress, heads=heads), shared, single_launch)
+        for chain in _sequences(made):
+            check_quantized([_run(chain, image) for image in compare], expected)
         return tuple(made)
 
     try:
         return ready(heads=True)
     except ValueError as error:
-        log.info("%s in int8: the layers before the outputs stay float32, as with them %s", dnn, error)
+        log.info("%s in int8: the last layers before the outputs stay float32, because in int8 %s", dnn, error)
     return ready(heads=False)
 
 
-def _sessions(exported: ExportedChain, shared: Shared) -> list[SessionStage]:
+def _sessions(exported: ExportedChain, shared: Shared, single_launch: bool) -> list[SessionStage]:
     exported = add_guards(exported)
     parts = optimize_parts(exported)
     ready = []
-    while parts:  # a model in memory is as large as its weights, so none stays longer than needed
+    while parts:  # release each model as soon as possible: it contains its weights
         ready.append(SessionStage(parts.pop(0), shared))
-    if len(ready) > 1:
-        ready[0].chain = SessionStage(optimize_whole(exported), shared)
+    if single_launch and len(ready) > 1:
+        ready[0].single_launch = SessionStage(optimize_whole(exported), shared)
     return ready
 
 
-def _ways(ready: Sequence[SessionStage]) -> list[Sequence[SessionStage]]:
-    """Job by job and, of several, as one."""
-    return [ready] if ready[0].chain is None else [ready, [ready[0].chain]]
+def _sequences(ready: Sequence[SessionStage]) -> list[Sequence[SessionStage]]:
+    """The sequences to check: stage by stage and, if prepared, all in one."""
+    return [ready] if ready[0].single_launch is None else [ready, [ready[0].single_launch]]
 
 
-def _through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
+def _run(stages: Sequence[Stage], inputs: Tensors) -> Tensors:
     with torch.inference_mode():
-        for stage in stages:
-            carried = stage(carried)
-    return carried
+        return run_stages(stages, inputs)
 
 
 class SessionStage:
-    """A job as a session. chain: of a first job, the whole DNN as one session.
+    """A stage as a session. single_launch: of a first stage, the whole DNN as one session.
 
-    weights: what the session reads where it lies; those of `shared` where they are equal. operators: of its model.
-    What the stage returns lies in memory of its own, that of an input or that of a constant. Where a guard holds NaN,
-    all results that can be are NaN, as PyTorch's would be in places; FloatingPointError where none can be.
+    weights: values that the session reads in place and that must stay alive; equal ones are those of `shared`.
+    operators: operator types of its model. A returned tensor is new, an input or a constant. If a guard is NaN, all
+    floating-point results are filled with NaN, as some of PyTorch's would be; FloatingPointError if there are none.
     """
 
     def __init__(self, part: Part, shared: Shared) -> None:
-        self.chain: SessionStage | None = None
+        self.single_launch: SessionStage | None = None
         self.weights: list[Any] = []
         self._takes, self._gives, self._guards = part.takes, part.gives, part.guards
-        self._constants = {name: _copied(tensor) for name, tensor in part.constants.items()}
+        self._constants = {name: _to_tensor(tensor) for name, tensor in part.constants.items()}
         self._session: Any = None
         self._reads: frozenset[str] = frozenset()
         self._makes: list[str] = []
@@ -133,13 +136,13 @@ class SessionStage:
             made = self._session.run(self._makes, fed)
             results = dict(zip(self._makes, made, strict=True))
             if any(np.isnan(results[name]).any() for name in self._guards):
-                _spoil([array for name, array in results.items() if name in self._gives])
+                _fill_with_nan([array for name, array in results.items() if name in self._gives])
             values.update((name, torch.from_numpy(array)) for name, array in results.items())
         return tuple(values[name] for name in self._gives)
 
 
-def _spoil(arrays: Sequence[Any]) -> None:
-    """Make NaN of what a job computed from NaN, in place."""
+def _fill_with_nan(arrays: Sequence[Any]) -> None:
+    """Mark results that were computed from NaN, in place. FloatingPointError if none of them can be NaN."""
     floating = [array for array in arrays if np.issubdtype(array.dtype, np.floating)]
     if not floating:
         raise FloatingPointError("NaN inside the DNN")
@@ -148,20 +151,20 @@ def _spoil(arrays: Sequence[Any]) -> None:
 
 
 def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
-    """(weights that must live as long as the session, the session) of an optimized model."""
+    """(weights that must stay alive, session) for an optimized model."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # it is optimized already
-    # Threads that wait actively between two operations would take the core from another worker's.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # already optimized
+    # Threads that spin between two operations would take cores from the other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     weights = []
     for tensor in model.graph.initializer:
         if len(tensor.raw_data) >= _LEAST_SHARED_BYTES:
             weights.append(_shared_weight(tensor, shared))
             options.add_initializer(tensor.name, weights[-1])
-    with memory_file("job.onnx") as path:  # of a model in bytes the session would keep the bytes
+    with memory_file("job.onnx") as path:  # given bytes, the session would keep a copy of them
         onnx.save(model, path)
         return weights, onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -169,11 +172,11 @@ def _session(model: onnx.ModelProto, shared: Shared) -> tuple[list[Any], Any]:
 def _shared_weight(tensor: onnx.TensorProto, shared: Shared) -> Any:
     key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
     if key not in shared.weights:
-        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_copied(tensor).numpy())
+        shared.weights[key] = onnxruntime.OrtValue.ortvalue_from_numpy(_to_tensor(tensor).numpy())
     return shared.weights[key]
 
 
-def _copied(tensor: onnx.TensorProto) -> torch.Tensor:
+def _to_tensor(tensor: onnx.TensorProto) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the array is read-only, as the copy is not
+        warnings.simplefilter("ignore")  # about a read-only array; the copy is writable
         return torch.from_numpy(onnx.numpy_helper.to_array(tensor)).clone()

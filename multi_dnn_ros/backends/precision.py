@@ -1,4 +1,4 @@
-"""In which numbers a DNN computes: chosen per DNN, the same way under every backend."""
+"""Number formats of a DNN's layers: chosen per DNN, for every backend in the same way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.cpu_features import has_int8_products
@@ -21,7 +21,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
-#: TF32 and bfloat16 arithmetic came with compute capability 8.0 (Ampere; Orin is 8.7, Xavier 7.2).
+#: TF32 and bfloat16 arithmetic need compute capability 8.0 (Ampere; Orin is 8.7, Xavier 7.2).
 AMPERE = (8, 0)
 _OF_AMPERE = ("tf32", "bf16")
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
@@ -30,10 +30,10 @@ _STRIDED = ("as_strided", "new_empty_strided", "empty_strided")
 
 @dataclass(frozen=True)
 class Precision:
-    """dtype: of weights and of what is carried between layers. Results are float32 in any case.
+    """dtype: of weights and activations. Results are always float32.
 
-    tf32: whether float32 products on a GPU may be rounded to TF32 (10 bits); None: as the process is set, which by
-    PyTorch's default means that convolutions may and matrix products may not.
+    tf32: whether float32 products on a GPU may be rounded to TF32 (10 bits of mantissa); None: the process's setting,
+    by PyTorch's default yes for convolutions and no for matrix products.
     """
 
     name: str
@@ -41,10 +41,11 @@ class Precision:
     tf32: bool | None = None
 
     def tolerance(self, device: torch.device) -> float:
-        """Largest error of a job relative to the scale of its results.
+        """Largest error of a stage relative to the scale of its results.
 
-        fp16 and TF32 have 10 bits behind the point: 1e-2 leaves room for the roundings of a deep job. bf16 has three
-        bits less. For int8 this is between several images and each alone; backends.quantization compares with float32.
+        fp16 and TF32 have 10 bits of mantissa: 1e-2 allows for the rounding errors of many layers. bf16 has three bits
+        less. For int8 this is the tolerance between a batch and its images alone; backends.quantization compares with
+        float32.
         """
         if self.dtype is torch.bfloat16 or self.name == "int8":
             return 8e-2
@@ -61,17 +62,17 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("tf32", torch.float32, tf32=True),
         Precision("fp16", torch.float16),
         Precision("bf16", torch.bfloat16),
-        Precision("int8", torch.float32),  # of what is carried between jobs; ONNX Runtime computes in integers
+        Precision("int8", torch.float32),  # between stages; ONNX Runtime computes in integers
     )
 }
 
 
 def allowed_precisions(device_type: str, backend: str, capability: tuple[int, int] | None = None) -> tuple[str, ...]:
-    """Names of the precisions that jobs can have there.
+    """Names of the precisions that are possible on a type of device with a backend.
 
-    backend: its name, not `auto`; ExtensionError if it cannot be used. capability: of the GPU. Whether products are
-    rounded to TF32 is a setting of the whole process: it can differ between DNNs only where it is decided once, when a
-    graph is captured (a job that cannot be captured computes as the process is set).
+    backend: its name, not `auto`; ExtensionError if it cannot be used. capability: of the GPU. TF32 is a setting of the
+    whole process. It can differ between DNNs only if a CUDA graph fixes it at capture time; a stage that cannot be
+    captured uses the process's setting.
     """
     names = BACKENDS.get(backend).precisions.get(device_type, ())
     ampere = capability is not None and capability >= AMPERE
@@ -81,12 +82,12 @@ def allowed_precisions(device_type: str, backend: str, capability: tuple[int, in
 
 
 class InPrecision:
-    """Another backend's jobs in a precision: stages are cast first, the rest is the other backend's work.
+    """Wraps a backend: casts the stages to a precision before the backend prepares them.
 
-    The chain still takes the float32 inputs of the first stage and gives float32 results. On a GPU, fp16 and bf16 also
-    mean channels_last, the layout in which tensor cores read convolutions without converting. A stage that cannot be
-    cast, or is off by more than the precision's tolerance then (it overflows, say), stays float32 with a warning.
-    dnn: its name, for the log.
+    The first stage still takes float32 inputs, and the last one returns float32 results. On a GPU, fp16 and bf16 also
+    imply channels_last, the layout that tensor cores need for convolutions. A stage that cannot be cast, or whose error
+    exceeds the precision's tolerance, for example by overflow, stays float32 with a warning. dnn: its name, for the
+    log.
     """
 
     def __init__(self, precision: Precision, backend: Backend, dnn: str = "") -> None:
@@ -101,11 +102,11 @@ class InPrecision:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Cast the stages, compare each with float32 on the CPU, and have the other backend prepare them."""
+        """Cast the stages, compare each with float32 on the CPU, and prepare them by the wrapped backend."""
         if self.precision.dtype is torch.float32:
             with float32_products(self.precision.tf32 if device.type == "cuda" else None):
                 return self.backend.prepare(stages, inputs, device, shared)
-        inputs = probe(inputs)
+        inputs = noise_like(inputs)
         return self.backend.prepare(self._cast(stages, inputs, device, shared), inputs, device, shared)
 
     def _cast(
@@ -113,13 +114,13 @@ class InPrecision:
     ) -> list[nn.Module]:
         tolerance = self.precision.tolerance(device)
         cast: list[nn.Module] = []
-        copies = (shared or Shared()).converted  # a weight that two stages share is still one afterwards
+        copies = (shared or Shared()).converted  # a weight shared by two stages stays shared
         carried = tuple(tensor.cpu() for tensor in inputs)
-        with torch.no_grad():  # not inference mode, whose tensors could not be traced by a compiler afterwards
+        with torch.no_grad():  # not inference_mode: a compiler could not trace its tensors afterwards
             for index, stage in enumerate(stages):
                 expected = stage(carried)
                 try:
-                    own: nn.Module = self._one(stage, copies[self.precision.dtype], device)
+                    own: nn.Module = self._cast_stage(stage, copies[self.precision.dtype], device)
                     results = own.to(device)(tuple(tensor.to(device) for tensor in carried))
                     as_expected = tuple(r.to(e.dtype) for r, e in zip(results, expected, strict=True))
                     check_agreement(as_expected, expected, tolerance)
@@ -127,12 +128,12 @@ class InPrecision:
                     if is_out_of_memory(error):
                         raise
                     log.warning(
-                        "job %d of %s stays float32, as in %s: %s",
+                        "job %d of %s stays float32, because %s fails: %s",
                         index, self._dnn, self.precision.name, summarize_error(error),
                     )  # fmt: skip
                     if shared is None:
                         own = _Cast(stage, torch.float32)
-                    else:  # the weights themselves stay on the CPU, where the next stages are compared
+                    else:  # copy: the original weights stay on the CPU for the comparison of the next stages
                         own = cast_stage(stage, torch.float32, converted=copies[torch.float32])
                 cast.append(own)
                 carried = expected
@@ -141,7 +142,7 @@ class InPrecision:
         last.results = torch.float32
         return cast
 
-    def _one(self, stage: nn.Module, converted: dict[int, torch.Tensor], device: torch.device) -> _Cast:
+    def _cast_stage(self, stage: nn.Module, converted: dict[int, torch.Tensor], device: torch.device) -> _Cast:
         channels_last = device.type == "cuda" and not _reads_strides(stage)
         return cast_stage(stage, self.precision.dtype, channels_last=channels_last, converted=converted)
 
@@ -153,18 +154,18 @@ def cast_stage(
     channels_last: bool = False,
     converted: dict[int, torch.Tensor] | None = None,
 ) -> _Cast:
-    """A copy of a float32 stage that computes in `dtype`; the stage stays as it is.
+    """A copy of a float32 stage that computes in `dtype`; the stage itself is not changed.
 
-    Weights are cast after whatever was folded into them in float32. converted: casts made so far, by id of the float32
-    tensor, which must live on. channels_last: weights and images lie in that order.
+    Weights are cast after batch norms were folded into them in float32. converted: previous casts, by id of the float32
+    tensor, which must stay alive. channels_last: memory format of weights and images.
     """
     converted = {} if converted is None else converted
     memo: dict[int, object] = {}
     for tensor in itertools.chain(stage.parameters(), stage.buffers()):
         if id(tensor) not in converted:
-            converted[id(tensor)] = _converted(tensor, dtype, channels_last)
+            converted[id(tensor)] = _cast_tensor(tensor, dtype, channels_last)
         memo[id(tensor)] = converted[id(tensor)]
-    own = copy.deepcopy(stage, memo)  # everything is copied but the tensors, in whose place those of the memo come
+    own = copy.deepcopy(stage, memo)  # deepcopy takes the cast tensors from the memo
     for part in own.modules():
         if isinstance(part, fx.GraphModule):
             _cast_graph(part, dtype, reshape=channels_last)
@@ -172,7 +173,7 @@ def cast_stage(
 
 
 class _Cast(nn.Module):
-    """A stage whose floating inputs are cast on the way in; `results`: the type that floating outputs leave with."""
+    """Casts a stage's floating-point inputs to `dtype` and, if `results` is set, its floating-point outputs to that."""
 
     def __init__(self, stage: nn.Module, dtype: torch.dtype, *, channels_last: bool = False) -> None:
         super().__init__()
@@ -182,19 +183,19 @@ class _Cast(nn.Module):
         self.results: torch.dtype | None = None
 
     def forward(self, carried: Tensors) -> Tensors:
-        outputs: Tensors = self.stage(tuple(self._taken(tensor) for tensor in carried))
+        outputs: Tensors = self.stage(tuple(self._cast(tensor) for tensor in carried))
         if self.results is None:
             return outputs
         return tuple(tensor.to(self.results) if tensor.is_floating_point() else tensor for tensor in outputs)
 
-    def _taken(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
             return tensor
         layout = torch.channels_last if self.channels_last and tensor.ndim == 4 else torch.preserve_format
         return tensor.to(self.dtype, memory_format=layout)
 
 
-def _converted(tensor: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
+def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
     if tensor.dtype is not torch.float32:
         return tensor
     layout = torch.channels_last if channels_last and tensor.ndim == 4 else torch.preserve_format
@@ -203,9 +204,9 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype, channels_last: bool) ->
 
 
 def _cast_graph(graph_module: fx.GraphModule, dtype: torch.dtype, *, reshape: bool) -> None:
-    """Operations that were traced to make float32 tensors make `dtype` ones.
+    """Replace float32 by `dtype` in the arguments of all operations.
 
-    reshape: a view of a tensor that lay in another order when it was traced becomes a reshape.
+    reshape: replace views by reshapes, because a view may be impossible in another memory format than the traced one.
     """
     for node in graph_module.graph.nodes:
         node.args = fx.node.map_aggregate(node.args, lambda value: dtype if value is torch.float32 else value)
@@ -216,32 +217,32 @@ def _cast_graph(graph_module: fx.GraphModule, dtype: torch.dtype, *, reshape: bo
 
 
 def _reads_strides(stage: nn.Module) -> bool:
-    """Whether an operation of the stage relies on how its input lies in memory."""
+    """Whether an operation of the stage depends on the strides of its input."""
     graphs = (part.graph for part in stage.modules() if isinstance(part, fx.GraphModule))
     return any(name in str(node.target) for graph in graphs for node in graph.nodes for name in _STRIDED)
 
 
 @contextlib.contextmanager
 def float32_products(tf32: bool | None) -> Iterator[None]:
-    """Allow or forbid rounding float32 products to TF32 on GPUs within the block; None leaves it as it is.
+    """Context manager: allow or forbid rounding float32 products to TF32 on GPUs; None: do not change the setting.
 
-    The setting is the whole process's: whatever else runs on a GPU meanwhile is concerned too.
+    The setting is global to the process and affects everything that runs on a GPU in the block.
     """
     if tf32 is None:
         yield
         return
-    before = [(place, name, value) for place, name in _TF32_SETTINGS if (value := _setting(place, name)) is not None]
+    before = [(module, name, value) for module, name in _TF32_SETTINGS if (value := _setting(module, name)) is not None]
     try:
-        # These two keep PyTorch's older and newer settings in step; Inductor 2.11 still reads the older ones.
+        # Setting these two changes PyTorch's older and newer settings alike; Inductor 2.11 still reads the older ones.
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
         yield
     finally:
-        for place, name, value in before:
-            setattr(place, name, value)
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
-#: PyTorch 2.9 has both; where they were set by the newer names, the older ones cannot be read.
+#: PyTorch 2.9 has older and newer names; reading the older ones fails if the newer ones were set.
 _TF32_SETTINGS = (
     (torch.backends.cuda.matmul, "allow_tf32"),
     (torch.backends.cudnn, "allow_tf32"),
@@ -251,8 +252,8 @@ _TF32_SETTINGS = (
 )
 
 
-def _setting(place: object, name: str) -> object:
+def _setting(module: object, name: str) -> object:
     try:
-        return getattr(place, name)
+        return getattr(module, name)
     except (AttributeError, RuntimeError):
         return None

@@ -1,9 +1,9 @@
-"""A DNN's ONNX model with 8-bit integers, by ONNX Runtime's own quantization library, calibrated on images.
+"""Quantizes a DNN's ONNX model to 8-bit integers by ONNX Runtime's quantization library, calibrated on images.
 
-Static quantization in the QDQ format: weights as int8 with a scale per output channel, what passes between layers as
-uint8 with a scale and a zero point per tensor. The range of each tensor is that of its least and largest value on the
-calibration images. The 99.99th percentile gave no smaller error (builtin:lane 0.087 against 0.096, ResNet50 0.024
-against 0.024 of the outputs' standard deviation), took three times as long and fails for tensors that are constant.
+Static quantization in the QDQ format: weights as int8 with a scale per output channel, activations as uint8 with a
+scale and a zero point per tensor. The range of each tensor is from its smallest to its largest value on the calibration
+images. The 99.99th percentile gave no smaller error (builtin:lane 0.087 against 0.096, ResNet50 0.024
+against 0.024 of the outputs' standard deviation), took three times as long and fails for constant tensors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from multi_dnn_ros.common.resources import cache_folder
 
 log = logging.getLogger(__name__)
 
-#: Largest root mean square error of a channel of an output on the images that calibration did not see, relative to the
-#: channel's standard deviation there.
+#: Largest root mean square error of an output channel on the held-out images, relative to the channel's standard
+#: deviation on them.
 TOLERANCE = 0.2
-#: Largest share of the values of an integer or boolean output (an argmax, say) that may differ.
+#: Largest share of the values of an integer or boolean output (such as an argmax) that may differ.
 _MOST_DIFFERENT = 0.1
-#: Of the calibration images, one in so many is for the comparison with float32.
+#: One in this many calibration images is held out for the comparison with float32.
 _HELD_OUT = 4
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _FORMAT = "multi_dnn_ros int8 1"
@@ -43,56 +43,55 @@ _FORMAT = "multi_dnn_ros int8 1"
 
 @dataclass(frozen=True)
 class Calibration:
-    """inputs: gives the DNN's inputs for one image each, of what its camera shows; four at least. Called only where a
-    DNN is quantized. progress: gets a line before what takes seconds.
+    """inputs: returns the DNN's inputs for at least four images of its camera, one image each; called only if the DNN
+    is quantized. progress: called with a line before slow steps.
     """
 
     inputs: Callable[[], Sequence[Tensors]]
     progress: Callable[[str], None] = lambda text: None
 
     def split(self, images: int) -> tuple[list[Tensors], list[Tensors]]:
-        """(to calibrate on, to compare on), each with so many images at once: the same one repeated.
+        """(inputs for calibration, held-out inputs), each repeated to a batch of `images`.
 
-        ValueError for fewer than four.
+        ValueError for fewer than four images.
         """
         every = [tuple(torch.cat([tensor] * images) for tensor in inputs) for inputs in self.inputs()]
         if len(every) < _HELD_OUT:
-            raise ValueError(f"{len(every)} calibration images; {_HELD_OUT} are needed at least")
+            raise ValueError(f"{len(every)} calibration images; required: at least {_HELD_OUT}")
         return (
             [inputs for index, inputs in enumerate(every) if index % _HELD_OUT],
             every[::_HELD_OUT],
         )
 
 
-def quantized(
+def quantize(
     chain: ExportedChain, inputs: Sequence[Tensors], progress: Callable[[str], None], *, heads: bool = True
 ) -> ExportedChain:
-    """`chain` with int8 layers between the same inputs and results, float32 both.
+    """`chain` with int8 layers; its inputs and results stay float32.
 
-    inputs: what to calibrate on. heads: also the layers with weights that are the last before an output. A model is
-    kept in the user's cache and found again by the contents of network and inputs. Raises what ONNX Runtime raises.
+    inputs: for calibration. heads: quantize the last layers with weights before an output, too. The model is cached in
+    the user's cache folder by the contents of network and inputs. Raises what ONNX Runtime raises.
     """
     path = cache_folder() / "int8" / f"{_key(chain, inputs, heads)}.onnx"
     if path.is_file():
         try:
             return replace(chain, model=onnx.load(str(path)))
         except Exception as error:  # protobuf's own errors
-            log.warning("%s is not used and made again: %s", path, summarize_error(error))
+            log.warning("cached int8 model %s cannot be read and is made again: %s", path, summarize_error(error))
     progress(f"calibrating int8 on {len(inputs)} images; the result is kept in {path.parent}")
     model = _quantize(chain, inputs, heads)
     try:
-        with atomic_write(path) as beside:
-            onnx.save(model, str(beside))
+        with atomic_write(path) as temporary:
+            onnx.save(model, str(temporary))
     except OSError as error:
-        log.warning("the int8 model is not kept: %s cannot be written: %s", path, error)
+        log.warning("the int8 model is not cached: %s cannot be written: %s", path, error)
     return replace(chain, model=model)
 
 
 def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> None:
-    """Raise ValueError unless results are near enough to those of float32, output by output.
+    """Raise ValueError unless each output is close enough to float32's.
 
-    results, expected: for each image that calibration did not see. The message names the first output that is not, its
-    error and what is allowed.
+    results, expected: by held-out image. The message names the first output that is not, its error and the tolerance.
     """
     for index, (found, wanted) in enumerate(zip(zip(*results, strict=True), zip(*expected, strict=True), strict=True)):
         if [(f.shape, f.dtype) for f in found] != [(w.shape, w.dtype) for w in wanted]:
@@ -118,9 +117,9 @@ def check_quantized(results: Sequence[Tensors], expected: Sequence[Tensors]) -> 
 def _worst(own: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     """(root mean square error, standard deviation) of the worst channel of an output, (images, batch, ...).
 
-    Boxes in pixels and scores are often rows of one tensor, where an error of all scores would not be seen beside the
-    boxes. The shortest axis counts as that of the channels. A channel that hardly varies is held to 1e-4 of the
-    whole output's deviation.
+    Boxes in pixels and scores are often rows of one tensor, in which errors of the scores would be negligible compared
+    with the boxes. The shortest axis is taken as the channel axis. The deviation of a nearly constant channel counts as
+    at least 1e-4 of the whole output's.
     """
     if own.ndim >= 5 or (own.ndim == 4 and min(own.shape[2:]) < max(own.shape[2:])):
         axis = min(range(2, own.ndim), key=lambda each: own.shape[each])
@@ -134,7 +133,7 @@ def _worst(own: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
 
 
 def _quantize(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> onnx.ModelProto:
-    # Imported here: for what is found in the cache it is not needed.
+    # Imported here: not needed for a cached model.
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     class Reader(onnxruntime.quantization.CalibrationDataReader):
@@ -152,7 +151,7 @@ def _quantize(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> o
         _fold(chain.model, plain)
         model = onnx.load(str(plain))
         for number, node in enumerate(model.graph.node):
-            node.name = f"node_{number}"  # what is left in float32 is told by name
+            node.name = f"node_{number}"  # nodes that stay float32 are excluded by name
         onnx.save(model, str(plain))
         quantize_static(
             str(plain),
@@ -169,7 +168,7 @@ def _quantize(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> o
 
 
 def _fold(model: onnx.ModelProto, path: Path) -> None:
-    """Write the model with constants folded and batch norms in the weights, but no operation of one CPU only."""
+    """Write the model with constants and batch norms folded, without CPU-specific optimizations."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -179,7 +178,7 @@ def _fold(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _heads(model: onnx.ModelProto, outputs: Sequence[str]) -> list[str]:
-    """Names of the nodes from the last layers with weights on."""
+    """Names of the nodes from the last layers with weights to the outputs."""
     makers = {name: node for node in model.graph.node for name in node.output}
     found: dict[str, None] = {}
     open_names = list(outputs)
@@ -204,9 +203,9 @@ def _key(chain: ExportedChain, inputs: Sequence[Tensors], heads: bool) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The library logs advice, through the root logger, and numpy warns of ranges that are not numbers."""
+    """Suppress the library's messages to the root logger, and numpy's warnings about ranges that are NaN."""
     root = logging.getLogger()
-    filtered = _NotOfQuantization()
+    filtered = _WithoutQuantization()
     for handler in root.handlers:
         handler.addFilter(filtered)
     root.addFilter(filtered)
@@ -220,6 +219,6 @@ def _quiet() -> Iterator[None]:
             handler.removeFilter(filtered)
 
 
-class _NotOfQuantization(logging.Filter):
+class _WithoutQuantization(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return "onnxruntime" not in record.pathname

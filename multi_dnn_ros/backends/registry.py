@@ -14,17 +14,18 @@ ALL_PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16")
 
 
 def _silent(text: str) -> None:
-    """No progress is shown."""
+    """Discards the text."""
 
 
 @dataclass(frozen=True)
 class BackendRequest:
-    """What a backend is made for.
+    """What a backend is created for.
 
-    device: that the jobs run on. tolerance: largest error of a job, relative to the scale of its results, with which a
-    compiled or captured job is accepted. dtype: that layers compute in. dnn: its name, for messages. progress: gets a
-    line for each step of what takes long. precision: value of the parameter `dnn.<dnn>.precision`. calibration: gives
-    the DNN's inputs for images of its camera; always there with int8.
+    device: that the stages run on. tolerance: largest accepted error of a compiled or captured stage, relative to the
+    scale of its results. dtype: of the layers. dnn: its name, for messages. progress: called with a line for each slow
+    step. precision: value of the parameter `dnn.<dnn>.precision`. calibration: returns
+    the DNN's inputs for images of its camera; always given with int8. single_launch: False: do not prepare all stages
+    as one launch, too (see static_stages.single_launches), because no launch may be longer than a stage.
     """
 
     device: torch.device
@@ -34,21 +35,21 @@ class BackendRequest:
     progress: Callable[[str], None] = _silent
     precision: str = "auto"
     calibration: Callable[[], Sequence[Tensors]] | None = None
+    single_launch: bool = True
 
 
 @dataclass(frozen=True)
 class BackendSpec:
-    """What is known about a backend before it is made. Used in the engine process and by the offline verbs.
+    """Properties of a backend that are known before it is created. Used in the engine process and by the offline verbs.
 
-    name: value of the parameter `dnn.<dnn>.backend`.
-    factory: makes the backend. Casting to the precision is done around it, see backends/precision.py.
-    precisions: values of the parameter `dnn.<dnn>.precision` by type of device ("cpu", "cuda"); it runs on no other
-    type. Of these, tf32 and bf16 on a GPU also need compute capability 8.0, int8 on a CPU 8-bit dot products.
-    captures: types of device on which jobs are captured as CUDA graphs, so that TF32 can differ from DNN to DNN.
-    fuses: types of device on which it makes one operation of a convolution and its activation.
-    compiles: preparing takes minutes; layers are then timed by the device's automatic backend instead.
-    timing_marks: it runs the graph of a stage as it stands, so that marks between layers time each in its place.
-    version: of the library that decides its times, such as "onnxruntime 1.20.0"; None: PyTorch.
+    name: value of the parameter `dnn.<dnn>.backend`. factory: creates the backend. Stages are cast to the precision
+    before it gets them, see backends/precision.py. precisions: allowed values of the parameter `dnn.<dnn>.precision` by
+    type of device ("cpu", "cuda"); the backend does not run on other types. tf32 and bf16 on a GPU also need compute
+    capability 8.0; int8 on a CPU, 8-bit dot products. captures: types of device on which stages are captured as CUDA
+    graphs, so that TF32 can differ between DNNs. fuses: types of device on which a convolution and its activation are
+    fused. compiles: preparing takes minutes; layers are then timed with the device's automatic backend instead.
+    timing_marks: the backend runs the operations of a stage's graph in order, so that time marks can stand between
+    them. version: of the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
     """
 
     name: str
@@ -65,5 +66,5 @@ class BackendSpec:
 
 BACKENDS = extensions.Registry(BackendSpec, extensions.BACKENDS)
 
-#: What `auto` means by type of device: the first of these that has the precision.
+#: Meaning of `auto` by type of device: the first of these backends that has the precision.
 AUTOMATIC: Mapping[str, tuple[str, ...]] = {"cpu": ("onnxruntime", "torchscript"), "cuda": ("cuda_graph",)}

@@ -1,8 +1,8 @@
-"""Small products of matrices as sums, for compilers that fuse them with what stands around.
+"""Replaces small matrix products by sums, which compilers fuse with the surrounding operations.
 
-Those of libraries have too large tiles for them. Squeeze and excitation has fully connected layers as 1x1 convolutions
-of 1x1 images: 7 us each, and 0.3 of the 1.7 ms that two images of RegNetY-32GF take on an H200. The last layer of VGG16
-for ten classes takes 13 us, and 3 as sums.
+The tiles of library kernels are too large for them. Squeeze-and-excitation blocks have fully connected layers as 1x1
+convolutions of 1x1 images: 7 us each, together 0.3 of the 1.7 ms that two images of RegNetY-32GF take on an H200. The
+last layer of VGG16 for ten classes takes 13 us, as sums 3 us.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from multi_dnn_ros.backends.convolution_nodes import CONVOLUTIONS, convolution_a
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 
 aten = torch.ops.aten
-#: Images of a convolution, at most; each reads all weights.
+#: Maximum number of images of a convolution: each reads all weights.
 _MOST_IMAGES = 4
-#: Outputs of a last layer, and results of all images, at most.
+#: Maximum number of outputs of a fully connected layer, and of results of all images.
 _MOST_OUTPUTS, _MOST_RESULTS = 16, 512
 
 
 def sum_small_products(graph_module: fx.GraphModule) -> int:
-    """Replace them in the graph, which was traced with aten operations; how many there were."""
+    """Replace them in a graph of ATen operations, in place. Returns their number."""
     nodes = list(graph_module.graph.nodes)
     convolutions = [node for node in nodes if _is_small_convolution(node)]
     products = [node for node in nodes if _has_few_outputs(node)]
@@ -57,7 +57,7 @@ def _parts(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _shape(node: fx.Node) -> tuple[int, ...]:
-    """Of what it was traced to give."""
+    """Shape of the node's traced value; () if it is no tensor."""
     tensor = traced(node)
     return () if tensor is None else tuple(tensor.shape)
 
@@ -73,11 +73,11 @@ def _replace_convolution(node: fx.Node) -> None:
             total = graph.call_function(aten.add.Tensor, (total, z))
         if node.target is CONVOLUTION_RELU:
             total = graph.call_function(aten.relu.default, (total,))
-    _put_in_place(total, node)
+    _replace(total, node)
 
 
 def _sums(graph: fx.Graph, rows: Any, filters: Any, bias: Any, shape: tuple[int, int]) -> fx.Node:
-    """Of products of each of the rows with each of the filters: (rows, filters), which is `shape`."""
+    """Dot product of each row with each filter, plus bias. shape: of the result, (rows, filters)."""
     rows = graph.call_function(aten.reshape.default, (rows, [shape[0], 1, -1]))
     filters = graph.call_function(aten.reshape.default, (filters, [1, shape[1], -1]))
     products = graph.call_function(aten.mul.Tensor, (rows, filters))
@@ -85,14 +85,14 @@ def _sums(graph: fx.Graph, rows: Any, filters: Any, bias: Any, shape: tuple[int,
     return total if bias is None else graph.call_function(aten.add.Tensor, (total, bias))
 
 
-def _put_in_place(new: fx.Node, old: fx.Node) -> None:
+def _replace(new: fx.Node, old: fx.Node) -> None:
     new.meta = dict(old.meta)
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
 
 
 def _has_few_outputs(node: fx.Node) -> bool:
-    """Whether it multiplies rows by a weight that lies as fully connected layers have it, one row an output."""
+    """Whether it is a product with a transposed weight, as in a fully connected layer, with few outputs."""
     if node.target not in (aten.addmm.default, aten.mm.default) or node.kwargs:
         return False
     rows, columns = node.args[-2:]
@@ -108,6 +108,6 @@ def _replace_product(node: fx.Node) -> None:
     assert isinstance(columns, fx.Node)
     with node.graph.inserting_before(node):
         total = _sums(node.graph, rows, columns.args[0], bias, (_shape(rows)[0], _shape(columns)[1]))
-    _put_in_place(total, node)
+    _replace(total, node)
     if not columns.users:
         node.graph.erase_node(columns)

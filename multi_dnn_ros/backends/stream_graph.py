@@ -1,9 +1,9 @@
-"""CUDA graphs whose kernels run with the priority of the stream that they are launched on.
+"""CUDA graphs whose kernels run with the priority of the stream that the graph is launched on.
 
 PyTorch 2.10 and newer instantiates its graphs with ``cudaGraphInstantiateFlagUseNodePriority``: kernels then keep the
 priority of the stream that they were captured on (github.com/pytorch/pytorch/pull/167346), and a DNN whose priority
-changes while it serves would have to be captured again. CUDA's default is the priority of the launching stream, so such
-graphs are instantiated and launched here, through the driver's library, which every process that uses a GPU has loaded.
+changes at run time would have to be captured again. CUDA's default is the priority of the launching stream. With such a
+PyTorch, graphs are therefore instantiated and launched here through libcuda, which every process that uses a GPU loads.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 
-#: CUgraphInstantiate_flags: memory that a graph allocates is freed when it is launched again, as in PyTorch.
+#: CUgraphInstantiate_flags: memory allocated by a graph is freed when it is launched again, as in PyTorch.
 _AUTO_FREE_ON_LAUNCH = 1
 #: CUresult
 _OUT_OF_MEMORY, _NO_CONTEXT = 2, 201
 
 
 def keeps_priority_of_capture(version: str) -> bool:
-    """Whether the kernels of a graph that this PyTorch instantiates have the priority of the stream of the capture."""
+    """Whether graphs instantiated by this version of PyTorch keep the priority of the capture stream."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is not None and (int(numbers.group(1)), int(numbers.group(2))) >= (2, 10)
 
 
 class StreamGraph:
-    """One captured graph. graph: to be captured into, by ``torch.cuda.graph``; `finish` has to follow.
+    """One captured graph. graph: for ``torch.cuda.graph``; after the capture `finish` must be called.
 
-    Random numbers that a graph draws are the same in each launch.
+    Random numbers are the same in each launch.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class StreamGraph:
         self._device = 0
 
     def finish(self, device: torch.device) -> None:
-        """Make it ready to be launched; called once after the capture on `device`. RuntimeError."""
+        """Instantiate the graph, once after the capture on `device`. Raises RuntimeError or OutOfMemoryError."""
         if not self._own:
             return
         driver = _driver()
@@ -52,18 +52,18 @@ class StreamGraph:
             raw = ctypes.c_void_p(self.graph.raw_cuda_graph())
             flags = ctypes.c_ulonglong(_AUTO_FREE_ON_LAUNCH)
             _check(driver.cuGraphInstantiateWithFlags(ctypes.byref(self._exec), raw, flags))
-        # Not at the end of the process, when CUDA may be gone already.
+        # Not at exit: CUDA may already be shut down.
         weakref.finalize(self, driver.cuGraphExecDestroy, self._exec).atexit = False
         self._launch = driver.cuGraphLaunch
 
     def replay(self) -> None:
-        """Launch it on the calling thread's current stream, without Python's lock. RuntimeError."""
+        """Launch on the calling thread's current stream, without the GIL. Raises RuntimeError or OutOfMemoryError."""
         if not self._own:
             self.graph.replay()
             return
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
         result = self._launch(self._exec, stream)
-        if result == _NO_CONTEXT:  # the first that this thread does with CUDA; PyTorch would not have needed one
+        if result == _NO_CONTEXT:  # the first CUDA call of this thread
             _check(_driver().cuCtxSetCurrent(self._context))
             result = self._launch(self._exec, stream)
         if result:
@@ -72,12 +72,12 @@ class StreamGraph:
 
 @functools.cache
 def _driver() -> Any:
-    """The driver's library. ctypes releases Python's lock for the time of each call."""
+    """The driver's library. ctypes releases the GIL during each call."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def _check(result: int) -> None:
-    """Raise what PyTorch would raise."""
+    """Raise the exception that PyTorch would raise for this CUresult."""
     if not result:
         return
     text = ctypes.c_char_p()

@@ -1,4 +1,4 @@
-"""Priorities of CUDA streams that follow the priorities of DNNs, and the streams of a thread."""
+"""Maps the priorities of DNNs to priorities of CUDA streams, and selects a thread's current stream."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Generic, TypeVar
 
 import torch
 
-#: CUDA has more on some GPUs; PyTorch keeps streams of four.
+#: PyTorch has streams of four priorities; CUDA has more on some GPUs.
 LEVELS = 4
 
-KindT = TypeVar("KindT")
+KeyT = TypeVar("KeyT")
 StreamT = TypeVar("StreamT")
 
 
 def stream_priorities(dnn_priorities: Iterable[int]) -> dict[int, int]:
-    """The stream priority of each DNN priority: 0 for the lowest, one less (which goes first) for each above it.
+    """The stream priority of each DNN priority: 0 for the lowest, one less (more urgent) for each higher one.
 
-    With more than LEVELS different ones, the highest share the last level.
+    With more than LEVELS different priorities, the highest ones share the last level.
     """
     return {priority: -min(rank, LEVELS - 1) for rank, priority in enumerate(sorted(set(dnn_priorities)))}
 
 
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """What the calling thread captures on: its current stream, or a new one where that is the default stream, which
+    """The stream for captures: the calling thread's current stream, or a new one instead of the default stream, which
     cannot capture.
 
-    The kernels of a graph keep the share of the SMs of the stream that they were captured on, wherever it is launched;
-    their priority is that of the launching stream (see StreamGraph).
+    The kernels of a graph keep the SMs of the capture stream, whichever stream the graph is launched on; their priority
+    is that of the launching stream (see StreamGraph).
     """
     stream = torch.cuda.current_stream(device)
     if stream == torch.cuda.default_stream(device):
@@ -35,21 +35,20 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return stream
 
 
-class Streams(Generic[KindT, StreamT]):
-    """The stream that each kind computes on, as one thread enters them.
+class Streams(Generic[KeyT, StreamT]):
+    """Sets the current stream of one thread.
 
-    get: the stream of a kind as it is now; whoever gives it keeps it. use: makes a stream the calling thread's current
-    one.
+    get: returns the present stream of a key, and keeps it alive. use: makes a stream the calling thread's current one.
     """
 
-    def __init__(self, get: Callable[[KindT], StreamT], use: Callable[[StreamT], None]) -> None:
+    def __init__(self, get: Callable[[KeyT], StreamT], use: Callable[[StreamT], None]) -> None:
         self._get = get
         self._use = use
         self._current: StreamT | None = None
 
-    def enter(self, kind: KindT) -> StreamT:
-        """From here on the thread works on the stream of this kind."""
-        stream = self._get(kind)
+    def enter(self, key: KeyT) -> StreamT:
+        """Make the stream of `key` the current one, unless it is already; returns it."""
+        stream = self._get(key)
         if stream is not self._current:
             self._use(stream)
             self._current = stream

@@ -1,8 +1,8 @@
-"""TorchScript: a whole job in one call that runs without Python's global lock. For CPUs.
+"""TorchScript: a whole stage in one call without the GIL. For CPUs.
 
-Eager PyTorch gives the lock back in every operation and has to win it again after each; workers and decoders then wait
-for one another a hundred times a frame. PyTorch deprecates TorchScript without another way to run a graph outside of
-the lock (AOTInductor's Python runner holds it for the whole call), so this is used while it is there.
+Eager PyTorch releases and reacquires the GIL in every operation, so that workers and decoders wait for one another
+about a hundred times per frame. PyTorch has deprecated TorchScript but has no other way to run a graph without the GIL
+(AOTInductor's Python runner holds it during the whole call).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from multi_dnn_ros.common.error_text import summarize_error
 
 log = logging.getLogger(__name__)
 
-#: The first calls of a script are observed and then optimized for what was seen.
+#: TorchScript profiles the first calls and then optimizes.
 _WARM_UP_CALLS = 3
 
 
 class TorchScript:
-    """Runs each stage as a frozen script; a stage that cannot be scripted, or computes otherwise then, stays eager.
+    """Runs each stage as a frozen script; a stage that cannot be traced, or whose results differ, stays eager.
 
     tolerance: largest error of a stage, relative to the scale of its results. dnn: its name, for the log.
     """
@@ -42,7 +42,7 @@ class TorchScript:
         device: torch.device,
         shared: Shared | None = None,
     ) -> tuple[Stage, ...]:
-        """Move to `device`, script, compare with eager results on `inputs`, warm up."""
+        """Move to `device`, trace, compare with eager results on `inputs`, warm up."""
         eager = Eager().prepare(stages, inputs, device)
         ready: list[Stage] = []
         with torch.inference_mode():
@@ -50,10 +50,10 @@ class TorchScript:
             for index, stage in enumerate(eager):
                 expected = stage(carried)
                 try:
-                    ready.append(_scripted(stage, carried, expected, self._tolerance))
-                except Exception as error:  # whatever a tracer raises, eager runs it
+                    ready.append(_script(stage, carried, expected, self._tolerance))
+                except Exception as error:  # whatever the tracer raises, the stage still runs eager
                     log.warning(
-                        "job %d of %s runs eager, as TorchScript does not take it: %s",
+                        "job %d of %s runs eager, because TorchScript fails: %s",
                         index, self._dnn, summarize_error(error),
                     )  # fmt: skip
                     ready.append(stage)
@@ -61,11 +61,11 @@ class TorchScript:
         return tuple(ready)
 
 
-def _scripted(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
+def _script(stage: Stage, carried: Tensors, expected: Tensors, tolerance: float) -> Stage:
     if not carried or not isinstance(stage, torch.nn.Module):
         raise ValueError("a stage without inputs cannot be traced")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecation, and constants that are fixed here on purpose
+        warnings.simplefilter("ignore")  # deprecation, and values fixed by tracing
         traced = torch.jit.trace(_Positional(stage).eval(), carried, check_trace=False)
         script = torch.jit.freeze(traced)
 
@@ -80,7 +80,7 @@ def _scripted(stage: Stage, carried: Tensors, expected: Tensors, tolerance: floa
 
 
 class _Positional(torch.nn.Module):
-    """A stage with its carried tensors as single arguments, as tracing wants them."""
+    """A stage that takes its carried tensors as separate arguments, as tracing requires."""
 
     def __init__(self, stage: torch.nn.Module) -> None:
         super().__init__()

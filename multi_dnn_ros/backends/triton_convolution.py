@@ -1,9 +1,9 @@
-"""A convolution, its bias, a tensor that is added and the ReLU behind as one kernel, written in Triton.
+"""Convolution, bias, residual addition and ReLU as one kernel, written in Triton.
 
-cuDNN's are made for more work than the layers of a few images are: they leave most of a large GPU idle, take several
-times as long as the arithmetic for groups of channels, and a first layer's three channels fill their tiles to a fifth.
-Here each group is a product of matrices (pixels by channels of the window, these by outputs), the left one of which is
-gathered while it is computed. It is used where it is faster.
+cuDNN's kernels are made for more work than the layers of a few images have: they leave most of a large GPU idle, are
+several times slower than the arithmetic for grouped convolutions, and fill a fifth of their tiles in a first layer with
+three channels. This kernel is an implicit matrix product per group (pixels x window channels times window channels x
+outputs). It is used where it is faster.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class Tile(NamedTuple):
-    """How the work is divided: what a block of threads computes, pixels by outputs, of how many channels of the window
-    at a time; its warps, and how many loads it has under way; and between how many blocks the window is divided, whose
-    sums a second kernel adds: where there are few pixels, more of the GPU is at work then."""
+    """How the work is divided among thread blocks.
+
+    pixels, outputs: of the result, per block. channels: of the window, per step. warps: per block. stages: pipelined
+    loads. parts: number of blocks that share a window (split-K); a second kernel adds their sums. With few pixels this
+    uses more of the GPU.
+    """
 
     pixels: int
     outputs: int
@@ -37,58 +40,58 @@ class Tile(NamedTuple):
     parts: int = 1
 
 
-#: The fastest is taken.
-_OF_IMAGES = (Tile(128, 64, 32, stages=2), Tile(128, 32, 32, stages=2), Tile(32, 64, 32, stages=2))
-_OF_MUCH_WORK = (Tile(128, 128, 64, warps=8), Tile(64, 128, 64, stages=4))
-_OF_LITTLE_WORK = Tile(64, 64, 64, stages=4)
-_OF_ENOUGH_WORK = (_OF_MUCH_WORK[0], Tile(64, 128, 64, stages=4, parts=3), _OF_LITTLE_WORK)
-#: Of the little that is divided each part has so many steps of 64 channels, at least.
-_STEPS_OF_A_PART = 4
-#: Channels of what counts as a network's first layer, at most.
-_FEW = 4
-#: Sums that a block of threads adds up.
-_AT_ONCE = 1024
+#: Candidates, of which the fastest is used, by amount of work.
+_FIRST_LAYER_TILES = (Tile(128, 64, 32, stages=2), Tile(128, 32, 32, stages=2), Tile(32, 64, 32, stages=2))
+_LARGE_TILES = (Tile(128, 128, 64, warps=8), Tile(64, 128, 64, stages=4))
+_SMALL_TILE = Tile(64, 64, 64, stages=4)
+_MEDIUM_TILES = (_LARGE_TILES[0], Tile(64, 128, 64, stages=4, parts=3), _SMALL_TILE)
+#: Minimum number of steps (of 64 channels) per part when a window is divided.
+_MIN_STEPS_PER_PART = 4
+#: Maximum number of input channels of a network's first layer.
+_FIRST_LAYER_CHANNELS = 4
+#: Results per block of the second kernel.
+_SUMS_PER_BLOCK = 1024
 _chosen: dict[tuple[Any, ...], Tile | None] = {}
 
 
 def tiles(image: torch.Size, weight: torch.Size, result: torch.Size, processors: int) -> Sequence[Tile]:
-    """Ways to divide the work of such a convolution that may be the fastest on a GPU of so many multiprocessors.
+    """Tiles that may be the fastest for a convolution of these shapes on a GPU with `processors` SMs.
 
-    Each is compiled for this convolution, a third of a second. None where cuDNN's have enough to do.
+    Compiling one takes a third of a second. Empty where cuDNN's kernels have enough work.
     """
     outputs, channels, *window = weight
     groups = image[1] // channels
-    if channels <= _FEW:
-        return _OF_IMAGES
+    if channels <= _FIRST_LAYER_CHANNELS:
+        return _FIRST_LAYER_TILES
     pixels = result[0] * result[2] * result[3]
     blocks = triton.cdiv(pixels, 64) * triton.cdiv(outputs // groups, 64) * groups
     if blocks >= 2 * processors:
-        return _OF_MUCH_WORK if groups > 1 else ()
+        return _LARGE_TILES if groups > 1 else ()
     if blocks >= processors * 3 // 4:
-        return _OF_ENOUGH_WORK
+        return _MEDIUM_TILES
     steps = math.prod(window) * triton.cdiv(channels, 64)
-    parts = 8 if 8 * blocks <= processors and steps >= 8 * _STEPS_OF_A_PART else 4
-    return (_OF_LITTLE_WORK._replace(parts=parts if steps >= parts * _STEPS_OF_A_PART else 1),)
+    parts = 8 if 8 * blocks <= processors and steps >= 8 * _MIN_STEPS_PER_PART else 4
+    return (_SMALL_TILE._replace(parts=parts if steps >= parts * _MIN_STEPS_PER_PART else 1),)
 
 
 def fits(image: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the kernel is for such a convolution, of channels last: 16 bits, and enough channels, or an image's."""
+    """Whether the kernel supports the convolution: channels_last, 16-bit, enough channels or those of an image."""
     outputs, channels = weight.shape[:2]
     groups = image.shape[1] // channels
-    few = groups == 1 and channels <= _FEW
+    few = groups == 1 and channels <= _FIRST_LAYER_CHANNELS
     return (
         image.dtype in (torch.float16, torch.bfloat16)
-        and (few or (channels >= 16 and channels % 8 == 0))  # of many, 16 bytes are read at once
+        and (few or (channels >= 16 and channels % 8 == 0))  # 16-byte loads
         and outputs // groups >= 16
-        # Places in memory are counted in 32 bits; padding may make the result a little larger than the image.
+        # Offsets are 32-bit; padding can make the result slightly larger than the image.
         and max(image.numel() // image.shape[1] * max(image.shape[1], outputs), weight.numel()) < 2**30
     )
 
 
 class Convolution(NamedTuple):
-    """relu(convolution of `image` + bias + z) into `result`; all images and the weights lie with channels last.
+    """relu(convolution(image) + bias + z), written to `result`; images and weights are channels_last.
 
-    geometry: stride, padding and dilation, down and across each.
+    geometry: stride, padding and dilation, each vertical and horizontal.
     """
 
     image: torch.Tensor
@@ -99,7 +102,7 @@ class Convolution(NamedTuple):
     geometry: Sequence[int]
 
     def launch(self, tile: Tile) -> None:
-        """On the current stream, divided so."""
+        """Launch on the current stream with this tile."""
         image, weight, bias, z, result, geometry = self
         images, all_channels, *sides = image.shape
         outputs, channels, *window = weight.shape
@@ -116,16 +119,16 @@ class Convolution(NamedTuple):
         )  # fmt: skip
         if sums is not None:
             count = pixels * outputs
-            _add_up[(triton.cdiv(count, _AT_ONCE),)](
-                sums, bias, z, result, count, outputs, bias is not None, z is not None, tile.parts, _AT_ONCE
+            _add_up[(triton.cdiv(count, _SUMS_PER_BLOCK),)](
+                sums, bias, z, result, count, outputs, bias is not None, z is not None, tile.parts, _SUMS_PER_BLOCK
             )
 
 
-def convolution_relu(work: Convolution, instead: Callable[[], object]) -> bool:
-    """Do it, unless `instead`, which does the same, is faster: then nothing is done, and the answer is no.
+def convolution_relu(work: Convolution, alternative: Callable[[], object]) -> bool:
+    """Run the kernel and return True; return False without running it if `alternative`, which does the same, is faster.
 
-    Called for the first time with such shapes, on so many multiprocessors, it tries all ways to divide the work, if the
-    stream is not capturing. What is fastest on a whole GPU need not be on the share of it that a DNN runs on.
+    The first call for given shapes and number of SMs times all tiles, unless the stream is capturing. The fastest tile
+    on a whole GPU need not be the fastest on a share of its SMs.
     """
     image, weight, result = work.image, work.weight, work.result
     processors = current_sms(image.device)
@@ -137,32 +140,32 @@ def convolution_relu(work: Convolution, instead: Callable[[], object]) -> bool:
         tile = None
     else:
         choices = tiles(image.shape, weight.shape, result.shape, processors)
-        tile = _chosen[key] = _fastest(work, choices, instead) if choices else None
+        tile = _chosen[key] = _fastest(work, choices, alternative) if choices else None
     if tile is not None:
         work.launch(tile)
     return tile is not None
 
 
-def _fastest(work: Convolution, choices: Sequence[Tile], instead: Callable[[], object]) -> Tile | None:
-    times: dict[Tile | None, float] = {None: _ms(instead)}
+def _fastest(work: Convolution, choices: Sequence[Tile], alternative: Callable[[], object]) -> Tile | None:
+    times: dict[Tile | None, float] = {None: _ms(alternative)}
     for tile in choices:
         times[tile] = _ms(functools.partial(work.launch, tile))
     return min(times, key=lambda tile: times[tile])
 
 
 def _ms(call: Callable[[], object]) -> float:
-    """Infinity where cuDNN has no such kernel, or the GPU too little memory for a block, say."""
+    """GPU time; infinity if the call fails: no such cuDNN kernel, or too little memory for a block."""
     try:
         return gpu_ms(call)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, triton.TritonError) as error:
-        log.debug("a kernel for a convolution cannot be used: %s", error)
+        log.debug("a convolution kernel fails and is not used: %s", error)
         return math.inf
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kernel(  # type: ignore[no-untyped-def]  # Triton looks up what annotations name, and knows no others
+def _kernel(  # type: ignore[no-untyped-def]  # Triton evaluates annotations and knows only its own types
     image, weight, bias, z, result, sums, pixels,
     IN_H: tl.constexpr, IN_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
@@ -171,18 +174,18 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton looks up what annotations
     HAS_BIAS: tl.constexpr, HAS_Z: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M pixels of BLOCK_N outputs of one group, BLOCK_K channels of the window at a time: of one place in it, or
-    where a place has few, of several places.
+    """BLOCK_M pixels of BLOCK_N outputs of one group, BLOCK_K channels of the window per step: of one position in the
+    window or, if a position has few channels, of several.
 
-    Shapes are constants: to compute places from numbers that are not takes half of the time again.
+    Shapes are compile-time constants: computing offsets from variables makes the kernel 1.5 times as slow.
     """
     ALL_IN: tl.constexpr = GROUP_IN * GROUPS
     ALL_OUT: tl.constexpr = GROUP_OUT * GROUPS
-    PLACES: tl.constexpr = WINDOW_H * WINDOW_W
-    SEVERAL: tl.constexpr = GROUP_IN * 4 <= BLOCK_K  # places at a time
-    BLOCKS: tl.constexpr = (GROUP_IN + BLOCK_K - 1) // BLOCK_K  # of a place
-    STEPS: tl.constexpr = (PLACES * GROUP_IN + BLOCK_K - 1) // BLOCK_K if SEVERAL else PLACES * BLOCKS
-    OF_A_PART: tl.constexpr = (STEPS + PARTS - 1) // PARTS
+    POSITIONS: tl.constexpr = WINDOW_H * WINDOW_W
+    SEVERAL: tl.constexpr = GROUP_IN * 4 <= BLOCK_K  # several positions per step
+    BLOCKS: tl.constexpr = (GROUP_IN + BLOCK_K - 1) // BLOCK_K  # steps per position
+    STEPS: tl.constexpr = (POSITIONS * GROUP_IN + BLOCK_K - 1) // BLOCK_K if SEVERAL else POSITIONS * BLOCKS
+    STEPS_PER_PART: tl.constexpr = (STEPS + PARTS - 1) // PARTS
     group = tl.program_id(2) // PARTS
     part = tl.program_id(2) % PARTS
     pixel = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -190,24 +193,24 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton looks up what annotations
     top = pixel // OUT_W % OUT_H * STEP_H - PAD_H
     left = pixel % OUT_W * STEP_W - PAD_W
     first = image + pixel // (OUT_W * OUT_H) * (IN_H * IN_W * ALL_IN) + group * GROUP_IN
-    filters = weight + (group * GROUP_OUT + output) * (PLACES * GROUP_IN)
+    filters = weight + (group * GROUP_OUT + output) * (POSITIONS * GROUP_IN)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for number in range(OF_A_PART):  # one loop, so that its loads run ahead through all of it
-        step = part * OF_A_PART + number
+    for number in range(STEPS_PER_PART):  # a single loop, so that loads are pipelined over all steps
+        step = part * STEPS_PER_PART + number
         if SEVERAL:
             along = step * BLOCK_K + tl.arange(0, BLOCK_K)
-            place = along // GROUP_IN
-            row = top[:, None] + (place // WINDOW_W * SPREAD_H)[None, :]
-            column = left[:, None] + (place % WINDOW_W * SPREAD_W)[None, :]
+            position = along // GROUP_IN
+            row = top[:, None] + (position // WINDOW_W * SPREAD_H)[None, :]
+            column = left[:, None] + (position % WINDOW_W * SPREAD_W)[None, :]
             channel = along % GROUP_IN
-            known = along < PLACES * GROUP_IN
+            known = along < POSITIONS * GROUP_IN
         else:
-            place = step // BLOCKS
-            row = (top + place // WINDOW_W * SPREAD_H)[:, None]
-            column = (left + place % WINDOW_W * SPREAD_W)[:, None]
+            position = step // BLOCKS
+            row = (top + position // WINDOW_W * SPREAD_H)[:, None]
+            column = (left + position % WINDOW_W * SPREAD_W)[:, None]
             channel = step % BLOCKS * BLOCK_K + tl.arange(0, BLOCK_K)
-            along = place * GROUP_IN + channel
-            known = (channel < GROUP_IN) & (place < PLACES)
+            along = position * GROUP_IN + channel
+            known = (channel < GROUP_IN) & (position < POSITIONS)
         inside = (pixel < pixels)[:, None] & (row >= 0) & (row < IN_H) & (column >= 0) & (column < IN_W)
         left_hand = tl.load(
             first[:, None] + (row * IN_W + column) * ALL_IN + channel[None, :], mask=inside & known[None, :], other=0.0
@@ -226,7 +229,7 @@ def _kernel(  # type: ignore[no-untyped-def]  # Triton looks up what annotations
             total += added.to(tl.float32)[None, :]
         if HAS_Z:
             total += tl.load(z + results, mask=wanted, other=0.0).to(tl.float32)
-        # Not tl.maximum, which takes 0 for what is no number: that must stay visible.
+        # Not tl.maximum, which turns NaN into 0: NaN must stay visible.
         total = tl.where(total < 0, 0.0, total)
         tl.store(result + results, total.to(result.dtype.element_ty), mask=wanted)
 
@@ -236,16 +239,16 @@ def _add_up(  # type: ignore[no-untyped-def]
     sums, bias, z, result, count,
     OUTPUTS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_Z: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What the parts of each sum make together, with bias, z and ReLU."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    known = place < count
+    """Add the parts of each sum, bias and z; apply ReLU."""
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    known = position < count
     total = tl.zeros((BLOCK,), tl.float32)
     for _ in range(PARTS):
-        total += tl.load(sums + place, mask=known, other=0.0)
+        total += tl.load(sums + position, mask=known, other=0.0)
         sums += count
     if HAS_BIAS:
-        total += tl.load(bias + place % OUTPUTS, mask=known, other=0.0).to(tl.float32)
+        total += tl.load(bias + position % OUTPUTS, mask=known, other=0.0).to(tl.float32)
     if HAS_Z:
-        total += tl.load(z + place, mask=known, other=0.0).to(tl.float32)
+        total += tl.load(z + position, mask=known, other=0.0).to(tl.float32)
     total = tl.where(total < 0, 0.0, total)
-    tl.store(result + place, total.to(result.dtype.element_ty), mask=known)
+    tl.store(result + position, total.to(result.dtype.element_ty), mask=known)

@@ -15,7 +15,7 @@ from torch import nn
 from tqdm import tqdm
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import memory_file
 from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.reporting import distribution
@@ -51,7 +51,7 @@ def _measure(model: str, jobs: int, rounds: int, order: random.Random) -> dict[s
     torch.manual_seed(0)
     source = load_network(model, weights="random" if model.startswith("torchvision:") else "default")
     width, height = source.size or _SIZE
-    inputs = probe((torch.zeros(1, 3, height, width),))
+    inputs = noise_like((torch.zeros(1, 3, height, width),))
     network = source.network
     conditions = _conditions(network, inputs, jobs)
     times: dict[str, list[float]] = {name: [] for name in conditions}
@@ -86,7 +86,7 @@ def _conditions(network: nn.Module, inputs: Tensors, jobs: int) -> dict[str, Cal
     direct = _run_directly(network, inputs)
     served = _prepared("onnxruntime", network, inputs, jobs)
     scripts = _prepared("torchscript", network, inputs, jobs)
-    whole = getattr(served[0], "chain", None)
+    whole = getattr(served[0], "single_launch", None)
     if whole is None:
         raise ValueError(f"{type(network).__name__} does not run as sessions, or has one job only")
     return {DIRECT: direct, WHOLE: whole, JOBS: _run_stages(served), TORCHSCRIPT: _run_stages(scripts)}

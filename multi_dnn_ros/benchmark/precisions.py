@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.agreement import probe
+from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.reporting import distribution
@@ -54,7 +54,7 @@ def _measure(model: str, precisions: Sequence[str], folder: str, rounds: int, or
     torch.manual_seed(0)
     source = load_network(model, weights="random" if model.startswith("torchvision:") else "default")
     width, height = source.size or _SIZE
-    inputs = probe((torch.zeros(1, 3, height, width),))
+    inputs = noise_like((torch.zeros(1, 3, height, width),))
     names = [BASELINE, *(name for name in precisions if name != BASELINE)]
     chains, warnings = {}, {}
     for name in names:

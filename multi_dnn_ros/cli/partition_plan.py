@@ -18,7 +18,7 @@ from multi_dnn_ros.cli.partition_arguments import (
 )
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import require
-from multi_dnn_ros.planning.batch_units import Unit, crowded
+from multi_dnn_ros.planning.batch_units import Unit, oversubscription_warning
 
 if TYPE_CHECKING:
     from multi_dnn_ros.partition.executor import Array
@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
     images = _images(args, shape)
     batch = len(images)
     plan = SEARCHES[args.search](tables, batch)
-    warning = crowded([unit for unit in units if plan.images[unit.name]], cpu_count())
+    warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
     if warning:
         print(f"warning: {warning}")
     print(_plan_table(plan, tables))

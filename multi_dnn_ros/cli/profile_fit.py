@@ -61,12 +61,12 @@ def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
     from multi_dnn_ros.pipeline.build import build
-    from multi_dnn_ros.pipeline.fit_check import demands_of, engines_of, services_of
+    from multi_dnn_ros.pipeline.fit_check import engine_factory, make_demands, service_times
     from multi_dnn_ros.planning.fit import Decoding, check_fit
     from multi_dnn_ros.planning.image_costs import decode_ms
     from multi_dnn_ros.planning.image_sizes import megapixels
     from multi_dnn_ros.planning.predictor import read_predictor
-    from multi_dnn_ros.planning.service import LOST, lost_frames, mixes
+    from multi_dnn_ros.planning.service import MAX_LOST_SHARE, lost_frames, random_demands
     from multi_dnn_ros.training.scenes import SceneGenerator
 
     if args.output is not None:
@@ -76,17 +76,17 @@ def _run(args: argparse.Namespace) -> int:
     predictor = read_predictor(args.predictor) if args.predictor is not None else None
     pipeline = build(config)
     predictor = predictor or pipeline.predictor
-    make_engine = engines_of(config, pipeline)
+    make_engine = engine_factory(config, pipeline)
     width, height = args.size
     image = SceneGenerator(width, height, args.seed).scene(0).image
-    services, doubts = services_of(config, pipeline, image, args.frames, predictor)
+    services, doubts = service_times(config, pipeline, image, args.frames, predictor)
     if doubts:
         print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
     decoding: list[Decoding] = []
     if args.mixes:
-        cases = mixes(services, pipeline.servers, args.mixes, args.seed)
+        cases = random_demands(services, pipeline.servers, args.mixes, args.seed)
     else:
-        cases = [demands_of(config, pipeline, services, rates)]
+        cases = [make_demands(config, pipeline, services, rates)]
         decoding = [
             Decoding(name, rates[name], decode_ms(camera.transport) * megapixels(args.size))
             for name, camera in config.cameras.items()
@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
             cameras = {of.dnn: of.cameras for of in demands}
             # What is asked of mixes is no deadline.
             lost = lost_frames(pipeline.tasks, cameras, make_engine, image, args.verify, late=not args.mixes)
-            served = max(lost.values()) <= LOST
+            served = max(lost.values()) <= MAX_LOST_SHARE
             right += served == verdict.fits
             print(
                 f"offered for {args.verify:g} s: {'served' if served else 'not served'}, lost "

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.demo.moments import Moment
+from multi_dnn_ros.demo.moments import Moment, Stream
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
-from multi_dnn_ros.vision.results import Detections, Lanes
+from multi_dnn_ros.vision.result_kind import ResultKind
+from multi_dnn_ros.vision.results import Detections
 
 #: Minimum intersection over union of a detected box and a true box to match.
 _SAME_BOX = 0.5
@@ -20,9 +21,10 @@ _SAME_BOX = 0.5
 
 @dataclass
 class DnnFigures:
-    """Collects one DNN's frames. labels: its classes, empty for a lane DNN."""
+    """Collects one DNN's frames. kind: of its results, which says what they are compared with. labels: its classes."""
 
-    labels: tuple[str, ...]
+    kind: ResultKind
+    labels: tuple[str, ...] = ()
     latencies_ms: list[float] = field(default_factory=list)
     stamps_ns: list[int] = field(default_factory=list)
     found: list[Detections] = field(default_factory=list)
@@ -35,10 +37,9 @@ class DnnFigures:
             return
         self.latencies_ms.append(answer.latency_ms)
         self.stamps_ns.append(moment.stamp_ns)
-        if isinstance(answer.output, Lanes):
-            if moment.lane_mask is not None:
-                self.lanes.add(answer.output.mask, moment.lane_mask)
-        elif moment.truth is not None:
+        if self.kind.truth == "lanes" and moment.lane_mask is not None:
+            self.lanes.add(answer.output.mask, moment.lane_mask)
+        elif self.kind.truth == "boxes" and moment.truth is not None:
             self.found.append(answer.output)
             self.truths.append(_of_classes(moment.truth, self.labels))
 
@@ -58,23 +59,23 @@ class DnnFigures:
         return summary
 
 
-def quality(moment: Moment, labels: Mapping[str, Sequence[str]]) -> float:
+def quality(moment: Moment, streams: Sequence[Stream]) -> float:
     """How well a frame shows the DNNs' abilities: matched true boxes count for it, false and missed ones against it.
 
-    labels: of each detecting DNN. 0 unless every DNN has a result.
+    streams: of all DNNs. 0 unless every DNN has a result.
     """
-    if moment.truth is None or any(dnn not in moment.answers for dnn in labels):
+    if moment.truth is None or any(stream.dnn not in moment.answers for stream in streams):
         return 0.0
     score = 0.0
-    for dnn, names in labels.items():
-        output = moment.answers[dnn].output
-        if isinstance(output, Lanes):
+    for stream in streams:
+        output = moment.answers[stream.dnn].output
+        if stream.kind.truth == "lanes":
             score += 0.5 * len(output.lanes)
-        else:
-            truth = _of_classes(moment.truth, names)
+        elif stream.kind.truth == "boxes":
+            truth = _of_classes(moment.truth, stream.labels)
             matched = _matched(output, truth)
             score += 2 * matched - len(output) - 0.5 * len(truth.boxes)
-            score += 1.5 * len({names[k] for k in truth.class_ids}) if matched else 0.0
+            score += 1.5 * len({stream.labels[k] for k in truth.class_ids}) if matched else 0.0
     return score
 
 

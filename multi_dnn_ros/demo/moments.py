@@ -49,9 +49,9 @@ class CameraTopics:
 
 @dataclass(frozen=True)
 class Answer:
-    """Result of a DNN for a frame. latency_ms: from the header's stamp to the receipt."""
+    """Result of a DNN for a frame. output: as its result kind says. latency_ms: from the header's stamp to receipt."""
 
-    output: Decoded
+    output: Any
     latency_ms: float
 
 

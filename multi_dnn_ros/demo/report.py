@@ -84,8 +84,7 @@ def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> Ou
 
 def _go_through(course: Course) -> dict[str, DnnFigures]:
     """Score and draw the frames one by one; only a few of them are in memory at once."""
-    figures = {stream.dnn: DnnFigures(stream.labels) for stream in course.streams}
-    labels = {stream.dnn: stream.labels for stream in course.streams}
+    figures = {stream.dnn: DnnFigures(stream.kind, stream.labels) for stream in course.streams}
     kinds = {stream.dnn: stream.kind for stream in course.streams}
     best: tuple[float, npt.NDArray[np.uint8]] | None = None
     held: dict[str, tuple[int, Answer]] = {}
@@ -96,7 +95,7 @@ def _go_through(course: Course) -> dict[str, DnnFigures]:
                 figure.add(dnn, moment)
             picture = _drawn(moment, held, kinds)
             video.write(picture, moment.stamp_ns)
-            value = quality(moment, labels)
+            value = quality(moment, course.streams)
             if best is None or value > best[0]:
                 best = value, picture
     if best is not None:
@@ -114,7 +113,7 @@ def _drawn(
         held[dnn] = moment.stamp_ns, answer
     for dnn, (stamp_ns, answer) in held.items():
         if dnn not in moment.answers and moment.stamp_ns - stamp_ns <= _HELD_NS:
-            layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms, held=True))
+            layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms, stale=True))
     return draw(moment.image, layers)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.cuda_graph import together
 from multi_dnn_ros.backends.device_errors import is_device_failure
+from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine.events import EventPool
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DnnTask, DropReason
@@ -217,7 +217,7 @@ class Job:
         if inference.batch == 1:
             return images[0]
         images += [images[-1]] * (inference.batch - len(images))
-        return together(images, inference.stages[0])
+        return stack_inputs(images, inference.stages[0])
 
 
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:

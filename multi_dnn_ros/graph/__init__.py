@@ -1,1 +1,1 @@
-"""Any DNN as a traced graph: trace, operation costs, cut into stages."""
+"""DNNs as traced graphs: tracing, costs of operations, cutting into stages."""

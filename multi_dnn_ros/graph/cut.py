@@ -26,7 +26,7 @@ Tensors = tuple[torch.Tensor, ...]
 NodeCost = Callable[[fx.Node], float]
 
 
-class Stage(nn.Module):
+class GraphStage(nn.Module):
     """One job of a DNN: forward(carried tensors) -> carried tensors of the next stage, or the flat raw outputs.
 
     graph: the operations as a GraphModule whose placeholders are the carried tensors. layers: names of its traced
@@ -68,7 +68,7 @@ def cut(
     costs: NodeCost | None = None,
     limit_s: float = float("inf"),
     fold_batch_norm: bool = False,
-) -> list[Stage]:
+) -> list[GraphStage]:
     """Cut `module` (eval mode) into `jobs` stages of about equal cost; their chain equals the module.
 
     example_inputs: positional inputs of the final shapes and types; the first stage takes them as its carried tensors.
@@ -89,18 +89,18 @@ def cut(
     return split(trace(module, example_inputs, fold_batch_norm=fold_batch_norm), jobs, costs=costs, limit_s=limit_s)
 
 
-def untraced_stage(layer: nn.Module) -> Stage:
+def untraced_stage(layer: nn.Module) -> GraphStage:
     """A single-tensor module without value-dependent branches as one stage; called untraced."""
     parts = nn.Module()
     parts.layer = layer
     graph = fx.Graph()
     graph.output((graph.call_module("layer", (graph.placeholder("image"),)),))
-    return Stage(fx.GraphModule(parts, graph, class_name="StageGraph"), (("layer",),), 0.0)
+    return GraphStage(fx.GraphModule(parts, graph, class_name="StageGraph"), (("layer",),), 0.0)
 
 
 def split(
     graph_module: fx.GraphModule, jobs: int, *, costs: NodeCost | None = None, limit_s: float = float("inf")
-) -> list[Stage]:
+) -> list[GraphStage]:
     """Cut a graph made by :func:`multi_dnn_ros.graph.trace.trace`; otherwise as :func:`cut`."""
     if jobs < 1:
         raise ValueError(f"jobs = {jobs}: must be at least 1")
@@ -161,7 +161,7 @@ def _stage(
     layers: Sequence[_Layer],
     carried_in: Sequence[fx.Node],
     carried_out: Sequence[fx.Node],
-) -> Stage:
+) -> GraphStage:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
 
@@ -178,7 +178,7 @@ def _stage(
     for node in nodes:
         copies[node] = graph.node_copy(node, copy_of)
     graph.output(tuple(copy_of(node) for node in carried_out))
-    return Stage(
+    return GraphStage(
         fx.GraphModule(graph_module, graph, class_name="StageGraph"),
         tuple(tuple(node.name for node in layer.nodes) for layer in layers),
         sum(layer.cost_s for layer in layers),

@@ -87,8 +87,8 @@ def make_functional(graph_module: fx.GraphModule) -> bool:
 
 
 def _trains(node: fx.Node) -> bool:
-    place = _TRAINS.get(node.target)  # type: ignore[call-overload]
-    return place is not None and bool(node.args[place])
+    argument = _TRAINS.get(node.target)  # type: ignore[call-overload]
+    return argument is not None and bool(node.args[argument])
 
 
 def _remove_no_ops(graph: fx.Graph) -> None:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from multi_dnn_ros.models.errors import ModelError
@@ -44,7 +44,6 @@ class SvdPlan(_Strict):
 LayerPlan = Annotated[TuckerPlan | SvdPlan, Field(discriminator="kind")]
 #: Qualified name of a layer, as in named_modules() of the network before anything was replaced -> what it becomes.
 Plan = Mapping[str, TuckerPlan | SvdPlan]
-PLAN: TypeAdapter[dict[str, TuckerPlan | SvdPlan]] = TypeAdapter(dict[str, LayerPlan])
 
 
 class TuckerConv2d(nn.Sequential):

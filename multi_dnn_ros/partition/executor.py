@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from multi_dnn_ros.common import extensions
 from multi_dnn_ros.planning.batch_units import Unit
 
 Array = npt.NDArray[Any]
@@ -104,10 +105,7 @@ def identity(unit: Unit, precision: str) -> str:
 
 def executor_class(unit: Unit) -> Any:
     """The class that the unit names. Raises ImportError and AttributeError."""
-    import importlib
-
-    module, _, attribute = unit.executor.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return extensions.load(unit.executor)
 
 
 def random_images(shape: tuple[int, int, int], batch: int, seed: int = 0) -> Array:

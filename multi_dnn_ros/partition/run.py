@@ -15,7 +15,7 @@ from multi_dnn_ros.partition import messages
 from multi_dnn_ros.partition.blocks import Block, BlockForm
 from multi_dnn_ros.partition.executor import Array, NetworkRequest, OutputForm
 from multi_dnn_ros.partition.unit_process import PREPARE_TIMEOUT_S, UnitFailure, UnitHandle, UnitProcesses
-from multi_dnn_ros.planning.batch_plan import SEARCHES, Plan, PlanError, Times, capacity
+from multi_dnn_ros.planning.batch_plan import SEARCHES, Plan, PlanError, UnitTimes, capacity
 from multi_dnn_ros.planning.batch_units import Unit
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class BatchRun:
 
 def run_batch(
     units: Sequence[Unit],
-    tables: Mapping[str, Times],
+    tables: Mapping[str, UnitTimes],
     plan: Plan,
     network: NetworkRequest,
     precision: str,
@@ -97,7 +97,9 @@ def run_batch(
 class _Round:
     """The state of one batch: its blocks, and the units that are left."""
 
-    def __init__(self, processes: UnitProcesses, tables: Mapping[str, Times], images: Array, timeout_s: float) -> None:
+    def __init__(
+        self, processes: UnitProcesses, tables: Mapping[str, UnitTimes], images: Array, timeout_s: float
+    ) -> None:
         self._processes = processes
         self._tables = tables
         self._timeout_s = timeout_s

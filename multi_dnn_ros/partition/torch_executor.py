@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.backends import Stage
-from multi_dnn_ros.backends.green_contexts import make_stream, unmet
+from multi_dnn_ros.backends.green_contexts import make_stream, sms_problem
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.reporting import cpu_count
@@ -160,7 +160,7 @@ def _target(unit: Unit, precision: str) -> Target:
     except ConfigError as error:
         raise UnitError(f"unit '{unit.name}': {error}") from None
     if unit.sms:
-        problem = unmet(device, unit.sms)
+        problem = sms_problem(device, unit.sms)
         if problem:
             raise UnitError(f"unit '{unit.name}': {problem}")
     if device.type == "cpu" and unit.threads > cpu_count():

@@ -1,1 +1,1 @@
-"""From settings to what the engine runs: build, device choice, warm-up, capacity."""
+"""Builds from the settings what the engine runs: device choice, checks, jobs, fit."""

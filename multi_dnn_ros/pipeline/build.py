@@ -1,4 +1,4 @@
-"""From parameters to what the engine runs: load each DNN, cut it into jobs, make the jobs ready for the device."""
+"""Builds what the engine runs: loads each DNN, cuts it into jobs and prepares them for the device."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 
 from multi_dnn_ros.backends import Backend, Stage, StaticStage, Tensors
-from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import in_one_launch
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
-from multi_dnn_ros.backends.green_contexts import computing_on, planned_apart
+from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
 from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.reporting import cpu_count
@@ -42,11 +41,11 @@ log = logging.getLogger(__name__)
 
 
 def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: None) -> Pipeline:
-    """Make the pipeline of `config`; `progress` gets a line a step.
+    """Build the pipeline of `config`. progress: called with one line per step.
 
-    Sets PyTorch's number of CPU threads, for the whole process. Raises ConfigError or models.load.ModelError: with all
-    that is wrong by parameters and headers of files before a DNN is loaded, with all that loading shows before the
-    first one is made ready, which takes the most time.
+    Sets PyTorch's number of CPU threads for the whole process. Raises ConfigError or models.load.ModelError, each with
+    all problems that were found: those of parameters and file headers before a DNN is loaded, those of loading before
+    the first DNN is prepared, which takes the most time.
     """
     findings = check_settings(config)
     if findings.problems or findings.device is None:
@@ -55,16 +54,18 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         log.warning("%s", warning)
     device, predictor = findings.device, findings.predictor
     workers = config.workers or default_workers(device, len(config.dnns))
-    # On a GPU what is left for the CPU is small, and each DNN's thread would get a team of threads of its own for it.
+    # On a GPU little work remains for the CPU, and each DNN's thread would start its own pool of OpenMP threads for it.
     torch.set_num_threads(config.cpu_threads or (max(1, cpu_count() // workers) if device.type == "cpu" else 1))
-    dnns = _loaded(config)
+    dnns = _load_all(config)
     tasks: list[DnnTask] = []
     planner = JobPlanner(predictor, config.predictor, config.blocking_ms / 1e3)
+    # With fewer workers than DNNs, a whole network in one call would occupy a worker for longer than blocking_ms.
+    single_launch = not (config.blocking_ms and device.type == "cpu" and workers < len(config.dnns))
     shortage = ""
     if notice := builtin_notice(config.dnns):
         progress(notice)
     for number, (name, settings) in enumerate(config.dnns.items(), start=1):
-        begin, allocated = time.perf_counter(), _allocated(device)
+        begin, allocated = time.perf_counter(), _allocated_bytes(device)
         progress(f"preparing {name} ({settings.model})")
         cameras = tuple(dict.fromkeys(settings.cameras or config.cameras))
         try:
@@ -75,13 +76,12 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 dnn=name,
                 progress=progress,
                 calibration=partial(_calibration, name, settings, dnns[name]),
+                single_launch=single_launch,
             )
-            plan, task = planned_apart(
+            plan, task = with_own_cudnn_plans(
                 settings.sms,
-                partial(_plan_and_make, planner, dnns[name], settings, cameras, backend, device),
+                partial(_plan_and_make_task, planner, dnns[name], settings, cameras, backend, device),
             )
-            if config.blocking_ms and device.type == "cpu" and workers < len(config.dnns):
-                task = _job_by_job(task)  # a whole network is longer than a job may be
             tasks.append(task)
             if task.remaining_ns is not None:
                 progress(plan.summary(name, task.remaining_ns))
@@ -96,11 +96,11 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             break
         line = (
             f"DNN {number} of {len(config.dnns)}: {name} ({settings.model}) ready on {device} as "
-            f"{len(tasks[-1].stages)} jobs{_at_once(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
+            f"{len(tasks[-1].stages)} jobs{_batch_text(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
         )
         progress(DnnReady(line))
     end_compiler_processes()
-    if shortage:  # told from here, where the error, and the memory that its frames hold, is gone
+    if shortage:  # raised here, because the traceback of the caught error would keep the memory allocated
         dnns.clear()
         tasks.clear()
         gc.collect()
@@ -110,7 +110,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
 
 
 def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:
-    """Inputs of the DNN on which int8 is calibrated. ConfigError."""
+    """Inputs of the DNN for int8 calibration. Raises ConfigError."""
     try:
         return [*calibration_inputs(settings.calibration_images, dnn.preprocess)]
     except CalibrationError as error:
@@ -118,16 +118,8 @@ def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _job_by_job(task: DnnTask) -> DnnTask:
-    """The task without its networks in one; on a CPU each is a session that the first stage holds as well."""
-    for stages in (task.stages, *task.batches.values()):
-        if hasattr(stages[0], "chain"):
-            stages[0].chain = None
-    return replace(task, single_launch={})
-
-
-def _loaded(config: NodeConfig) -> dict[str, Dnn]:
-    """Every DNN with its weights, on the CPU. ModelError with all that is wrong with any of them."""
+def _load_all(config: NodeConfig) -> dict[str, Dnn]:
+    """All DNNs with their weights, on the CPU. Raises one ModelError with the problems of all of them."""
     dnns: dict[str, Dnn] = {}
     problems: list[str] = []
     for name, settings in config.dnns.items():
@@ -140,7 +132,7 @@ def _loaded(config: NodeConfig) -> dict[str, Dnn]:
     return dnns
 
 
-def _plan_and_make(
+def _plan_and_make_task(
     planner: JobPlanner, dnn: Dnn, settings: DnnConfig, cameras: tuple[str, ...], backend: Backend,
     device: torch.device,
 ) -> tuple[JobPlan, DnnTask]:  # fmt: skip
@@ -157,20 +149,19 @@ def make_task(
     device: torch.device,
     plan: JobPlan | None = None,
 ) -> DnnTask:
-    """Cut one DNN into its jobs and make them ready, for as many images at once as its parameters and cameras allow.
+    """Cut one DNN into jobs and prepare them, for all batch sizes that its parameters and cameras allow.
 
-    plan: how it is cut; None: into as many jobs as settings say, by estimates. ConfigError.
+    plan: how to cut; None: into `settings.jobs` jobs by estimated costs. Raises ConfigError.
     """
     plan = plan or JobPlan(settings.jobs)
-
     inputs = dnn.example_inputs()
     stages = cut(dnn.module, inputs, plan.jobs, costs=plan.costs, limit_s=plan.limit_s, fold_batch_norm=True)
     chains: dict[int, Sequence[torch.nn.Module]] = {1: stages}
     for size in batch_sizes(min(settings.max_batch, len(cameras)), device)[1:]:
-        chains[size] = _cut(dnn, settings, size, len(stages))
+        chains[size] = _cut_for_batch(dnn, settings, size, len(stages))
     with computing_on(device, settings.sms):
-        batches = _ready(dnn, settings, chains, backend, device)
-        single_launch = in_one_launch(batches)
+        batches = _prepare(dnn, settings, chains, backend, device)
+        single_launch = single_launches(batches)
         ready = batches.pop(1)
         graph = _preprocess_graph(dnn, settings, ready[0], device)
         parts = dnn.decoder.in_two_parts() if device.type == "cuda" and not batches else None
@@ -195,36 +186,36 @@ def make_task(
     )
 
 
-def _cut(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
-    """Its jobs for several images at once: as many as for one, of even estimated times."""
+def _cut_for_batch(dnn: Dnn, settings: DnnConfig, images: int, jobs: int) -> Sequence[torch.nn.Module]:
+    """The stages for a batch: as many as for one image, of equal estimated times."""
     try:
-        return cut(dnn.module, stacked(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
+        return cut(dnn.module, repeat_inputs(dnn.example_inputs(), images), jobs, fold_batch_norm=True)
     except TraceError as error:
-        raise _no_batches(dnn, settings, f"with {images} of them, {error}") from None
+        raise _batch_error(dnn, settings, f"with {images} of them, {error}") from None
 
 
-def _ready(
+def _prepare(
     dnn: Dnn,
     settings: DnnConfig,
     chains: Mapping[int, Sequence[torch.nn.Module]],
     backend: Backend,
     device: torch.device,
 ) -> dict[int, tuple[Stage, ...]]:
-    """The jobs for each number of images, made ready."""
+    """The prepared stages by batch size."""
     inputs = dnn.example_inputs()
     if len(chains) == 1:
         return {1: backend.prepare(chains[1], inputs, device)}
     try:
         return prepare_batches(backend, chains, inputs, device, PRECISIONS[settings.precision].tolerance(device))
     except BatchError as error:
-        raise _no_batches(dnn, settings, str(error)) from None
+        raise _batch_error(dnn, settings, str(error)) from None
 
 
-def _at_once(task: DnnTask) -> str:
-    return f", for up to {task.max_batch} images at once," if task.batches else ""
+def _batch_text(task: DnnTask) -> str:
+    return f", for batches of up to {task.max_batch} images," if task.batches else ""
 
 
-def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
+def _batch_error(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
     return ConfigError(
         f"parameter dnn.{dnn.name}.max_batch is {settings.max_batch}, but {settings.model} takes one image at a time: "
         f"{reason}; allowed: 1"
@@ -232,33 +223,35 @@ def _no_batches(dnn: Dnn, settings: DnnConfig, reason: str) -> ConfigError:
 
 
 def _condense(parts: TwoParts, last: Stage, dnn: Dnn, device: torch.device) -> Callable[[Tensors], Tensors]:
-    """The part of decoding that runs on the device, as one launch where the last job is captured."""
+    """The part of decoding that runs on the device; captured as one launch if the last stage is."""
     if not isinstance(last, StaticStage):
         return parts.condense
     try:
         with torch.inference_mode():
             return CapturedFunction(parts.condense, last.outputs, capture_on(device))
-    except Exception as error:  # as for a job: whatever capturing raises, eager runs it
+    except Exception as error:  # whatever the capture raises, the function still runs eager
         if is_out_of_memory(error):
             raise
         log.warning(
-            "dnn.%s: decoding on the device runs eager, as it cannot be captured: %s", dnn.name, summarize_error(error)
+            "dnn.%s: decoding on the device runs eager, because it cannot be captured: %s",
+            dnn.name,
+            summarize_error(error),
         )
         return parts.condense
 
 
 def _preprocess_graph(dnn: Dnn, settings: DnnConfig, first: Stage, device: torch.device) -> PreprocessGraph | None:
-    """Preprocessing that writes where the first job reads, if that is captured and parameters want it so."""
+    """Captured preprocessing, if the parameters ask for it and the first stage is captured."""
     if not settings.capture_preprocess or not isinstance(first, StaticStage):
         return None
     return PreprocessGraph(dnn.preprocess, first.inputs, capture_on(device))
 
 
-def _allocated(device: torch.device) -> int:
-    """Bytes that this process holds on a GPU."""
+def _allocated_bytes(device: torch.device) -> int:
+    """Bytes that this process has allocated on a GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def milliseconds(value: float) -> int:
-    """To nanoseconds."""
+    """Milliseconds to nanoseconds."""
     return round(value * 1e6)

@@ -1,4 +1,4 @@
-"""The images on which int8 is calibrated: those of a folder, or the generated road images of this package."""
+"""Images for int8 calibration: those of a folder, or the generated road images of this package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from multi_dnn_ros.vision.preprocess import Preprocess
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
-#: Fewer leave the ranges to chance; more take longer and change little.
+#: Number of images. With fewer the ranges are unreliable; more take longer and change little.
 LEAST, MOST = 8, 32
 _OWN = Path(__file__).resolve().parents[1] / "calibration_images"
 
@@ -22,27 +22,27 @@ class CalibrationError(ValueError):
 
 
 def calibration_files(folder: str) -> Sequence[Path]:
-    """At most MOST image files of `folder`, evenly spaced by name; "": this package's own. CalibrationError."""
+    """At most MOST image files of `folder`, evenly spaced by name; "": this package's. Raises CalibrationError."""
     path = Path(folder).expanduser() if folder else _OWN
     if not path.is_dir():
-        raise CalibrationError(f"{path}: no such folder; expected a folder of {LEAST} images or more")
+        raise CalibrationError(f"{path}: no such folder; expected: a folder with at least {LEAST} images")
     try:
         found = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
     except OSError as error:
         raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
     if len(found) < LEAST:
-        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(SUFFIXES)}); expected {LEAST} or more")
+        raise CalibrationError(f"{path}: {len(found)} images ({', '.join(SUFFIXES)}); expected: at least {LEAST}")
     count = min(MOST, len(found))
     return [found[index * len(found) // count] for index in range(count)]
 
 
 def calibration_inputs(folder: str, preprocess: Preprocess) -> list[tuple[torch.Tensor]]:
-    """Those images as a DNN's inputs, (1, 3, height, width) float32 each. CalibrationError."""
+    """Those images as a DNN's inputs, each (1, 3, height, width) float32. Raises CalibrationError."""
     return [preprocess(image) for image in calibration_images(folder)]
 
 
 def calibration_images(folder: str) -> list[torch.Tensor]:
-    """Those files as (H, W, 3) uint8 RGB. CalibrationError names the first that cannot be read."""
+    """The images as (H, W, 3) uint8 RGB. Raises CalibrationError, which names the first unreadable file."""
     images = []
     for file in calibration_files(folder):
         image = cv2.imread(str(file), cv2.IMREAD_COLOR)

@@ -1,4 +1,4 @@
-"""What parameters mean on this machine: the device, the workers, the backend and precision of a DNN."""
+"""Resolves parameters for this machine: device, number of workers, backend and precision of a DNN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from multi_dnn_ros.backends import Backend, Tensors
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions
 from multi_dnn_ros.backends.registry import AUTOMATIC, BACKENDS, BackendRequest, BackendSpec
 from multi_dnn_ros.common.cpu_features import has_int8_products
@@ -21,11 +21,11 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 
 class ConfigError(ValueError):
-    """A parameter that cannot be met on this machine; the message names it, its value and what is allowed."""
+    """A parameter has a value that is impossible on this machine; the message names both, and what is allowed."""
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of parameter `device`; an error that names it where there is no such GPU."""
+    """The device of parameter `device`. Raises ConfigError if there is no such GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
@@ -44,18 +44,19 @@ def choose_device(name: str) -> torch.device:
 
 
 def default_workers(device: torch.device, dnns: int) -> int:
-    """A worker a core on a CPU, never more than there are DNNs.
+    """Default number of workers: on a CPU one per core, but at most one per DNN; on a GPU one.
 
-    One on a GPU: it only launches, on the streams of all DNNs, and two would take Python's lock from each other
-    (8 VGG16 in 8 jobs each, fp16, H200: 4.3 ms an inference with one, 6.1 with two, 7.9 with eight).
+    On a GPU workers only launch, and several would compete for the GIL (8 VGG16 in 8 jobs each, fp16, H200: 4.3 ms per
+    inference with one worker, 6.1 with two, 7.9 with eight).
     """
     return 1 if device.type == "cuda" else max(1, min(dnns, cpu_count()))
 
 
 def backend_name(name: str, device: torch.device, dnn: str = "<dnn>", precision: str = "auto") -> str:
-    """What parameter `dnn.<dnn>.backend` means on this device; ConfigError where it cannot run there.
+    """The backend for parameter `dnn.<dnn>.backend` on this device. Raises ConfigError if it cannot run there.
 
-    precision: parameter `dnn.<dnn>.precision`, which decides what `auto` is: not every backend has every precision.
+    precision: parameter `dnn.<dnn>.precision`, on which the meaning of `auto` depends, because not every backend has
+    every precision.
     """
     if name == "auto":
         automatic = AUTOMATIC[device.type]
@@ -78,14 +79,14 @@ def _spec(name: str, dnn: str) -> BackendSpec:
 
 
 def check_backend(name: str, device: torch.device, precision: str = "auto", dnn: str = "<dnn>") -> str:
-    """What parameter `dnn.<dnn>.backend` means with `.precision` on this device; ConfigError where it cannot run."""
+    """As backend_name, and raises ConfigError if the backend does not have `precision` on this device."""
     name = backend_name(name, device, dnn, precision)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" and precision != "auto" else None
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
         reason = ""
         if precision == "int8" and name == "onnxruntime" and not has_int8_products():
-            reason = ", as this CPU has no 8-bit dot product (AVX512-VNNI, AVX-VNNI; asimddp on aarch64)"
+            reason = "; int8 needs 8-bit dot products (AVX512-VNNI, AVX-VNNI; asimddp on aarch64), which this CPU lacks"
         raise ConfigError(
             f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "
             f"{', '.join(allowed)}{reason}"
@@ -101,28 +102,34 @@ def choose_backend(
     dnn: str = "<dnn>",
     progress: Callable[[str], None] = lambda text: None,
     calibration: Callable[[], Sequence[Tensors]] | None = None,
+    single_launch: bool = True,
 ) -> Backend:
     """The backend of parameters `dnn.<dnn>.backend` and `.precision`.
 
-    dnn: the DNN's name, for messages. progress: gets a line a step of what takes long. calibration: gives the DNN's
-    inputs for images of its camera, which int8 needs. ConfigError where it cannot run on this device.
+    dnn: the DNN's name, for messages. progress: called with a line for each slow step. calibration: returns the DNN's
+    inputs for images of its camera; required for int8. single_launch: see BackendRequest. Raises ConfigError if the
+    backend cannot run on this device.
     """
     name = check_backend(name, device, precision, dnn)
     if precision == "int8" and calibration is None:
-        raise ConfigError(f"dnn.{dnn}: int8 is calibrated on images of a whole DNN; here there are none")
+        raise ConfigError(
+            f"dnn.{dnn}: precision int8 needs a whole DNN and calibration images, which this command does not have"
+        )
     spec, chosen = _spec(name, dnn), PRECISIONS[precision]
-    request = BackendRequest(device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration)
+    request = BackendRequest(
+        device, chosen.tolerance(device), chosen.dtype, dnn, progress, precision, calibration, single_launch
+    )
     backend = spec.factory(request)
     if precision != "auto":
         backend = InPrecision(chosen, backend, dnn)
-    return FastestConvolutions(backend) if device.type in spec.captures else backend
+    return CudnnBenchmark(backend) if device.type in spec.captures else backend
 
 
 def timing_target(name: str, settings: DnnConfig, device: torch.device) -> Target:
-    """Where and how the layers of DNN `name` are timed: by the backend that serves it, on its share of the SMs.
+    """Device, backend and precision for timing the layers of DNN `name`: as it is served, on its share of the SMs.
 
-    But a backend that compiles would compile each layer by itself, for minutes: what it compiles is timed as it runs
-    without it. And int8 is calibrated on whole DNNs: its layers are timed in float32, which takes longer.
+    Two exceptions: instead of a backend that compiles, the device's automatic one is used, because compiling layer by
+    layer takes minutes; and instead of int8, which is calibrated for whole DNNs, float32, whose times are longer.
     """
     serves = backend_name(settings.backend, device, name, settings.precision)
     compiles = _spec(serves, name).compiles

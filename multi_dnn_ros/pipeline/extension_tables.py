@@ -1,4 +1,4 @@
-"""Tables of the four registries: ``python -m multi_dnn_ros.pipeline.extension_tables``."""
+"""Documentation tables of the four registries: ``python -m multi_dnn_ros.pipeline.extension_tables``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
 
 def markdown() -> str:
-    """A table for each registry, GitHub Markdown, with what other installed packages bring and can be used."""
+    """A GitHub Markdown table for each registry, with the usable entries of other installed packages."""
     decoders = [(spec.name, spec.signature, f"`{spec.result_kind}`") for spec in DECODERS.usable()]
     kinds = [
         (kind.name, ", ".join(f"`{topic.name}` ({topic.msgtype})" for topic in kind.topics), kind.truth or "no")
@@ -32,7 +32,7 @@ def markdown() -> str:
         )
         for spec in BACKENDS.usable()
     ]
-    # Else GitHub takes <name> for HTML.
+    # GitHub would treat <name> as HTML.
     sources = [
         (source.name, source.form.replace("<", "&lt;"), "yes" if source.rebuilds else "no")
         for source in MODEL_SOURCES.usable()
@@ -48,7 +48,7 @@ def markdown() -> str:
 
 
 def in_document(text: str) -> str:
-    """`text` with the tables between the markers renewed; ValueError where a marker is missing."""
+    """`text` with new tables between the markers. Raises ValueError if a marker is missing."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -62,9 +62,9 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def main() -> None:
-    """Print the tables, or renew docs/extending.md of the checkout."""
+    """Print the tables, or write them into docs/extending.md of the checkout."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="renew docs/extending.md of the checkout")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/extending.md of the checkout")
     if parser.parse_args().write:
         _PAGE.write_text(in_document(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     else:

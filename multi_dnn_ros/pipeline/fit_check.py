@@ -1,7 +1,7 @@
-"""Whether what a node is configured for fits the device it runs on.
+"""Checks whether a node's configuration fits the device that it runs on.
 
-A camera's parameters do not say how large its images are. Until one has come, ASSUMED_SIZE is reckoned with; then the
-verdict is made anew, from the same measurements: what depends on an image's size is known per megapixel.
+A camera's parameters do not contain the size of its images. Until the first image has arrived, ASSUMED_SIZE is used.
+Then the check is repeated with the same measurements, in which costs that depend on the size are per megapixel.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from multi_dnn_ros.planning.predictor import Predictor
 from multi_dnn_ros.planning.service import Image, MakeEngine, Service, measure_services, predicted_services
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: (width, height) of a camera's images as long as none has come.
+#: (width, height) of a camera's images before the first one has arrived.
 ASSUMED_SIZE: Size = (640, 480)
 _FRAMES = 10
 
 
-def fit_of(
+def measure_fit(
     config: NodeConfig,
     pipeline: Pipeline,
     sizes: Mapping[str, Size],
     rates: Mapping[str, float],
     predictor: Predictor | None = None,
 ) -> Fit:
-    """Measure what judging `config` takes, with its cameras at `rates` hertz; the engine must not serve meanwhile.
+    """Measure what the fit check of `config` needs. The engine must not serve meanwhile.
 
-    sizes: (width, height) of the images by camera, as far as they are known.
+    sizes: (width, height) of the images by camera, if known. rates: hertz by camera.
     """
     assumed = {camera: sizes.get(camera, ASSUMED_SIZE) for camera in config.cameras}
     images = {camera: np.zeros((height, width, 3), np.uint8) for camera, (width, height) in assumed.items()}
-    services, doubts = services_of(config, pipeline, images, _FRAMES, predictor)
+    services, doubts = service_times(config, pipeline, images, _FRAMES, predictor)
     served = {camera for task in pipeline.tasks for camera in task.cameras}
     transports = {config.cameras[camera].transport for camera in served}
     decoding_ms = {transport: decode_ms(transport) for transport in sorted(transports)}
@@ -50,7 +50,7 @@ def fit_of(
         if camera in served
     }
     return Fit(
-        tuple(demands_of(config, pipeline, services, rates)),
+        tuple(make_demands(config, pipeline, services, rates)),
         cameras,
         {task.name: preprocess_ms(task, pipeline.device) for task in pipeline.tasks},
         pipeline.servers,
@@ -60,16 +60,16 @@ def fit_of(
     )
 
 
-def services_of(
+def service_times(
     config: NodeConfig,
     pipeline: Pipeline,
     images: Image | Mapping[str, Image],
     frames: int,
     predictor: Predictor | None = None,
 ) -> tuple[Mapping[str, Service], Sequence[str]]:
-    """What a frame costs each DNN: predicted where the predictor has no doubts, else measured; and its doubts.
+    """Cost of a frame for each DNN, and the predictor's doubts. Costs are predicted, or measured if there are doubts.
 
-    images: (H, W, 3) uint8, of each camera; or one for all. What is predicted is of single images of its first camera.
+    images: (H, W, 3) uint8 by camera, or one for all. Predictions are for single images of a DNN's first camera.
     """
     doubts: Sequence[str] = ()
     if predictor is not None:
@@ -79,14 +79,14 @@ def services_of(
         services, doubts = predicted_services(pipeline.dnns, predictor, targets, pipeline.servers, of_dnns)
         if not doubts:
             return services, ()
-    services = measure_services(pipeline.tasks, engines_of(config, pipeline), images, pipeline.servers, frames)
+    services = measure_services(pipeline.tasks, engine_factory(config, pipeline), images, pipeline.servers, frames)
     return services, doubts
 
 
-def demands_of(
+def make_demands(
     config: NodeConfig, pipeline: Pipeline, services: Mapping[str, Service], rates: Mapping[str, float]
 ) -> list[Demand]:
-    """What `config` asks of each DNN. rates: hertz by camera."""
+    """The demand of each DNN under `config`. rates: hertz by camera."""
     return [
         Demand(
             task.name,
@@ -103,8 +103,8 @@ def demands_of(
     ]
 
 
-def engines_of(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
-    """Engines like the one that will serve."""
+def engine_factory(config: NodeConfig, pipeline: Pipeline) -> MakeEngine:
+    """A function that creates engines with the settings of the one that will serve."""
     return lambda tasks, on_result: Engine(
         tasks,
         on_result=on_result,

@@ -1,7 +1,7 @@
-"""The result of configuring: what the engine runs.
+"""The result of the configuration: what the engine runs.
 
-Apart from :mod:`multi_dnn_ros.pipeline.build`, whose imports take longer than PyTorch's: a pipeline that is built
-otherwise does not need them.
+Not in :mod:`multi_dnn_ros.pipeline.build`, whose imports take longer than PyTorch's and are not needed by other
+builders.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Everything that configuring builds. dnns: by name, for labels and thresholds.
+    """Everything that the configuration builds.
 
-    predictor: of layer times, that of parameter `predictor`; None: none.
+    dnns: by name, for labels and thresholds. predictor: of layer times, from parameter `predictor`; None: none.
     """
 
     device: torch.device
@@ -34,5 +34,7 @@ class Pipeline:
 
     @property
     def servers(self) -> int:
-        """Frames computed at the same time: one per worker on a CPU; on a GPU one per DNN, each on its own stream."""
+        """Number of frames computed at the same time: one per worker on a CPU; one per DNN, on its own stream, on a
+        GPU.
+        """
         return self.workers if self.device.type == "cpu" else len(self.tasks)

@@ -1,7 +1,7 @@
-"""What is wrong with a configuration on this machine, all of it at once and before the first DNN is loaded.
+"""Finds all problems of a configuration on this machine at once, before the first DNN is loaded.
 
-Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN shall not be found after them. The
-schema checks each value by itself (:mod:`multi_dnn_ros.settings.parameter_fields`); this is about files, names and
+Loading, compiling and timing DNNs takes minutes; a wrong file name of the last DNN should be reported before. The
+schema checks single values (:mod:`multi_dnn_ros.settings.parameter_fields`); this module checks files, names and
 combinations.
 """
 
@@ -28,21 +28,21 @@ from multi_dnn_ros.planning.profile import ProfileError
 from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
-#: What the engine's process uses; result kinds are for the node's.
+#: Those used in the engine process; result kinds are used in the node's.
 _REGISTRIES: tuple[Registry[Any], ...] = (BACKENDS, DECODERS, MODEL_SOURCES)
 
 
 def import_registries() -> None:
-    """Import every backend, decoder and model source, so that configuring does not wait for imports."""
+    """Import every backend, decoder and model source, so that the configuration does not wait for imports."""
     for registry in _REGISTRIES:
         registry.usable()
 
 
 @dataclass(frozen=True)
 class Findings:
-    """problems: a line for each, with parameter or file, value and what is allowed. warnings: values without effect.
+    """problems: one line each, with parameter or file, value and what is allowed. warnings: values without effect.
 
-    device, predictor: what the parameters of these names mean; None: wrong, or for the predictor: there is none.
+    device, predictor: from the parameters of these names; None: invalid or, for the predictor, not set.
     """
 
     problems: tuple[str, ...]
@@ -52,11 +52,11 @@ class Findings:
 
 
 def check_settings(config: NodeConfig) -> Findings:
-    """Look at everything that can be known without loading a DNN: a second or two for each DNN, little memory."""
+    """Check everything that can be checked without loading a DNN; takes a second or two per DNN and little memory."""
     for registry in _REGISTRIES:
         registry.report_broken()
     problems: list[str] = []
-    warnings: list[str] = [*_of_rates(config)]
+    warnings: list[str] = [*_rate_warnings(config)]
     device = predictor = None
     try:
         device = choose_device(config.device)
@@ -69,9 +69,9 @@ def check_settings(config: NodeConfig) -> Findings:
             f"parameter predictor is '{config.predictor}'; expected a file of `multi-dnn profile learn`: {error}"
         )
     for name, settings in config.dnns.items():
-        problems.extend(_of_cameras(name, settings, config))
-        problems.extend(_of_execution(name, settings, device))
-        warnings.extend(_of_batches(name, settings, len(set(settings.cameras or config.cameras))))
+        problems.extend(_camera_problems(name, settings, config))
+        problems.extend(_execution_problems(name, settings, device))
+        warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
         try:
             check_dnn(name, settings)
         except ModelError as error:
@@ -79,7 +79,7 @@ def check_settings(config: NodeConfig) -> Findings:
     return Findings(tuple(problems), device, predictor, tuple(warnings))
 
 
-def _of_cameras(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[str]:
+def _camera_problems(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[str]:
     for camera in settings.cameras:
         if camera not in config.cameras:
             yield (
@@ -88,7 +88,7 @@ def _of_cameras(name: str, settings: DnnConfig, config: NodeConfig) -> Iterator[
             )
 
 
-def _of_rates(config: NodeConfig) -> Iterator[str]:
+def _rate_warnings(config: NodeConfig) -> Iterator[str]:
     without = [name for name, camera in config.cameras.items() if not camera.rate_hz]
     if without and len(without) < len(config.cameras):
         yield (
@@ -97,7 +97,7 @@ def _of_rates(config: NodeConfig) -> Iterator[str]:
         )
 
 
-def _of_batches(name: str, settings: DnnConfig, cameras: int) -> Iterator[str]:
+def _batch_warnings(name: str, settings: DnnConfig, cameras: int) -> Iterator[str]:
     if settings.max_batch > 1 and cameras == 1:
         yield (
             f"parameter dnn.{name}.max_batch is {settings.max_batch}, but {name} serves one camera: an inference takes "
@@ -110,8 +110,8 @@ def _of_batches(name: str, settings: DnnConfig, cameras: int) -> Iterator[str]:
         )
 
 
-def _of_execution(name: str, settings: DnnConfig, device: torch.device | None) -> Iterator[str]:
-    """How its jobs run; device: None: not known, what depends on it is not checked."""
+def _execution_problems(name: str, settings: DnnConfig, device: torch.device | None) -> Iterator[str]:
+    """Problems of backend, precision, SMs and capture. device: None: unknown; what depends on it is not checked."""
     if settings.max_batch > 1 and settings.capture_preprocess:
         yield (
             f"parameter dnn.{name}.capture_preprocess is true with max_batch {settings.max_batch}: it writes one "
@@ -131,11 +131,11 @@ def _of_execution(name: str, settings: DnnConfig, device: torch.device | None) -
                 yield f"parameter dnn.{name}.calibration_images is '{settings.calibration_images}': {error}"
     if not settings.sms:
         return
-    problem = green_contexts.unmet(device, settings.sms)
+    problem = green_contexts.sms_problem(device, settings.sms)
     if not problem:
         try:
             green_contexts.make_stream(device, settings.sms)
         except RuntimeError as error:
-            problem = f"CUDA refuses: {summarize_error(error)}"
+            problem = f"CUDA reports: {summarize_error(error)}"
     if problem:
         yield f"parameter dnn.{name}.sms is {settings.sms}; {problem}; 0: the whole device"

@@ -1,4 +1,4 @@
-"""How one batch is divided among units so that the last of them ends as early as possible."""
+"""Divides one batch among units so that the last unit finishes as early as possible."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 
 import numpy as np
 
-#: More units than this have too many subsets to list.
+#: With more units there are too many subsets to list.
 MOST_UNITS_FOR_SUBSETS = 8
 
 
-class Times(Protocol):
-    """What is known of a unit: :class:`multi_dnn_ros.planning.batch_table.BatchTable`, or a stand-in."""
+class UnitTimes(Protocol):
+    """Times of one unit; :class:`multi_dnn_ros.planning.batch_table.BatchTable` conforms."""
 
     @property
     def largest(self) -> int: ...
@@ -23,14 +23,14 @@ class Times(Protocol):
 
 
 class PlanError(ValueError):
-    """The batch cannot be divided among the units; the message says what they can hold."""
+    """The batch cannot be divided among the units; the message names their largest batches."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """images, ms: of each unit by name, in the order of the units; units without work are in it with 0.
+    """images, ms: by unit name, in the order of the units; 0 for units without work.
 
-    search: how it was found.
+    search: name of the algorithm, see SEARCHES.
     """
 
     images: Mapping[str, int]
@@ -39,12 +39,12 @@ class Plan:
 
     @property
     def batch(self) -> int:
-        """Images of all units."""
+        """Total number of images."""
         return sum(self.images.values())
 
     @property
     def total_ms(self) -> float:
-        """When the last unit ends."""
+        """Time at which the last unit finishes."""
         return max(self.ms.values(), default=0.0)
 
     @property
@@ -53,13 +53,14 @@ class Plan:
         return tuple(name for name, count in self.images.items() if count)
 
 
-def plan_exact(units: Mapping[str, Times], batch: int) -> Plan:
-    """The plan with the least predicted time, by dynamic programming over the units.
+def plan_exact(units: Mapping[str, UnitTimes], batch: int) -> Plan:
+    """The plan with the shortest predicted time, by dynamic programming over the units.
 
-    After unit u the least time for b images is min over n of max(least time of the units before for b - n images, time
-    of u for n images): O(units x batch^2). Of equally fast plans, units named earlier get more. PlanError.
+    The shortest time of units 1 to u for b images is the minimum over n of max(shortest time of units 1 to u - 1 for b
+    - n images, time of unit u for n images): O(units x batch^2). Among equally fast plans, earlier units get more
+    images. Raises PlanError.
     """
-    times = {name: _times(of, batch) for name, of in units.items()}
+    times = {name: _times(unit, batch) for name, unit in units.items()}
     _check(units, batch)
     least = np.full(batch + 1, np.inf)
     least[0] = 0.0
@@ -81,22 +82,22 @@ def plan_exact(units: Mapping[str, Times], batch: int) -> Plan:
     return _plan(units, {name: images[name] for name in units}, "exact")
 
 
-#: Of the greedy search, as the paper's code has them.
+#: Constants of the greedy search, from the authors' code.
 _MOST_STEP = 6
 _MOST_BASES = 5
 _SLACK = 1.05
 
 
-def plan_greedy(units: Mapping[str, Times], batch: int) -> Plan:
-    """The plan that the search of Lee, Choi and Park (KCC 2020, sjlee25/batch-partitioning) finds.
+def plan_greedy(units: Mapping[str, UnitTimes], batch: int) -> Plan:
+    """The plan found by the greedy search of Lee, Choi and Park (KCC 2020, sjlee25/batch-partitioning).
 
-    Everything begins on the unit that is fastest alone. Images move from there, one at a time, to the unit that then
-    ends first, unless that one would end more than 5 % after the unit they leave. Where no single image can move, two
-    to six at once are tried; then the unit that ends last takes the place of the first one, five times. The best plan
-    that was met is returned, so it is never worse than one unit alone. PlanError.
+    All images start on the unit that is fastest alone, the base. One image at a time moves from the base to the unit
+    that then finishes first, unless that unit would finish more than 5 % later than the base. If no single image can
+    move, two to six at once are tried; then the unit that finishes last becomes the base, up to five times. The best
+    plan seen is returned, so it is never slower than one unit alone. Raises PlanError.
     """
     _check(units, batch)
-    times = {name: _times(of, batch) for name, of in units.items()}
+    times = {name: _times(unit, batch) for name, unit in units.items()}
     images = _first_plan(units, times, batch)
     base = max(images, key=lambda name: images[name])
     best, best_ms = dict(images), _end(times, images)
@@ -117,13 +118,15 @@ def plan_greedy(units: Mapping[str, Times], batch: int) -> Plan:
     return _plan(units, best, "greedy")
 
 
-SEARCHES: Mapping[str, Callable[[Mapping[str, Times], int], Plan]] = {"exact": plan_exact, "greedy": plan_greedy}
+SEARCHES: Mapping[str, Callable[[Mapping[str, UnitTimes], int], Plan]] = {"exact": plan_exact, "greedy": plan_greedy}
 
 
-def plan_subsets(units: Mapping[str, Times], batch: int, search: str = "exact") -> dict[tuple[str, ...], Plan | None]:
-    """The plan of every subset of the units, single ones first; None where the subset cannot hold the batch.
+def plan_subsets(
+    units: Mapping[str, UnitTimes], batch: int, search: str = "exact"
+) -> dict[tuple[str, ...], Plan | None]:
+    """The plan of every subset of the units, single units first; None if the batch is too large for the subset.
 
-    With more than MOST_UNITS_FOR_SUBSETS units: single ones and all of them.
+    With more than MOST_UNITS_FOR_SUBSETS units: only single units and all units.
     """
     names = list(units)
     counts: Sequence[int] = range(1, len(names) + 1)
@@ -139,33 +142,33 @@ def plan_subsets(units: Mapping[str, Times], batch: int, search: str = "exact") 
     return plans
 
 
-def capacity(units: Mapping[str, Times]) -> int:
-    """The largest batch that the units can hold together."""
-    return sum(of.largest for of in units.values())
+def capacity(units: Mapping[str, UnitTimes]) -> int:
+    """The largest batch for all units together."""
+    return sum(unit.largest for unit in units.values())
 
 
-def _check(units: Mapping[str, Times], batch: int) -> None:
+def _check(units: Mapping[str, UnitTimes], batch: int) -> None:
     if not units:
         raise PlanError("there is no unit to divide the batch among")
     if batch < 1:
         raise PlanError(f"batch is {batch}; allowed: from 1")
     if capacity(units) < batch:
-        held = ", ".join(f"{name} {of.largest}" for name, of in units.items())
+        largest = ", ".join(f"{name} {unit.largest}" for name, unit in units.items())
         raise PlanError(
-            f"batch is {batch}, but the units hold at most {capacity(units)} images by their tables ({held}); add a "
+            f"batch is {batch}, but the units hold at most {capacity(units)} images by their tables ({largest}); add a "
             "unit, or measure larger batches with `multi-dnn partition profile --max-batch`"
         )
 
 
-def _times(unit: Times, batch: int) -> np.ndarray:
-    """(batch + 1,) milliseconds by number of images; infinite above the unit's largest."""
+def _times(unit: UnitTimes, batch: int) -> np.ndarray:
+    """(batch + 1,) milliseconds by number of images; infinite above the unit's largest batch."""
     times = np.full(batch + 1, np.inf)
     for images in range(min(batch, unit.largest) + 1):
         times[images] = unit.predict_ms(images)
     return times
 
 
-def _plan(units: Mapping[str, Times], images: Mapping[str, int], search: str) -> Plan:
+def _plan(units: Mapping[str, UnitTimes], images: Mapping[str, int], search: str) -> Plan:
     return Plan(dict(images), {name: units[name].predict_ms(count) for name, count in images.items()}, search)
 
 
@@ -173,8 +176,8 @@ def _end(times: Mapping[str, np.ndarray], images: Mapping[str, int]) -> float:
     return max(float(times[name][count]) for name, count in images.items())
 
 
-def _first_plan(units: Mapping[str, Times], times: Mapping[str, np.ndarray], batch: int) -> dict[str, int]:
-    """All on the unit that is fastest alone; where none holds all, the largest is filled and the others follow."""
+def _first_plan(units: Mapping[str, UnitTimes], times: Mapping[str, np.ndarray], batch: int) -> dict[str, int]:
+    """All images on the unit that is fastest alone; if all is too much for each, fill units from the largest on."""
     images = dict.fromkeys(units, 0)
     alone = min(units, key=lambda name: times[name][batch])
     if np.isfinite(times[alone][batch]):
@@ -188,7 +191,7 @@ def _first_plan(units: Mapping[str, Times], times: Mapping[str, np.ndarray], bat
 
 
 def _receiver(times: Mapping[str, np.ndarray], images: Mapping[str, int], base: str, step: int) -> str | None:
-    """The unit that takes `step` images from `base` and then ends first; None where none ends in time."""
+    """The unit that finishes first with `step` images more, taken from `base`; None if that is too late for all."""
     if step > images[base]:
         return None
     limit = _SLACK * times[base][images[base] - 1]

@@ -1,4 +1,4 @@
-"""Tables of measured times by batch size: one file per model, unit and precision."""
+"""Tables of measured times by batch size; one file per model, unit and precision."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.profile import read_checked
 
 
 class TableError(ValueError):
-    """A table that cannot be used for what was asked; the message names the table, and what to do."""
+    """A table does not fit the request; the message names the table and what to do."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Spread(_Part):
-    """Milliseconds: the quartiles of the samples."""
+class Spread(FileModel):
+    """Quartiles of the samples, in milliseconds."""
 
     p25: float = Field(ge=0.0)
     p50: float = Field(ge=0.0)
@@ -33,15 +30,15 @@ class Spread(_Part):
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        """Of at least one sample."""
+        """Quartiles of at least one sample."""
         p25, p50, p75 = (float(value) for value in np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75)))
         return cls(p25=p25, p50=p50, p75=p75)
 
 
-class Row(_Part):
-    """One batch size. input, compute, output, total: of the whole batch; None where it failed.
+class Row(FileModel):
+    """Times of one batch size. input, compute, output, total: of the whole batch; None if the measurement failed.
 
-    failure: why there are no times, "" otherwise. measured_at: ISO 8601, UTC.
+    failure: reason of the failure, otherwise "". measured_at: ISO 8601, UTC.
     """
 
     batch: int = Field(ge=1)
@@ -63,12 +60,12 @@ class Row(_Part):
         return self
 
 
-class BatchTable(_Part):
+class BatchTable(FileModel):
     """Times of one model on one unit at one precision.
 
-    shape: of one image as the network takes it, (3, height, width). parameters: how many the network has; with the
-    shape they tell a model that was replaced by another of the same name. device: what the times depend on beside the
-    model: processor or GPU, SMs, threads, backend and versions. rows: by rising batch size.
+    shape: of the network's input for one image, (3, height, width). parameters: number of the network's parameters;
+    with the shape it reveals a different model of the same name. device: processor or GPU, SMs, threads, backend and
+    versions, on which the times depend. rows: by increasing batch size.
     """
 
     format: Literal["multi_dnn_ros batch times 1"] = "multi_dnn_ros batch times 1"
@@ -85,12 +82,12 @@ class BatchTable(_Part):
     def _check(self) -> BatchTable:
         sizes = [row.batch for row in self.rows]
         if sizes != sorted(set(sizes)):
-            raise ValueError("rows are not in the order of their batch sizes")
+            raise ValueError("rows are not sorted by batch size")
         return self
 
     @property
     def measured(self) -> tuple[Row, ...]:
-        """Rows with times, up to the first one that failed."""
+        """Rows with times, before the first failure."""
         good: list[Row] = []
         for row in self.rows:
             if row.failure:
@@ -100,13 +97,13 @@ class BatchTable(_Part):
 
     @property
     def largest(self) -> int:
-        """The largest batch that the unit was seen to run; 0: none."""
+        """The largest batch measured without failure; 0: none."""
         return self.measured[-1].batch if self.measured else 0
 
     def predict_ms(self, batch: int) -> float:
-        """Milliseconds of a batch, transfers included: measured, or on the line between the two measured neighbours.
+        """Milliseconds of a batch with transfers: measured, or interpolated linearly between measured batch sizes.
 
-        0 for an empty batch. TableError above the largest measured batch.
+        0 for an empty batch. Raises TableError above the largest measured batch.
         """
         if batch == 0:
             return 0.0
@@ -114,16 +111,16 @@ class BatchTable(_Part):
         if not 0 < batch <= self.largest:
             raise TableError(f"{self.unit} was measured up to {self.largest} images of {self.model}, not {batch}")
         sizes = [row.batch for row in rows]
-        place = bisect_left(sizes, batch)
-        if sizes[place] == batch or place == 0:
-            # Below the smallest measured batch nothing is known to be faster than that batch.
-            return _total(rows[place])
-        low, high = rows[place - 1], rows[place]
+        index = bisect_left(sizes, batch)
+        if sizes[index] == batch or index == 0:
+            # A batch below the smallest measured one is assumed to take as long.
+            return _total(rows[index])
+        low, high = rows[index - 1], rows[index]
         part = (batch - low.batch) / (high.batch - low.batch)
         return _total(low) + part * (_total(high) - _total(low))
 
     def with_rows(self, rows: Iterable[Row]) -> BatchTable:
-        """A copy in which these rows replace those of the same batch sizes."""
+        """A copy with these rows added, or replaced where the batch size exists."""
         known = {row.batch: row for row in (*self.rows, *rows)}
         return self.model_copy(update={"rows": tuple(known[batch] for batch in sorted(known))})
 
@@ -133,7 +130,7 @@ class BatchTable(_Part):
         return self.model_copy(update={"rows": tuple(row for row in self.rows if row.batch not in gone)})
 
     def require_same(self, other: BatchTable, where: str) -> None:
-        """TableError unless `other` is of the same model, unit, precision, device and versions. where: its file."""
+        """Raise TableError unless `other` is of the same model, unit, precision and device. where: its file."""
         for field in ("model", "shape", "parameters", "unit", "precision", "device"):
             own, theirs = getattr(self, field), getattr(other, field)
             if own != theirs:
@@ -150,7 +147,7 @@ def _total(row: Row) -> float:
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:
-    """1, then 2^n - 1, 2^n, 2^n + 1 for every n >= 1, up to `most`, and `most` itself: where times change most."""
+    """Batch sizes to measure: 1, then 2^n - 1, 2^n, 2^n + 1 for n >= 1, and `most`: where times change most."""
     sizes = {1, most}
     power = 2
     while power - 1 <= most:
@@ -160,12 +157,12 @@ def batch_sizes(most: int) -> tuple[int, ...]:
 
 
 def default_folder() -> Path:
-    """Where tables are kept."""
+    """Default folder of the tables."""
     return cache_folder() / "partition"
 
 
 def table_path(folder: Path, model: str, unit: str, precision: str) -> Path:
-    """The file of a table: a folder per model, a file per unit and precision."""
+    """Path of a table: a folder per model, a file per unit and precision."""
     return folder / _file_name(model) / f"{_file_name(unit)}.{precision}.json"
 
 
@@ -174,12 +171,12 @@ def _file_name(name: str) -> str:
 
 
 def read_table(path: Path) -> BatchTable:
-    """A table that write_table wrote. ProfileError names the file and what is wrong."""
+    """Read a file of write_table. Raises ProfileError, which names the file and the problem."""
     return read_checked(path, BatchTable, "table of batch times", "multi-dnn partition profile")
 
 
 def write_table(path: Path, table: BatchTable) -> None:
-    """As JSON; a reader meets the old file or the new one. Folders are made."""
+    """Write a table as JSON, atomically. Creates the folders."""
     write_json(path, table.model_dump(mode="json", exclude_defaults=False))
 
 
@@ -192,7 +189,7 @@ CSV_HEADER = (
 
 
 def csv_rows(tables: Iterable[BatchTable]) -> list[tuple[str, ...]]:
-    """Cells of CSV_HEADER, a row per table and batch size; times are empty where the batch failed."""
+    """Rows for CSV_HEADER, one per table and batch size; without times for a batch that failed."""
     lines = []
     for table in tables:
         for row in table.rows:

@@ -1,34 +1,36 @@
-"""Units: what a share of a batch can run on. A unit is a device with a backend and, on a GPU, a share of its SMs.
+"""Units that run shares of a batch. A unit is a device with a backend and, on a GPU, a share of its SMs.
 
-A unit is chosen by name: ``cpu``, ``cpu:8`` (threads), ``cuda:0``, ``cuda:0/16sms``, ``cpu:1/torchscript`` (backend).
-What stands before the first ``:`` or ``/`` is its kind. Another package adds a kind by an entry point in the group
-``multi_dnn_ros.units``, whose value is ``module:attribute`` of a :class:`UnitKind`. Nothing here imports PyTorch.
+A unit has a name: ``cpu``, ``cpu:8`` (threads), ``cuda:0``, ``cuda:0/16sms``, ``cpu:1/torchscript`` (backend). The part
+before the first ``:`` or ``/`` is its kind. Another package adds a kind by an entry point in the group
+``multi_dnn_ros.units``, whose value is ``module:attribute`` of a :class:`UnitKind`. This module does not import
+PyTorch.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
+from multi_dnn_ros.common import extensions
+
 GROUP = "multi_dnn_ros.units"
 
 
 class UnitError(ValueError):
-    """A unit that cannot be: the message names it, and what is allowed."""
+    """A unit is invalid; the message names it and what is allowed."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit, by its parsed name.
+    """One unit.
 
-    name: in one spelling, so that equal units have equal names. process: units with equal values run in one process, as
-    threads; two processes would take turns on a GPU. executor: ``module:class`` that runs networks on it, see
-    :class:`multi_dnn_ros.partition.executor.Executor`. device: of PyTorch. threads: inside one CPU operation, 0: a
-    core each. sms: of a GPU, 0: all. options: of kinds from other packages.
+    name: normalized, so that equal units have equal names. process: units with the same value run as threads of one
+    process, because kernels of two processes do not run on a GPU at the same time. executor: ``module:class`` that runs
+    networks on the unit, see :class:`multi_dnn_ros.partition.executor.Executor`. device: of PyTorch. threads: per CPU
+    operation; 0: one per core. sms: of a GPU; 0: all. options: for kinds of other packages.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitKind:
-    """form: how its units are written, for messages. parse: a unit of a name that begins with `name`; UnitError."""
+    """form: syntax of its units, for messages. parse: unit from its name, which starts with `name`; or UnitError."""
 
     name: str
     form: str
@@ -56,7 +58,7 @@ _TORCH = "multi_dnn_ros.partition.torch_executor:TorchExecutor"
 def _parse_cpu(text: str) -> Unit:
     match = re.fullmatch(r"cpu(?::([1-9][0-9]{0,3}))?(?:/([a-z][a-z0-9_]*))?", text)
     if match is None:
-        raise UnitError(f"unit '{text}' is not of the form {CPU.form}")
+        raise UnitError(f"unit '{text}' is invalid; allowed: {CPU.form}")
     name = "cpu" + (f":{match[1]}" if match[1] else "") + (f"/{match[2]}" if match[2] else "")
     return Unit(name, name, _TORCH, "cpu", threads=int(match[1] or 0), backend=match[2] or "auto")
 
@@ -64,7 +66,7 @@ def _parse_cpu(text: str) -> Unit:
 def _parse_cuda(text: str) -> Unit:
     match = re.fullmatch(r"cuda(?::([0-9]{1,3}))?(?:/([1-9][0-9]{0,3})sms)?(?:/(?!sms$)([a-z][a-z0-9_]*))?", text)
     if match is None:
-        raise UnitError(f"unit '{text}' is not of the form {CUDA.form}")
+        raise UnitError(f"unit '{text}' is invalid; allowed: {CUDA.form}")
     device = f"cuda:{int(match[1] or 0)}"
     name = device + (f"/{match[2]}sms" if match[2] else "") + (f"/{match[3]}" if match[3] else "")
     return Unit(name, device, _TORCH, device, sms=int(match[2] or 0), backend=match[3] or "auto")
@@ -76,42 +78,42 @@ _registered: dict[str, UnitKind] = {kind.name: kind for kind in (CPU, CUDA)}
 
 
 def register(kind: UnitKind) -> None:
-    """Add a kind of unit for this process. ValueError for a name that is taken."""
+    """Add a kind of unit in this process. Raises ValueError if the name is registered already."""
     if _registered.setdefault(kind.name, kind) is not kind:
         raise ValueError(f"a kind of unit '{kind.name}' is registered already")
 
 
 def unit_kinds() -> dict[str, UnitKind]:
-    """Every kind by name: this package's, registered ones, those of installed packages. Ours win over equal names.
+    """All kinds by name: those registered in this process, then those of installed packages with other names.
 
-    UnitError names an entry point that cannot be used.
+    Raises UnitError, which names an entry point that cannot be used.
     """
     kinds = dict(_registered)
     for point in entry_points(group=GROUP):
         if point.name in kinds:
             continue
         try:
-            module, _, attribute = point.value.partition(":")
-            kind = getattr(importlib.import_module(module), attribute)
+            kind = extensions.load(point.value)
         except Exception as error:  # whatever a module of another package raises
             raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value}: {error}") from error
         if not isinstance(kind, UnitKind) or kind.name != point.name:
-            raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value} is no UnitKind of this name")
+            raise UnitError(f"kind of unit '{point.name}' cannot be used: {point.value} is not a UnitKind of this name")
         kinds[point.name] = kind
     return kinds
 
 
 def parse_unit(text: str) -> Unit:
-    """The unit of a name. UnitError for a name of no known kind, or that its kind does not allow."""
+    """The unit with this name. Raises UnitError for an unknown kind or a syntax error."""
     kinds = unit_kinds()
     kind = kinds.get(re.split(r"[:/]", text, maxsplit=1)[0])
     if kind is None:
-        raise UnitError(f"unit '{text}' is of no known kind; allowed: {', '.join(of.form for of in kinds.values())}")
+        forms = ", ".join(known.form for known in kinds.values())
+        raise UnitError(f"unit '{text}' is of an unknown kind; allowed: {forms}")
     return kind.parse(text)
 
 
 def parse_units(text: str) -> tuple[Unit, ...]:
-    """Units separated by commas, in their order. UnitError also for one that is named twice."""
+    """Units separated by commas, in order. Raises UnitError, also for a duplicate."""
     units = [parse_unit(part.strip()) for part in text.split(",")]
     names = [unit.name for unit in units]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -120,12 +122,12 @@ def parse_units(text: str) -> tuple[Unit, ...]:
     return tuple(units)
 
 
-def crowded(units: Sequence[Unit], cores: int) -> str:
-    """A warning where the CPU units together compute with more threads than there are cores; else ""."""
+def oversubscription_warning(units: Sequence[Unit], cores: int) -> str:
+    """A warning if the CPU units together have more threads than there are cores; otherwise ""."""
     threads = {unit.name: unit.threads or cores for unit in units if unit.device == "cpu"}
     if len(threads) < 2 or sum(threads.values()) <= cores:
         return ""
     return (
-        f"{' and '.join(threads)} together compute with {sum(threads.values())} threads, and there are {cores} cores: "
-        "they slow each other down, which the times of each alone do not show"
+        f"{' and '.join(threads)} together have {sum(threads.values())} threads, and there are {cores} cores: they "
+        "slow each other down, which the times of each alone do not show"
     )

@@ -12,11 +12,11 @@ import torch
 class Clock(Protocol):
     """Takes the time stamps ("marks") 0, 1, 2, ... of one run, each once and in order."""
 
-    def prepare(self, places: int) -> None:
-        """Allocate marks 0 to places - 1. Called before the run is captured or started."""
+    def prepare(self, count: int) -> None:
+        """Allocate marks 0 to count - 1. Called before the run is captured or started."""
         ...
 
-    def mark(self, place: int) -> None:
+    def mark(self, index: int) -> None:
         """Take the time stamp, on the calling thread's current stream."""
         ...
 
@@ -32,11 +32,11 @@ class HostClock:
         self._read = read
         self._at: list[int] = []
 
-    def prepare(self, places: int) -> None:
-        self._at = [0] * places
+    def prepare(self, count: int) -> None:
+        self._at = [0] * count
 
-    def mark(self, place: int) -> None:
-        self._at[place] = self._read()
+    def mark(self, index: int) -> None:
+        self._at[index] = self._read()
 
     def gaps_ms(self) -> list[float]:
         return [(after - before) / 1e6 for before, after in zip(self._at, self._at[1:], strict=False)]
@@ -49,11 +49,11 @@ class DeviceClock:
         self._device = device
         self._events: list[torch.cuda.Event] = []
 
-    def prepare(self, places: int) -> None:
-        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(places)]
+    def prepare(self, count: int) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)]
 
-    def mark(self, place: int) -> None:
-        self._events[place].record(torch.cuda.current_stream(self._device))
+    def mark(self, index: int) -> None:
+        self._events[index].record(torch.cuda.current_stream(self._device))
 
     def gaps_ms(self) -> list[float]:
         # Synchronize this thread's stream only: others may never be idle. Waiting for the last event would not do:

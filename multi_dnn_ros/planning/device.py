@@ -16,7 +16,7 @@ from typing import Literal
 
 import psutil
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from torch.nn import functional
 
 from multi_dnn_ros.common.atomic_files import atomic_write
@@ -24,6 +24,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.reporting import nvidia_smi_id
 from multi_dnn_ros.common.resources import cache_folder
 from multi_dnn_ros.planning.clock import Clock, clock_for
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.timing import Target
 
 log = logging.getLogger(__name__)
@@ -36,14 +37,12 @@ _SIZES = {"cpu": (1024, (128, 56), 128), "cuda": (8192, (512, 112), 1024)}
 BUSY = 0.10
 
 
-class Limits(BaseModel):
+class Limits(FileModel):
     """Limits of one device at one precision and number of threads.
 
     flops_per_s: the better of a matrix product and a 3x3 convolution. bytes_per_s: of a copy much larger than the
     caches, counting bytes read and written.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: str
     kind: Literal["cpu", "cuda"]
@@ -86,10 +85,10 @@ def measure_limits(
         image = torch.rand(1, channels, pixels, pixels, device=device).to(dtype)
         weight = torch.rand(channels, channels, 3, 3, device=device).to(dtype)
         source = torch.ones(max(1, int(mebibytes * scale * scale)) << 18, device=device)
-        place = torch.empty_like(source)
+        destination = torch.empty_like(source)
         product_s = _fastest_s(lambda: torch.mm(a, b), clock, hold)
         convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
-        copy_s = _fastest_s(lambda: place.copy_(source), clock, hold)
+        copy_s = _fastest_s(lambda: destination.copy_(source), clock, hold)
     return Limits(
         name=device_name(target),
         kind="cuda" if device.type == "cuda" else "cpu",

@@ -111,77 +111,79 @@ def check_fit(
     _check(demands, workers, limit)
     unit = _UNIT[gpu]
     times = _times_ms(demands, workers)
-    needs = {of.dnn: of.hz * ms / 1e3 for of, ms in zip(demands, times, strict=True)}
-    taken = 0.0 if gpu or not cores else sum(of.need for of in decoding) / cores  # share of all workers' time
+    needs = {demand.dnn: demand.hz * ms / 1e3 for demand, ms in zip(demands, times, strict=True)}
+    taken = 0.0 if gpu or not cores else sum(image.need for image in decoding) / cores  # share of all workers' time
     utilization = sum(needs.values()) / workers + taken
-    overloaded = [of for of in decoding if of.need > limit]
-    own = [of for of in demands if needs[of.dnn] > limit]
+    overloaded = [image for image in decoding if image.need > limit]
+    oversized = [demand for demand in demands if needs[demand.dnn] > limit]
     late = [
-        of
-        for of, ms in zip(demands, times, strict=True)
-        if of.deadline_ms is not None and of.latency_ms(ms) > of.deadline_ms
+        demand
+        for demand, ms in zip(demands, times, strict=True)
+        if demand.deadline_ms is not None and demand.latency_ms(ms) > demand.deadline_ms
     ]
-    shares = {of.dnn: of.hz * of.shared_ms / 1e3 for of in demands}
+    shares = {demand.dnn: demand.hz * demand.shared_ms / 1e3 for demand in demands}
     shared = sum(shares.values())
-    crowd: list[Demand] = []
+    heaviest: list[Demand] = []
     # Tolerate rounding: a set reduced exactly to the advised rates must fit.
-    if not own and utilization > limit * (1.0 + 1e-9):
-        crowd = [_largest_need(demands, needs, (utilization - limit) * workers)]
-    narrow = [] if own or crowd or shared <= limit * (1.0 + 1e-9) else [_largest_need(demands, shares, shared - limit)]
-    breaks = tuple(dict.fromkeys(of.dnn for of in (*own, *crowd, *narrow, *late)))
-    ms_of = {of.dnn: ms for of, ms in zip(demands, times, strict=True)}
-    text = _text(demands, needs, ms_of, utilization, workers, breaks, {of.dnn for of in late}, unit, overloaded)
-    if narrow:
-        text += f"; together they need {shared:.0%} of what all share"
+    if not oversized and utilization > limit * (1.0 + 1e-9):
+        heaviest = [_largest_need(demands, needs, (utilization - limit) * workers)]
+    heaviest_shared: list[Demand] = []
+    if not oversized and not heaviest and shared > limit * (1.0 + 1e-9):
+        heaviest_shared = [_largest_need(demands, shares, shared - limit)]
+    breaks = tuple(dict.fromkeys(demand.dnn for demand in (*oversized, *heaviest, *heaviest_shared, *late)))
+    ms_of = {demand.dnn: ms for demand, ms in zip(demands, times, strict=True)}
+    text = _text(demands, needs, ms_of, utilization, workers, breaks, {demand.dnn for demand in late}, unit, overloaded)
+    if heaviest_shared:
+        text += f"; together they need {shared:.0%} of the shared resources"
     most_hz: dict[str, float] = {}
     advice = []
-    giving_way = (*own, *crowd)
-    others = sum(needs.values()) - sum(needs[of.dnn] for of in giving_way)
+    reduced = (*oversized, *heaviest)
+    others = sum(needs.values()) - sum(needs[demand.dnn] for demand in reduced)
     left = (limit - taken) * workers - others
-    for number, of in enumerate(giving_way):
-        free = min(limit, left / (len(giving_way) - number))  # the reduced DNNs share the remaining time
+    for number, demand in enumerate(reduced):
+        free = min(limit, left / (len(reduced) - number))  # the reduced DNNs share the remaining time
         left -= max(0.0, free)
         if free > _NOTHING:
-            most_hz[of.dnn] = free / ms_of[of.dnn] * 1e3
-        advice.append(
-            _advice(of, most_hz.get(of.dnn), free, ms_of[of.dnn], f"{others / workers:.0%} of the {unit}s", gpu)
-        )
-    for of in narrow:
-        free = limit - (shared - shares[of.dnn])
+            most_hz[demand.dnn] = free / ms_of[demand.dnn] * 1e3
+        taken_by_others = f"{others / workers:.0%} of the {unit}s"
+        advice.append(_advice(demand, most_hz.get(demand.dnn), free, ms_of[demand.dnn], taken_by_others, gpu))
+    for demand in heaviest_shared:
+        free = limit - (shared - shares[demand.dnn])
         if free > _NOTHING:
-            most_hz[of.dnn] = free / of.shared_ms * 1e3
-        advice.append(_advice(of, most_hz.get(of.dnn), free * ms_of[of.dnn] / of.shared_ms, ms_of[of.dnn],
-                              f"{shared - shares[of.dnn]:.0%} of what all share", gpu))  # fmt: skip
+            most_hz[demand.dnn] = free / demand.shared_ms * 1e3
+        ms = ms_of[demand.dnn]
+        taken_by_others = f"{shared - shares[demand.dnn]:.0%} of the shared resources"
+        advice.append(_advice(demand, most_hz.get(demand.dnn), free * ms / demand.shared_ms, ms, taken_by_others, gpu))
     advice += [
-        f"{of.dnn}: a deadline of at least {math.ceil(of.latency_ms(ms_of[of.dnn]))} ms instead of {of.deadline_ms:g}, "
-        f"or {_cheaper(gpu)}"
-        for of in late
+        f"{demand.dnn}: a deadline of at least {math.ceil(demand.latency_ms(ms_of[demand.dnn]))} ms instead of "
+        f"{demand.deadline_ms:g}, or {_cheaper(gpu)}"
+        for demand in late
     ]
     advice += [
-        f"camera {of.camera}: at most {three_digits(limit / of.ms * 1e3)} Hz instead of {three_digits(of.hz)}, or "
-        "smaller images"
-        for of in overloaded
+        f"camera {image.camera}: at most {three_digits(limit / image.ms * 1e3)} Hz instead of "
+        f"{three_digits(image.hz)}, or smaller images"
+        for image in overloaded
     ]
     return Verdict(
         not breaks and not overloaded, utilization, needs, breaks, text, most_hz, tuple(advice), tuple(doubts),
-        {of.camera: of.need for of in decoding}, tuple(of.camera for of in overloaded),
+        {image.camera: image.need for image in decoding}, tuple(image.camera for image in overloaded),
     )  # fmt: skip
 
 
 def service_ms(demands: Sequence[Demand], workers: int) -> dict[str, float]:
     """Milliseconds per frame of each DNN among the others, as used by check_fit."""
-    return {of.dnn: ms for of, ms in zip(demands, _times_ms(demands, workers), strict=True)}
+    return {demand.dnn: ms for demand, ms in zip(demands, _times_ms(demands, workers), strict=True)}
 
 
 def _times_ms(demands: Sequence[Demand], workers: int) -> list[float]:
     """Fixed-point iteration: each time depends on how busy the others are, which depends on their times."""
-    times = [of.alone_ms for of in demands]
+    times = [demand.alone_ms for demand in demands]
     for _ in range(_ITERATIONS):
-        busy = [min(1.0, of.hz * ms / 1e3) for of, ms in zip(demands, times, strict=True)]
+        busy = [min(1.0, demand.hz * ms / 1e3) for demand, ms in zip(demands, times, strict=True)]
         beside = [min(1.0, (sum(busy) - own) / (workers - 1)) if workers > 1 else 0.0 for own in busy]
         times = [
-            of.alone_ms + (max(of.crowded_ms, of.alone_ms) - of.alone_ms) * part
-            for of, part in zip(demands, beside, strict=True)
+            demand.alone_ms + (max(demand.crowded_ms, demand.alone_ms) - demand.alone_ms) * part
+            for demand, part in zip(demands, beside, strict=True)
         ]
     return times
 
@@ -190,10 +192,10 @@ def _largest_need(demands: Sequence[Demand], needs: Mapping[str, float], excess:
     """The DNN to reduce. Among those whose removal would make the set fit, the one of lowest priority and, among
     equals, the highest need; otherwise the one of the highest need.
     """
-    enough = [of for of in demands if needs[of.dnn] >= excess - 1e-9]
+    enough = [demand for demand in demands if needs[demand.dnn] >= excess - 1e-9]
     if not enough:
-        return max(demands, key=lambda of: needs[of.dnn])
-    return min(enough, key=lambda of: (of.priority, -needs[of.dnn]))
+        return max(demands, key=lambda demand: needs[demand.dnn])
+    return min(enough, key=lambda demand: (demand.priority, -needs[demand.dnn]))
 
 
 def _text(
@@ -211,30 +213,31 @@ def _text(
     total = f"{count} {utilization:.0%} of {workers} {unit}{'s' if workers > 1 else ''}"
     if not breaks and not overloaded:
         return f"fits: {total}"
-    by_name = {of.dnn: of for of in demands}
+    by_name = {demand.dnn: demand for demand in demands}
     parts = []
     for name in breaks:
-        of = by_name[name]
-        part = f"{name}: {ms_of[name]:.1f} ms per frame at {three_digits(of.hz)} Hz, {needs[name]:.0%} of a {unit}"
-        if name in late and of.deadline_ms is not None:
-            if of.wait_ms or of.batch > 1.0:
-                part += f", {of.latency_ms(ms_of[name]):.1f} ms from its arrival on"
-            part += f", deadline {of.deadline_ms:g} ms"
+        demand = by_name[name]
+        part = f"{name}: {ms_of[name]:.1f} ms per frame at {three_digits(demand.hz)} Hz, {needs[name]:.0%} of a {unit}"
+        if name in late and demand.deadline_ms is not None:
+            if demand.wait_ms or demand.batch > 1.0:
+                part += f", {demand.latency_ms(ms_of[name]):.1f} ms from arrival to result"
+            part += f", deadline {demand.deadline_ms:g} ms"
         parts.append(part)
     parts += [
-        f"camera {of.camera}: {of.ms:.1f} ms to decode an image at {three_digits(of.hz)} Hz, {of.need:.0%} of a core"
-        for of in overloaded
+        f"camera {image.camera}: {image.ms:.1f} ms to decode an image at {three_digits(image.hz)} Hz, "
+        f"{image.need:.0%} of a core"
+        for image in overloaded
     ]
     return f"does not fit: {total}; broken by {'; '.join(parts)}"
 
 
-def _advice(of: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
+def _advice(demand: Demand, hz: float | None, free: float, ms: float, others: str, gpu: bool) -> str:
     if hz is None:
-        return f"{of.dnn}: no rate fits besides the others, which need {others}"
-    each = "" if len(of.cameras) == 1 else f" of its {len(of.cameras)} cameras together"
+        return f"{demand.dnn}: no rate fits besides the others, which need {others}"
+    each = "" if len(demand.cameras) == 1 else f" of its {len(demand.cameras)} cameras together"
     return (
-        f"{of.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(of.hz)}, or "
-        f"{three_digits(free / of.hz * 1e3)} ms per frame instead of {three_digits(ms)} ({_cheaper(gpu)})"
+        f"{demand.dnn}: at most {three_digits(hz)} Hz{each} instead of {three_digits(demand.hz)}, or "
+        f"{three_digits(free / demand.hz * 1e3)} ms per frame instead of {three_digits(ms)} ({_cheaper(gpu)})"
     )
 
 
@@ -248,13 +251,13 @@ def _check(demands: Sequence[Demand], workers: int, limit: float) -> None:
     if not 0.0 < limit <= 1.0:
         raise ValueError(f"limit is {limit}; allowed: above 0, up to 1")
     if not demands:
-        raise ValueError("demands is empty; expected one DNN at least")
-    names = [of.dnn for of in demands]
+        raise ValueError("demands is empty; expected: at least one DNN")
+    names = [demand.dnn for demand in demands]
     if len(set(names)) < len(names):
         raise ValueError(f"demands name a DNN twice: {', '.join(names)}")
-    for of in demands:
-        numbers = {"alone_ms": of.alone_ms, "crowded_ms": of.crowded_ms, "shared_ms": of.shared_ms, **of.cameras,
-                   "wait_ms": of.wait_ms, "batch": of.batch}  # fmt: skip
+    for demand in demands:
+        names_of_times = ("alone_ms", "crowded_ms", "shared_ms", "wait_ms", "batch")
+        numbers = {**{name: getattr(demand, name) for name in names_of_times}, **demand.cameras}
         for name, value in numbers.items():
             if not 0.0 <= value < 1e9:
-                raise ValueError(f"demand of {of.dnn}: {name} is {value}; allowed: 0 to a thousand million")
+                raise ValueError(f"demand of {demand.dnn}: {name} is {value}; allowed: 0 to 1e9")

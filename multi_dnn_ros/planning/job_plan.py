@@ -18,8 +18,7 @@ from torch import nn
 from multi_dnn_ros.backends import Backend, Shared, Stage, Tensors
 from multi_dnn_ros.backends.device_errors import is_out_of_memory
 from multi_dnn_ros.common.error_text import summarize_error
-from multi_dnn_ros.graph.cut import NodeCost
-from multi_dnn_ros.graph.cut import Stage as Job
+from multi_dnn_ros.graph.cut import GraphStage, NodeCost
 from multi_dnn_ros.graph.job_length import LAUNCH_SHARE, MOST_JOBS, JobLength, job_length
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.models.dnn import Dnn
@@ -36,7 +35,7 @@ ROUNDS = 7
 #: Image size for timing preprocessing: the cameras' sizes are not known yet.
 _HEIGHT, _WIDTH = 480, 640
 _PREPROCESS_ROUNDS = 5
-_DOUBTS_TOLD = 3
+_MAX_LOGGED_DOUBTS = 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class JobPlan:
     known: str = ""
     bound_s: float | None = None
 
-    def remaining_ns(self, jobs: Sequence[Job]) -> tuple[int, ...] | None:
+    def remaining_ns(self, jobs: Sequence[GraphStage]) -> tuple[int, ...] | None:
         """By job, the time from its start to the end of the last job, alone on the device; None: unknown."""
         if self.costs is None:
             return None
@@ -94,7 +93,7 @@ class JobPlanner:
         self._bound_s = bound_s
         self._timed = timed
         self._launch = launch
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def plan(self, dnn: Dnn, jobs: int, target: Target) -> JobPlan:
         """Plan the cut of `dnn`: into `jobs` jobs if there is no bound, balanced by layer times if those are available.
@@ -112,7 +111,7 @@ class JobPlanner:
             if is_out_of_memory(error):
                 raise
             log.warning(
-                "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimates: %s",
+                "dnn.%s: its layers cannot be timed, so it is cut into dnn.%s.jobs jobs by estimated costs: %s",
                 dnn.name, dnn.name, summarize_error(error),
             )  # fmt: skip
             return JobPlan(jobs)
@@ -137,9 +136,7 @@ class JobPlanner:
         length = job_length([each / 1e3 for each in ms], self._bound_s, launch_s)
         unmet = _unmet(length, layers, ms, launch_s)
         if unmet:
-            log.warning(
-                "dnn.%s: blocking_ms %g cannot be met as it should: %s", dnn.name, self._bound_s * 1e3, "; ".join(unmet)
-            )
+            log.warning("dnn.%s: blocking_ms %g cannot be met: %s", dnn.name, self._bound_s * 1e3, "; ".join(unmet))
         return JobPlan(length.jobs, costs, length.limit_s, launch_s, known, self._bound_s)
 
     def _layer_ms(self, dnn: Dnn, traced: Traced, target: Target) -> tuple[list[LayerShape], list[float], str]:
@@ -148,20 +145,20 @@ class JobPlanner:
             prediction = self._predictor.predict(in_precision(layers, target.dtype), target=target)
             if not prediction.doubts:
                 return layers, list(prediction.ms), "predicted"
-            self._tell(dnn.name, prediction.doubts)
+            self._log_doubts(dnn.name, prediction.doubts)
         times = self._timed(traced, target, jobs=1)
         layers = describe(traced, [layer for stage in times.stages for layer in stage.layers])
         return layers, [statistics.median(ms) for ms in times.layers], "measured"
 
-    def _tell(self, dnn: str, doubts: Sequence[str]) -> None:
+    def _log_doubts(self, dnn: str, doubts: Sequence[str]) -> None:
         """Log each doubt once, with the first DNN that has it."""
-        fresh = [doubt for doubt in doubts if doubt not in self._told]
-        self._told.update(fresh)
+        fresh = [doubt for doubt in doubts if doubt not in self._logged]
+        self._logged.update(fresh)
         if fresh:
-            more = f"; and {len(fresh) - _DOUBTS_TOLD} more" if len(fresh) > _DOUBTS_TOLD else ""
+            more = f"; and {len(fresh) - _MAX_LOGGED_DOUBTS} more" if len(fresh) > _MAX_LOGGED_DOUBTS else ""
             log.warning(
-                "dnn.%s: layers are measured, as the predictor %s does not know them: %s%s",
-                dnn, self._source, "; ".join(fresh[:_DOUBTS_TOLD]), more,
+                "dnn.%s: layers are measured, because the predictor %s does not cover them: %s%s",
+                dnn, self._source, "; ".join(fresh[:_MAX_LOGGED_DOUBTS]), more,
             )  # fmt: skip
 
 
@@ -184,7 +181,7 @@ def in_precision(layers: Sequence[LayerShape], dtype: torch.dtype) -> list[Layer
 
 
 class _OnCopies:
-    """A backend that prepares copies: the modules are cut and prepared again afterwards."""
+    """Wraps a backend: prepares copies, because the modules are cut and prepared again afterwards."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -197,7 +194,7 @@ class _OnCopies:
 
 
 def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float], launch_s: float) -> list[str]:
-    """Which constraints, bound or launch cost, cannot be met, and what is done instead."""
+    """The constraints (bound, launch cost) that cannot be met, and what is done instead."""
     found = []
     if length.too_long:
         worst = max(length.too_long, key=lambda number: ms[number])
@@ -209,8 +206,8 @@ def _unmet(length: JobLength, layers: Sequence[LayerShape], ms: Sequence[float],
         found.append(f"more than {MOST_JOBS} jobs would be needed, and {MOST_JOBS} are used")
     if not length.launch_pays:
         found.append(
-            f"launching takes {100 * length.launch_share:.1f} % of the time of {length.jobs} jobs, not under "
-            f"{100 * LAUNCH_SHARE:g} %, which is kept, as the bound counts more"
+            f"launching {length.jobs} jobs takes {100 * length.launch_share:.1f} % of their time, more than "
+            f"{100 * LAUNCH_SHARE:g} %, because the bound has precedence"
         )
     return found
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends import StaticStage
 from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.timing import Target
@@ -25,7 +25,7 @@ def launch_cost_s(target: Target, now: Callable[[], float] = time.perf_counter) 
     """
     inputs = (torch.zeros(1),)
     (ready,) = target.make_backend().prepare(split(trace(nn.ReLU().eval(), inputs), 1), inputs, target.device)
-    carried = ready.inputs if isinstance(ready, Captured) else tuple(tensor.to(target.device) for tensor in inputs)
+    carried = ready.inputs if isinstance(ready, StaticStage) else tuple(tensor.to(target.device) for tensor in inputs)
     times = []
     with torch.inference_mode():
         for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""Time marks inside a running network: each layer is timed in place, with the data and caches it really has."""
+"""Time marks inside a running network: each layer is timed in place, with its real data and caches."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx, nn
 
-from multi_dnn_ros.backends import Stage as Ready
-from multi_dnn_ros.backends import Tensors
+from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.graph.cut import Stage, split
+from multi_dnn_ros.graph.cut import GraphStage, split
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock
 from multi_dnn_ros.planning.timing import Target
@@ -23,18 +22,18 @@ _EMPTY_RUNS = 25
 class MarkedStage(nn.Module):
     """A stage that takes mark `first` before its first layer and one after each layer: len(layers) + 1 marks."""
 
-    def __init__(self, stage: Stage, clock: Clock, first: int, marks_behind: Sequence[int] | None = None) -> None:
+    def __init__(self, stage: GraphStage, clock: Clock, first: int, marks_after: Sequence[int] | None = None) -> None:
         super().__init__()
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
-        ends = _ends(stage) if marks_behind is None else list(marks_behind)
+        ends = _ends(stage) if marks_after is None else list(marks_after)
         computed = 0
-        place = first
+        index = first
 
         def mark() -> None:
-            nonlocal place
-            graph.call_function(clock.mark, (place,))
-            place += 1
+            nonlocal index
+            graph.call_function(clock.mark, (index,))
+            index += 1
 
         marked_start = False
         for node in stage.graph.graph.nodes:
@@ -59,15 +58,15 @@ class MarkedStage(nn.Module):
         return outputs
 
 
-class Run:
-    """A prepared network with marks; each call returns the milliseconds of its parts.
+class MarkedNetwork:
+    """A prepared network with time marks; each call returns the milliseconds of its parts.
 
     parts: number of times per stage. cost_ms: cost of a mark (plus a stage call if each part is a stage), subtracted
     from each time.
     """
 
     def __init__(
-        self, stages: Sequence[Ready], inputs: Tensors, clock: Clock, parts: Sequence[int], cost_ms: float, inside: bool
+        self, stages: Sequence[Stage], inputs: Tensors, clock: Clock, parts: Sequence[int], cost_ms: float, inside: bool
     ) -> None:
         self._stages = stages
         self._inputs = inputs
@@ -78,15 +77,14 @@ class Run:
 
     def __call__(self) -> list[list[float]]:
         """Milliseconds of each part of each stage."""
-        carried = self._inputs
         if self._inside:
-            for stage in self._stages:
-                carried = stage(carried)
+            run_stages(self._stages, self._inputs)
         else:
+            carried = self._inputs
             self._clock.mark(0)
-            for place, stage in enumerate(self._stages, start=1):
+            for index, stage in enumerate(self._stages, start=1):
                 carried = stage(carried)
-                self._clock.mark(place)
+                self._clock.mark(index)
         gaps = iter(max(0.0, gap - self._cost_ms) for gap in self._clock.gaps_ms())
         times: list[list[float]] = []
         for index, parts in enumerate(self._parts):
@@ -96,16 +94,16 @@ class Run:
         return times
 
 
-def jobs_run(stages: Sequence[Stage], inputs: Tensors, target: Target, clock: Clock) -> Run:
+def jobs_run(stages: Sequence[GraphStage], inputs: Tensors, target: Target, clock: Clock) -> MarkedNetwork:
     """Marks between the jobs only: the network as it is served."""
     ready = target.make_backend().prepare(stages, inputs, target.device)
     clock.prepare(len(ready) + 1)
-    return Run(ready, inputs, clock, [1] * len(ready), 0.0, inside=False)
+    return MarkedNetwork(ready, inputs, clock, [1] * len(ready), 0.0, inside=False)
 
 
 def layers_run(
-    graph_module: fx.GraphModule, stages: Sequence[Stage], inputs: Tensors, target: Target, clock: Clock
-) -> Run:
+    graph_module: fx.GraphModule, stages: Sequence[GraphStage], inputs: Tensors, target: Target, clock: Clock
+) -> MarkedNetwork:
     """Marks around each layer of the jobs `stages`; each layer is a stage if the backend compiles stages."""
     layers = [len(stage.layers) for stage in stages]
     if BACKENDS.get(target.backend).timing_marks:  # others compile a stage's graph: there a layer is a stage
@@ -117,15 +115,15 @@ def layers_run(
             marked.append(MarkedStage(stage, clock, first))
             first += count + 1
         ready = target.make_backend().prepare(marked, inputs, target.device)
-        return Run(ready, inputs, clock, layers, cost_ms, inside=True)
+        return MarkedNetwork(ready, inputs, clock, layers, cost_ms, inside=True)
     cost_ms = _call_cost_ms(target, clock)
     single = split(graph_module, sum(layers))
     ready = target.make_backend().prepare(single, inputs, target.device)
     clock.prepare(len(ready) + 1)
-    return Run(ready, inputs, clock, layers, cost_ms, inside=False)
+    return MarkedNetwork(ready, inputs, clock, layers, cost_ms, inside=False)
 
 
-def _ends(stage: Stage) -> list[int]:
+def _ends(stage: GraphStage) -> list[int]:
     """Number of operations up to the end of each layer."""
     ends, count = [], 0
     for layer in stage.layers:
@@ -134,7 +132,7 @@ def _ends(stage: Stage) -> list[int]:
     return ends
 
 
-def _empty(target: Target) -> tuple[Stage, Tensors]:
+def _empty(target: Target) -> tuple[GraphStage, Tensors]:
     """A job without layers: its time is the cost of a call."""
     inputs = (torch.zeros(1, device=target.device),)
     (stage,) = split(trace(nn.Identity().eval(), (torch.zeros(1),)), 1)
@@ -146,9 +144,9 @@ def _mark_cost_ms(target: Target, clock: Clock) -> float:
         return _mark_between_kernels_ms(target, clock)
     stage, inputs = _empty(target)
     clock.prepare(_EMPTY + 1)
-    marked = MarkedStage(stage, clock, 0, marks_behind=[-1] * _EMPTY)
+    marked = MarkedStage(stage, clock, 0, marks_after=[-1] * _EMPTY)
     ready = target.make_backend().prepare([marked], inputs, target.device)
-    return _median_gap_ms(Run(ready, inputs, clock, [_EMPTY], 0.0, inside=True))
+    return _median_gap_ms(MarkedNetwork(ready, inputs, clock, [_EMPTY], 0.0, inside=True))
 
 
 def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
@@ -158,17 +156,19 @@ def _mark_between_kernels_ms(target: Target, clock: Clock) -> float:
     layers are chosen so that they stay separate kernels.
     """
     layers = [
-        nn.Conv2d(64, 64, 3, padding=1, bias=False) if place % 2 == 0 else nn.LeakyReLU() for place in range(_EMPTY)
+        nn.Conv2d(64, 64, 3, padding=1, bias=False) if index % 2 == 0 else nn.LeakyReLU() for index in range(_EMPTY)
     ]
     values = (torch.zeros(1, 64, 28, 28, dtype=target.dtype),)
     (stage,) = split(trace(nn.Sequential(*layers).to(target.dtype).eval(), values), 1)
     inputs = tuple(tensor.to(target.device) for tensor in values)
     clock.prepare(_EMPTY + 1)
     marked = target.make_backend().prepare([MarkedStage(stage, clock, 0)], inputs, target.device)
-    run = Run(marked, inputs, clock, [_EMPTY], 0.0, inside=True)
+    run = MarkedNetwork(marked, inputs, clock, [_EMPTY], 0.0, inside=True)
     with_marks = statistics.median(sum(run()[0]) for _ in range(_EMPTY_RUNS))
     clock.prepare(2)
-    run = Run(target.make_backend().prepare([stage], inputs, target.device), inputs, clock, [1], 0.0, inside=False)
+    run = MarkedNetwork(
+        target.make_backend().prepare([stage], inputs, target.device), inputs, clock, [1], 0.0, inside=False
+    )
     without = statistics.median(run()[0][0] for _ in range(_EMPTY_RUNS))
     return max(0.0, (with_marks - without) / _EMPTY)
 
@@ -181,11 +181,11 @@ def _call_cost_ms(target: Target, clock: Clock) -> float:
     for stages in (_EMPTY, 1):
         ready = target.make_backend().prepare(split(small, stages), inputs, target.device)
         clock.prepare(stages + 1)
-        run = Run(ready, inputs, clock, [1] * stages, 0.0, inside=False)
+        run = MarkedNetwork(ready, inputs, clock, [1] * stages, 0.0, inside=False)
         times.append(statistics.median(sum(gap for (gap,) in run()) for _ in range(_EMPTY_RUNS)))
     return max(0.0, (times[0] - times[1]) / (_EMPTY - 1))
 
 
-def _median_gap_ms(run: Run) -> float:
+def _median_gap_ms(run: MarkedNetwork) -> float:
     gaps = sorted(gap for _ in range(_EMPTY_RUNS) for part in run() for gap in part)
     return gaps[len(gaps) // 2]

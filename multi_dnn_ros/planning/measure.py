@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
-from multi_dnn_ros.backends.fused_activations import absorbed
+from multi_dnn_ros.backends.fused_activations import fused_operations
 from multi_dnn_ros.backends.registry import BACKENDS
-from multi_dnn_ros.graph.cut import NodeCost, Stage, split
+from multi_dnn_ros.graph.cut import GraphStage, NodeCost, split
 from multi_dnn_ros.graph.trace import trace
 from multi_dnn_ros.planning.clock import Clock, clock_for
-from multi_dnn_ros.planning.marks import Run, jobs_run, layers_run
+from multi_dnn_ros.planning.marks import MarkedNetwork, jobs_run, layers_run
 from multi_dnn_ros.planning.timing import Target
 
 Progress = Callable[[int, int], None]
@@ -34,18 +34,18 @@ MIN_ROUNDS = 5
 class Traced:
     """A network to be measured. inputs: on the CPU, of the batch and precision that it was traced for.
 
-    absorbed: names of operations that are fused into another one at run time.
+    fused: names of operations that are fused into another one at run time.
     """
 
     graph_module: fx.GraphModule
     inputs: tuple[torch.Tensor, ...]
-    absorbed: frozenset[str] = frozenset()
+    fused: frozenset[str] = frozenset()
 
     @classmethod
     def on(cls, target: Target, graph_module: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> Traced:
         """To be measured on `target`."""
         fuses = target.device.type in BACKENDS.get(target.backend).fuses
-        return cls(graph_module, inputs, absorbed(graph_module) if fuses else frozenset())
+        return cls(graph_module, inputs, fused_operations(graph_module) if fuses else frozenset())
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Times:
     in which the process was preempted.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[GraphStage, ...]
     layers: tuple[tuple[float, ...], ...]
     jobs: tuple[tuple[float, ...], ...]
     whole: tuple[float, ...]
@@ -107,7 +107,7 @@ def measure(
         for _ in range(_WARM_UP_ROUNDS):
             served()
             layered()
-        rounds: dict[Run, list[tuple[int, list[list[float]]]]] = {served: [], layered: []}
+        rounds: dict[MarkedNetwork, list[tuple[int, list[list[float]]]]] = {served: [], layered: []}
         quiet = {served: 0, layered: 0}
         begin = now()
         for turn in range(target.rounds * _MOST_ROUNDS):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.graph.cut import NodeCost, split
@@ -24,6 +24,7 @@ from multi_dnn_ros.planning.features import (
     linear_features,
     tree_features,
 )
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Traced
 from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs, read_checked
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
@@ -45,11 +46,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=0)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Linear(_Part):
+class Linear(FileModel):
     """Milliseconds as a weighted sum of LINEAR_FEATURES. weights: by kind of layer, nonnegative."""
 
     regressor: Literal["linear"] = "linear"
@@ -59,7 +56,9 @@ class Linear(_Part):
     def _check(self) -> Linear:
         for kind, weights in self.weights.items():
             if kind not in KINDS or len(weights) != len(LINEAR_FEATURES):
-                raise ValueError(f"weights of '{kind}' are not {len(LINEAR_FEATURES)} numbers of a known kind")
+                raise ValueError(
+                    f"weights of '{kind}': expected {len(LINEAR_FEATURES)} numbers and a known kind of layer"
+                )
         return self
 
     def predict(self, questions: Sequence[Question]) -> Matrix:
@@ -70,7 +69,7 @@ class Linear(_Part):
         return times
 
 
-class Tree(_Part):
+class Tree(FileModel):
     """A binary tree, nodes in depth-first order. left, right: -1 at leaves. feature <= threshold goes left."""
 
     feature: tuple[int, ...]
@@ -82,16 +81,16 @@ class Tree(_Part):
     @model_validator(mode="after")
     def _check(self) -> Tree:
         nodes = len(self.feature)
-        if not nodes or any(len(of) != nodes for of in (self.threshold, self.left, self.right, self.value)):
+        if not nodes or any(len(values) != nodes for values in (self.threshold, self.left, self.right, self.value)):
             raise ValueError("the lists of a tree differ in length, or are empty")
-        for place, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
+        for index, (feature, left, right) in enumerate(zip(self.feature, self.left, self.right, strict=True)):
             if (left, right) == (-1, -1):
                 continue
             # Children come after their parent, so every traversal ends.
-            if not (place < left < nodes and place < right < nodes):
-                raise ValueError(f"node {place} of a tree has the children {left} and {right}")
+            if not (index < left < nodes and index < right < nodes):
+                raise ValueError(f"node {index} of a tree has the children {left} and {right}")
             if not 0 <= feature < len(TREE_FEATURES) + len(KINDS):
-                raise ValueError(f"node {place} of a tree asks for feature {feature}")
+                raise ValueError(f"node {index} of a tree has feature {feature}")
         return self
 
     def predict(self, rows: np.ndarray[Any, np.dtype[np.float32]]) -> Matrix:
@@ -104,7 +103,7 @@ class Tree(_Part):
         return np.asarray(np.array(self.value)[at], dtype=np.float64)
 
 
-class Trees(_Part):
+class Trees(FileModel):
     """Gradient-boosted trees: the logarithm of the ratio between a layer's time and its time at the device's limits.
 
     corrects: the ratio is to this linear model's prediction instead.
@@ -135,14 +134,14 @@ def base_ms(questions: Sequence[Question], linear: Linear | None) -> Matrix:
     return np.where(np.isfinite(found) & (found > _LEAST_MS), found, ideal)
 
 
-class TrainedRange(_Part):
+class TrainedRange(FileModel):
     """Training data of one kind of layer. sizes: flops, bytes read, bytes written and pixels of each distinct layer."""
 
     samples: int = Field(ge=1)
     sizes: tuple[tuple[Size, Size, Size, Size], ...] = Field(min_length=1, max_length=100_000)
 
 
-class Scores(_Part):
+class Scores(FileModel):
     """Median absolute errors relative to the measured time, by method. held_out: what was held out of training."""
 
     held_out: str
@@ -158,7 +157,7 @@ class Prediction:
     doubts: tuple[str, ...]
 
 
-class Slice(_Part):
+class Slice(FileModel):
     """The model of a share of a GPU's SMs, treated as a GPU of its own."""
 
     flops_per_s: Positive
@@ -166,7 +165,7 @@ class Slice(_Part):
     model: Model
 
 
-class Predictor(_Part):
+class Predictor(FileModel):
     """Layer times on one device with one backend and precision.
 
     loads: highest trained level, by kind. flops_per_s, bytes_per_s, model: of the whole device. slices: by number of
@@ -193,7 +192,9 @@ class Predictor(_Part):
     @model_validator(mode="after")
     def _check(self) -> Predictor:
         if self.format.endswith(" 1") and not self.cores:
-            raise ValueError("format 1 counts a GPU's streams in another way; learn from its table again for format 2")
+            raise ValueError(
+                "format 1 counts a GPU's streams differently; run `multi-dnn profile learn` on its table again"
+            )
         return self
 
     def predict(
@@ -207,14 +208,14 @@ class Predictor(_Part):
             self.device, self.backend, self.precision, self.threads, self.cores, sms, part.flops_per_s, part.bytes_per_s
         )
         counts = [LayerCounts.of(layer) for layer in layers]
-        timed = [(place, of) for place, of in enumerate(counts) if of.kind != "view"]
+        timed = [(index, layer) for index, layer in enumerate(counts) if layer.kind != "view"]
         times = [0.0] * len(layers)
         if timed:
-            found = part.model.predict([(of, setting, load) for _, of in timed])
-            for (place, _), ms in zip(timed, found, strict=True):
-                times[place] = float(ms) if np.isfinite(ms) else 0.0
+            found = part.model.predict([(layer, setting, load) for _, layer in timed])
+            for (index, _), ms in zip(timed, found, strict=True):
+                times[index] = float(ms) if np.isfinite(ms) else 0.0
         doubts = [*self._other_target(target), *self._other_load(load)]
-        doubts += dict.fromkeys(doubt for _, of in timed for doubt in self._other_layer(of))
+        doubts += dict.fromkeys(doubt for _, layer in timed for doubt in self._other_layer(layer))
         return Prediction(tuple(times), tuple(doubts))
 
     def _other_target(self, target: Target | None) -> list[str]:
@@ -223,34 +224,34 @@ class Predictor(_Part):
         doubts = []
         device = device_name(replace(target, sms=0))
         if device != self.device:
-            doubts.append(f"it was made on '{self.device}', this is '{device}'")
+            doubts.append(f"it was trained on '{self.device}'; this is '{device}'")
         if target.sms and target.sms not in self.slices:
             seen = ", ".join(map(str, self.slices)) or "none"
-            doubts.append(f"it has not seen a slice of {target.sms} SMs; slices that it has seen: {seen}")
+            doubts.append(f"it was not trained for {target.sms} SMs; trained shares: {seen}")
         backend = target.served_by or target.backend
         if backend != self.backend:
-            doubts.append(f"it was made with backend {self.backend}, this is {backend}")
+            doubts.append(f"it was trained with backend {self.backend}; this is {backend}")
         return doubts
 
     def _other_load(self, load: Load) -> list[str]:
         if load.level and load.level > self.loads.get(load.kind, 0):
-            return [f"a load of {load} is more than the {self.loads.get(load.kind, 0)} it has seen"]
+            return [f"a load of {load} exceeds the highest trained level, {self.loads.get(load.kind, 0)}"]
         return []
 
     def _other_layer(self, counts: LayerCounts) -> list[str]:
         seen = self.seen.get(counts.kind)
         if seen is None:
-            return [f"it has seen no {counts.kind} layer"]
+            return [f"it was not trained for {counts.kind} layers"]
         own = [getattr(counts, name) for name in _SIZES]
         for name, value, values in zip(_SIZES, own, zip(*seen.sizes, strict=True), strict=True):
             low, high = min(values), max(values)
             if not low / _SLACK <= value <= high * _SLACK:
                 what = name.replace("_", " ")
-                return [f"a {counts.kind} layer of {value:,} {what}; it has seen {low:,} to {high:,}"]
+                return [f"a {counts.kind} layer of {value:,} {what}; trained range: {low:,} to {high:,}"]
         apart = np.abs(np.log1p(np.array(own)) - np.log1p(np.array(seen.sizes))).max(axis=1).min()
         if apart > np.log(_NEAR):
             listed = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in zip(_SIZES, own, strict=True))
-            return [f"a {counts.kind} layer of {listed}; it has seen none within a factor of {_NEAR:g} of that"]
+            return [f"a {counts.kind} layer of {listed}; no trained layer is within a factor of {_NEAR:g} of that"]
         return []
 
 
@@ -264,7 +265,9 @@ def predicted_costs(
     layers = layers_of(traced)
     prediction = predictor.predict(layers, load, target)
     if prediction.doubts:
-        log.warning("layers are measured, as the predictor does not know them: %s", "; ".join(prediction.doubts[:3]))
+        log.warning(
+            "layers are measured, because the predictor does not cover them: %s", "; ".join(prediction.doubts[:3])
+        )
         costs: NodeCost = measured()
         return costs, prediction.doubts
     return node_costs(zip(layers, prediction.ms, strict=True), "the prediction"), ()

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from torch import fx
 
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.operations import Counts, Operation, counter, total
-from multi_dnn_ros.planning.device import Limits, device_name
+from multi_dnn_ros.planning.device import Limits
+from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Times, Traced
 from multi_dnn_ros.planning.timing import Target
 
@@ -29,11 +30,7 @@ class ProfileError(ValueError):
     """A profile, table or predictor cannot be used; the message names it, the error and what is expected."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Distribution(_Part):
+class Distribution(FileModel):
     """Distribution of milliseconds over rounds."""
 
     min: Milliseconds
@@ -55,7 +52,7 @@ class Distribution(_Part):
         return (self.p75 - self.p25) / self.p50 if self.p50 else 0.0
 
 
-class Work(_Part):
+class Work(FileModel):
     """Arithmetic and memory traffic; see graph.operations.Counts."""
 
     macs: int = Field(ge=0)
@@ -79,7 +76,7 @@ class Work(_Part):
         return self.flops / self.moved if self.moved else 0.0
 
 
-class LayerShape(_Part):
+class LayerShape(FileModel):
     """A layer as found in the graph: one traced operation and the views of its result.
 
     nodes: names of its operations in the traced graph; the first one is the layer's name. module: qualified name of the
@@ -114,7 +111,7 @@ class LayerProfile(LayerShape):
         return self.ms.p50 / self.bound_ms if self.bound_ms else None
 
 
-class JobProfile(_Part):
+class JobProfile(FileModel):
     """A job as served. layers_ms: sum of its layers' medians."""
 
     layers: int = Field(ge=0)
@@ -124,7 +121,7 @@ class JobProfile(_Part):
     bound_ms: Milliseconds
 
 
-class Profile(_Part):
+class Profile(FileModel):
     """Profile of one network on one device.
 
     sum_ms: sum of the layers' medians. whole: the same measured without marks inside. target: device, threads,
@@ -157,17 +154,6 @@ class Profile(_Part):
         times = [job.ms.p50 for job in self.jobs]
         return max(times) * len(times) / sum(times) if sum(times) else 1.0
 
-    def costs(self) -> NodeCost:
-        """Seconds of an operation, for graph.cut; raises ProfileError for a graph with unmeasured operations."""
-        return node_costs(((layer, layer.ms.p50) for layer in self.layers), f"the profile of {self.model}")
-
-    def require(self, target: Target) -> None:
-        """Raise ProfileError if the profile was made on another device, with other threads or at another precision."""
-        if self.limits.name != device_name(target):
-            raise ProfileError(
-                f"the profile of {self.model} is of '{self.limits.name}'; this is '{device_name(target)}'"
-            )
-
 
 def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeCost:
     """Seconds by operation from milliseconds by layer: a layer's first operation carries its time, the rest cost 0."""
@@ -178,7 +164,9 @@ def node_costs(layers: Iterable[tuple[LayerShape, float]], source: str) -> NodeC
 
     def seconds(node: fx.Node) -> float:
         if node.name not in known:
-            raise ProfileError(f"{source} knows no operation '{node.name}'; it is of another network or input size")
+            raise ProfileError(
+                f"{source} has no operation '{node.name}'; it was made for another network or input size"
+            )
         return known[node.name]
 
     return seconds
@@ -191,7 +179,7 @@ def describe(traced: Traced, layers: Iterable[Sequence[str]]) -> list[LayerShape
 
     def operation_of(node: fx.Node) -> Operation:
         operation = counted(node)
-        return replace(operation, kind="view", counts=Counts()) if node.name in traced.absorbed else operation
+        return replace(operation, kind="view", counts=Counts()) if node.name in traced.fused else operation
 
     return [_shape([nodes[name] for name in names], [operation_of(nodes[name]) for name in names]) for names in layers]
 
@@ -248,11 +236,6 @@ def profile(
     )
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a profile that report.write_profile wrote. Raises ProfileError that names the file and the error."""
-    return read_checked(path, Profile, "profile", "multi-dnn profile")
-
-
 def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Content:
     """Read a JSON file as `kind`. Only data is read; nothing in the file is executed.
 
@@ -267,15 +250,15 @@ def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Cont
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ProfileError(f"{path}: is no {what} of {maker}: {where}: {first['msg']}") from None
+        raise ProfileError(f"{path}: not a {what} of {maker}: {where}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         if isinstance(error, ProfileError):
             raise
-        raise ProfileError(f"{path}: is no {what} of {maker}: {error}") from None
+        raise ProfileError(f"{path}: not a {what} of {maker}: {error}") from None
 
 
 def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerShape:
-    main = next((place for place, operation in enumerate(operations) if operation.kind != "view"), 0)
+    main = next((index for index, operation in enumerate(operations) if operation.kind != "view"), 0)
     operation = operations[main]
     return LayerShape(
         nodes=tuple(node.name for node in nodes),

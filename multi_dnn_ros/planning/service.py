@@ -1,6 +1,4 @@
-"""Measures what a frame costs each DNN in the engine, alone and among the others, and the frames
-lost at given rates.
-"""
+"""Measures the cost of a frame for each DNN in the engine, alone and with the others, and the loss at given rates."""
 
 from __future__ import annotations
 
@@ -33,10 +31,10 @@ from multi_dnn_ros.planning.timing import Target
 Image = npt.NDArray[np.uint8]
 MakeEngine = Callable[[Sequence[DnnTask], Callable[[Result], None]], Engine]
 _TIMEOUT_S = 120.0
-#: Interval of checking for failures.
-_LOOK_S = 0.2
-#: Share of frames that a fitting set may lose: the first frames find cold caches.
-LOST = 0.02
+#: Interval of checks for failures.
+_CHECK_INTERVAL_S = 0.2
+#: Share of frames that a fitting set may lose; the first frames run with cold caches.
+MAX_LOST_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -77,23 +75,26 @@ def measure_services(
     served by all at once fill the shared resources.
     """
     alone = {task.name: _saturate([task], make_engine, images, frames)[task.name] for task in tasks}
-    alone_ms = {name: 1e3 / of.hz for name, of in alone.items()}
+    alone_ms = {name: 1e3 / saturated.hz for name, saturated in alone.items()}
     if len(tasks) == 1:
         return {name: Service(ms, ms, batch=alone[name].batch) for name, ms in alone_ms.items()}
-    crowd = _saturate(tasks, make_engine, images, frames)
+    all_at_once = _saturate(tasks, make_engine, images, frames)
     if len(tasks) <= workers:
-        together = sum(of.hz * alone_ms[name] for name, of in crowd.items()) / 1e3
-        return {name: Service(ms, max(ms, 1e3 / crowd[name].hz), ms / together, crowd[name].batch)
+        utilization = sum(saturated.hz * alone_ms[name] for name, saturated in all_at_once.items()) / 1e3
+        return {name: Service(ms, max(ms, 1e3 / all_at_once[name].hz), ms / utilization, all_at_once[name].batch)
                 for name, ms in alone_ms.items()}  # fmt: skip
-    filled = sum(of.hz * of.frame_ms / 1e3 for of in crowd.values()) / workers
-    return {name: Service(alone_ms[name], of.frame_ms / filled, batch=of.batch) for name, of in crowd.items()}
+    utilization = sum(saturated.hz * saturated.frame_ms / 1e3 for saturated in all_at_once.values()) / workers
+    return {name: Service(alone_ms[name], saturated.frame_ms / utilization, batch=saturated.batch)
+            for name, saturated in all_at_once.items()}  # fmt: skip
 
 
 def _saturate(
     tasks: Sequence[DnnTask], make_engine: MakeEngine, images: Image | Mapping[str, Image], frames: int
 ) -> dict[str, _Saturated]:
-    """Each DNN has cameras of its own, as many as it serves, each always with one more frame waiting, as when frames
-    arrive too fast: the next inference runs while the last results are decoded. Nothing else uses the device.
+    """Run the DNNs with more frames than they can serve, with nothing else on the device.
+
+    DNNs do not share cameras here. Every camera always has a further frame waiting, so that the next inference runs
+    while the last results are decoded.
     """
     times: dict[str, list[float]] = {task.name: [] for task in tasks}
     ends_ns: dict[str, list[int]] = {task.name: [] for task in tasks}
@@ -126,13 +127,13 @@ def _saturate(
         for name in cameras:
             engine.submit(frame(name), _TIMEOUT_S)
             engine.submit(frame(name), _TIMEOUT_S)  # returns once the first has started
-        look = time.monotonic() + _LOOK_S
-        while any(len(of) <= most[name] for name, of in times.items()):
+        next_check = time.monotonic() + _CHECK_INTERVAL_S
+        while any(len(samples) <= most[name] for name, samples in times.items()):
             with contextlib.suppress(queue.Empty):
-                engine.offer(frame(free.get(timeout=_LOOK_S)))
-            if time.monotonic() < look:
+                engine.offer(frame(free.get(timeout=_CHECK_INTERVAL_S)))
+            if time.monotonic() < next_check:
                 continue
-            look = time.monotonic() + _LOOK_S
+            next_check = time.monotonic() + _CHECK_INTERVAL_S
             if engine.statistics().disabled:
                 raise ProfileError(f"a DNN failed while it was measured: {engine.statistics().disabled}")
             if time.monotonic() > end:
@@ -142,12 +143,12 @@ def _saturate(
     finally:
         engine.stop(10.0)
     # Only while all DNNs were active: from the latest first result to the earliest last result.
-    begin_ns, end_ns = max(end for _, end in first.values()), min(of[-1] for of in ends_ns.values())
+    begin_ns, end_ns = max(end for _, end in first.values()), min(ends[-1] for ends in ends_ns.values())
     found = {}
     for name, ends in ends_ns.items():
-        inside = [place for place, at in enumerate(ends) if begin_ns < at <= end_ns]
-        ms = statistics.fmean(times[name][place] for place in inside) if inside else times[name][-1]
-        inferences = sum(1 / batches[name][place] for place in inside)
+        inside = [index for index, at in enumerate(ends) if begin_ns < at <= end_ns]
+        ms = statistics.fmean(times[name][index] for index in inside) if inside else times[name][-1]
+        inferences = sum(1 / batches[name][index] for index in inside)
         batch = len(inside) / inferences if inside else float(batches[name][-1])
         found[name] = _Saturated(ms, max(1, len(inside)) * 1e9 / max(1, end_ns - begin_ns), batch)
     return found
@@ -168,7 +169,7 @@ def lost_frames(
     for all. late: results after their deadline count as lost. The first half second is not counted.
     """
     wanted = [replace(task, cameras=tuple(cameras[task.name])) for task in tasks if cameras.get(task.name)]
-    rates = {camera: hz for of in cameras.values() for camera, hz in of.items()}
+    rates = {camera: hz for by_camera in cameras.values() for camera, hz in by_camera.items()}
     engine = make_engine(wanted, lambda result: None)
     engine.start()
     try:
@@ -199,7 +200,7 @@ def lost_frames(
     return lost
 
 
-def mixes(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
+def random_demands(services: Mapping[str, Service], workers: int, count: int, seed: int = 0) -> list[list[Demand]]:
     """Random sets of DNNs and rates around the capacity of `workers`: 0.6 to 1.4 of it, evenly spaced, excluding 0.95
     to 1.05.
 
@@ -214,12 +215,12 @@ def mixes(services: Mapping[str, Service], workers: int, count: int, seed: int =
         shares = [order.uniform(0.5, 1.5) for _ in names]
         capacity = min(len(names), workers)
         # No DNN can use more than one worker: the excess goes to the others.
-        shares = _capped([share / sum(shares) * capacity for share in shares])
+        shares = _cap_shares([share / sum(shares) * capacity for share in shares])
         found.append(_at(names, shares, part, services, workers))
     return found
 
 
-def _capped(shares: list[float]) -> list[float]:
+def _cap_shares(shares: list[float]) -> list[float]:
     for _ in shares:
         over = sum(max(0.0, share - 1.0) for share in shares)
         room = [share for share in shares if share < 1.0]
@@ -237,14 +238,14 @@ def _at(
     demands: list[Demand] = []
     for _ in range(25):
         demands = [
-            Demand(name, {f"camera_{name}": hz}, of.alone_ms, of.crowded_ms, shared_ms=of.shared_ms)
-            for name, hz, of in zip(names, rates, (services[name] for name in names), strict=True)
+            Demand(name, {f"camera_{name}": hz}, service.alone_ms, service.crowded_ms, shared_ms=service.shared_ms)
+            for name, hz, service in zip(names, rates, (services[name] for name in names), strict=True)
         ]
         times = service_ms(demands, workers)
         rates = [share * part * 1e3 / times[name] for name, share in zip(names, shares, strict=True)]
     # If the shared resources are the bottleneck, scale to them.
-    less = min(1.0, part / max(1e-9, sum(of.hz * of.shared_ms / 1e3 for of in demands)))
-    return [replace(of, cameras={camera: hz * less for camera, hz in of.cameras.items()}) for of in demands]
+    less = min(1.0, part / max(1e-9, sum(demand.hz * demand.shared_ms / 1e3 for demand in demands)))
+    return [replace(demand, cameras={camera: hz * less for camera, hz in demand.cameras.items()}) for demand in demands]
 
 
 def predicted_services(
@@ -267,13 +268,13 @@ def predicted_services(
         traced = trace_for(dnn.module, tuple(dnn.example_inputs()[0].shape), target)
         layers = layers_of(traced)
         alone, crowded = (predictor.predict(layers, beside, target) for beside in (Load(), load))
-        around_ms = _around_ms(dnn, images[name], target.device)
+        around_ms = _pre_and_postprocess_ms(dnn, images[name], target.device)
         services[name] = Service(sum(alone.ms) + around_ms, max(sum(alone.ms), sum(crowded.ms)) + around_ms)
         doubts += [f"{name}: {doubt}" for doubt in crowded.doubts]
     return services, tuple(doubts)
 
 
-def _around_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
+def _pre_and_postprocess_ms(dnn: Dnn, image: Image, device: torch.device) -> float:
     """Preprocessing on the device and decoding of the outputs on the CPU."""
     source = torch.from_numpy(image).to(device)
     module = copy.deepcopy(dnn.module).to(device)  # its jobs may have moved parts of it to other devices

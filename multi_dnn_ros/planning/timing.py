@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.backends import Backend, Stage
+from multi_dnn_ros.backends import Backend, Stage, run_stages
 from multi_dnn_ros.backends.green_contexts import computing_on, make_stream
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.atomic_files import atomic_write
@@ -101,8 +101,8 @@ def _side_by_side(
                 runner.calibrate()
             times: list[list[float]] = [[] for _ in runners]
             for turn in range(target.rounds):
-                for place in range(len(runners)):
-                    index = (place + turn) % len(runners)  # rotate the order
+                for offset in range(len(runners)):
+                    index = (offset + turn) % len(runners)  # rotate the order
                     times[index].append(runners[index].seconds())
         finally:
             for runner in runners:
@@ -164,9 +164,7 @@ class _Instances:
                     return
                 try:
                     for _ in range(self.calls):
-                        carried = self._inputs
-                        for stage in chain:
-                            carried = stage(carried)
+                        run_stages(chain, self._inputs)
                     if stream is not None:
                         stream.synchronize()
                 except Exception as error:

@@ -129,7 +129,7 @@ def setting_of(target: Target, limits: Limits, sms: int = 0) -> Setting:
 def check_slices(slices: Sequence[int], target: Target) -> None:
     """Raise ProfileError if the device cannot be restricted to these numbers of SMs."""
     for sms in slices:
-        if sms and (problem := green_contexts.unmet(target.device, sms)):
+        if sms and (problem := green_contexts.sms_problem(target.device, sms)):
             raise ProfileError(f"a slice of {sms} SMs is asked for; {problem}")
 
 
@@ -151,7 +151,7 @@ def _on_slice(sms: int, target: Target, work: Callable[[MakeStream | None], T]) 
 
             return work(another)
 
-    return green_contexts.planned_apart(sms, on_its_stream)
+    return green_contexts.with_own_cudnn_plans(sms, on_its_stream)
 
 
 def _load_networks(network: Network | None, target: Target, seed: int) -> Callable[[], ReadyNetwork]:

@@ -150,7 +150,7 @@ class OverlayPublisher:
         assert overlay.image is not None
         frame, size = overlay.frame, overlay.image.shape[:2]
         return [
-            replace(last.layer, held=True)
+            replace(last.layer, stale=True)
             for dnn, last in self._latest[camera].items()
             if dnn not in overlay.layers
             and last.size == size

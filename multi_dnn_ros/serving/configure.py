@@ -63,10 +63,10 @@ def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None])
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
         return None
-    from multi_dnn_ros.pipeline.fit_check import fit_of
+    from multi_dnn_ros.pipeline.fit_check import measure_fit
 
     try:
-        return fit_of(config, pipeline, {}, rates, pipeline.predictor)
+        return measure_fit(config, pipeline, {}, rates, pipeline.predictor)
     except ValueError as error:
         tell(f"capacity is not known: {error}")
         return None

@@ -78,16 +78,6 @@ def read_parameters(flat: Mapping[str, Any]) -> Reading:
     return Reading(config, tuple(problems), frozenset(wrong))
 
 
-def to_flat(config: NodeConfig) -> dict[str, Any]:
-    """The inverse of :func:`to_config`: the value of every parameter by ROS name."""
-    flat: dict[str, Any] = {name: getattr(config, name) for name in fields_of(NodeConfig)}
-    flat.update(cameras=list(config.cameras), dnns=list(config.dnns))
-    for kind, members in (("camera", config.cameras), ("dnn", config.dnns)):
-        for member, section in members.items():
-            flat.update({f"{kind}.{member}.{name}": value for name, value in section.model_dump().items()})
-    return flat
-
-
 def _nested(values: Mapping[str, Any], cameras: Iterable[str], dnns: Iterable[str]) -> dict[str, Any]:
     nested: dict[str, Any] = {name: values[name] for name in fields_of(NodeConfig)}
     for kind, members in (("camera", cameras), ("dnn", dnns)):

@@ -181,13 +181,6 @@ def score_detections(results: Iterable[tuple[Any, Any]], labels: Sequence[str]) 
     return mean_average_precision([found for found, _ in pairs], [truth for _, truth in pairs], labels)
 
 
-def lane_f1(predicted: npt.NDArray[Any], true: npt.NDArray[Any], tolerance_px: float = 3.0) -> float:
-    """F1 of one image's lane pixels; see LaneScore."""
-    score = LaneScore()
-    score.add(predicted, true, tolerance_px)
-    return score.f1
-
-
 def _at_width(mask: npt.NDArray[Any], height: int) -> npt.NDArray[np.bool_]:
     """Resize to width LANE_WIDTH; a pixel is lane if two fifths of it are, so that thin distant lines remain."""
     area = (mask > 0).astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,17 +40,6 @@ class OperatingPoint:
 
     def as_json(self) -> dict[str, Any]:
         return {name: None if value is None else round(value, 4) for name, value in asdict(self).items()}
-
-
-def least_threshold(points: Iterable[OperatingPoint], precision: float) -> OperatingPoint | None:
-    """The lowest threshold from which on precision stays at least `precision`: the highest possible recall."""
-    chosen: OperatingPoint | None = None
-    for point in sorted(points, key=lambda point: -point.threshold):
-        if point.precision is not None and point.precision < precision:
-            break
-        if point.precision is not None:
-            chosen = point
-    return chosen
 
 
 def box_points(

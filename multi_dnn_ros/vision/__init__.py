@@ -1,1 +1,1 @@
-"""Images in and results out, no DNN: messages to arrays, preprocessing, decoders, result kinds, drawing."""
+"""Images and results without DNNs: messages to arrays, preprocessing, decoders, result kinds, drawing."""

@@ -1,4 +1,4 @@
-"""Draws results over their image, for people to look at. No ROS."""
+"""Draws results on their image. Does not import ROS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.vision.result_kind import Layer
 
 Color = tuple[int, int, int]
 
-#: Distinct also for red-green colour blindness (palette of Okabe and Ito, 2008), RGB.
+#: RGB; distinguishable with red-green colour blindness (palette of Okabe and Ito, 2008).
 PALETTE: tuple[Color, ...] = (
     (86, 180, 233),
     (230, 159, 0),
@@ -26,8 +26,9 @@ _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
 def draw(image: npt.NDArray[np.uint8], layers: Sequence[Layer]) -> npt.NDArray[np.uint8]:
-    """A copy of `image`, (H, W, 3) uint8 RGB, with the layers on it, by the drawing order of their kinds, and a line of
-    text for each DNN. Raises what a kind's drawing raises.
+    """A copy of `image`, (H, W, 3) uint8 RGB, with the layers drawn on it and one line of text per DNN.
+
+    Layers are drawn in the order of ResultKind.draw_order. Raises what a kind's `draw` raises.
     """
     canvas = image.copy()
     scale = max(0.35, min(canvas.shape[:2]) / 900)
@@ -40,20 +41,20 @@ def draw(image: npt.NDArray[np.uint8], layers: Sequence[Layer]) -> npt.NDArray[n
 
 
 def draw_tag(canvas: npt.NDArray[np.uint8], text: str, corner: tuple[int, int], color: Color, scale: float) -> None:
-    """Text on a plate over the corner (x, y), moved inside where it would leave the image."""
+    """Text on a filled rectangle above the point (x, y), moved so that it stays inside the image."""
     font = 0.9 * scale
     (width, height), baseline = cv2.getTextSize(text, _FONT, font, 1)
     pad = max(2, round(4 * scale))
     x = min(max(corner[0], 0), max(0, canvas.shape[1] - width - 2 * pad))
     bottom = max(corner[1], height + baseline + 2 * pad)
     cv2.rectangle(canvas, (x, bottom - height - baseline - 2 * pad), (x + width + 2 * pad, bottom), color, cv2.FILLED)
-    dark = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] < 128
-    ink = (255, 255, 255) if dark else (0, 0, 0)
-    cv2.putText(canvas, text, (x + pad, bottom - baseline - pad), _FONT, font, ink, 1, cv2.LINE_AA)
+    is_dark = 0.299 * color[0] + 0.587 * color[1] + 0.114 * color[2] < 128
+    text_color = (255, 255, 255) if is_dark else (0, 0, 0)
+    cv2.putText(canvas, text, (x + pad, bottom - baseline - pad), _FONT, font, text_color, 1, cv2.LINE_AA)
 
 
 def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scale: float) -> None:
-    """Bottom left, on a darkened plate, so that it can be read on any road."""
+    """One line per DNN, bottom left, on a darkened background."""
     lines = [f"{layer.dnn}  {layer.latency_ms:.0f} ms" for layer in layers if layer.latency_ms is not None]
     if not lines:
         return
@@ -62,13 +63,13 @@ def _draw_latencies(canvas: npt.NDArray[np.uint8], layers: Sequence[Layer], scal
     pitch = max(height + baseline for (_, height), baseline in sizes) + pad // 2
     width = max(width for (width, _), _ in sizes) + 2 * pad
     top = max(0, canvas.shape[0] - pitch * len(lines) - 2 * pad)
-    plate = canvas[top:, :width]
-    plate[...] = (plate * 0.35).astype(np.uint8)
+    background = canvas[top:, :width]
+    background[...] = (background * 0.35).astype(np.uint8)
     for number, line in enumerate(lines):
         y = top + pad + pitch * (number + 1) - pad // 2
         cv2.putText(canvas, line, (pad, y), _FONT, font, (255, 255, 255), 1, cv2.LINE_AA)
 
 
-def line_width(scale: float, held: bool) -> int:
-    """Of a result's lines, pixels: thin for one of an earlier frame."""
-    return 1 if held else max(1, round(3 * scale))
+def line_width(scale: float, stale: bool) -> int:
+    """Line width of a result in pixels; 1 for a result of an earlier frame."""
+    return 1 if stale else max(1, round(3 * scale))

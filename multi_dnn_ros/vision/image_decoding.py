@@ -1,8 +1,8 @@
-"""sensor_msgs/Image and CompressedImage to (H, W, 3) uint8 RGB, with every claim of the message checked first.
+"""Converts sensor_msgs/Image and CompressedImage to (H, W, 3) uint8 RGB, after checking all fields of the message.
 
-cv_bridge is not used: of 4.1 (Jazzy) the source shows that rows are skewed when `step` is no multiple of the pixel
-size, that big-endian images fail with numpy 2, and that nv12 and a data array of the wrong length are not handled;
-where it is right, OpenCV does the work, as it does here. test/real_ros compares the two where cv_bridge is installed.
+cv_bridge is not used. By its source, version 4.1 (Jazzy) skews rows if `step` is not a multiple of the pixel size,
+fails for big-endian images with numpy 2, and handles neither nv12 nor a data array of the wrong length. It converts
+with OpenCV, as this module does; test/real_ros compares the two where cv_bridge is installed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from multi_dnn_ros.common.frame_error import FrameError
 from multi_dnn_ros.vision.image_files import check_image_file
 
 RgbImage = npt.NDArray[np.uint8]
-#: From an image's (height, width), checked already, to the memory that it goes to, (H, W, 3) uint8, C-contiguous.
-Room = Callable[[int, int], RgbImage]
-_Rows = npt.NDArray[np.uint8]  # (rows, bytes of a row without padding), the rows `step` apart
+#: (height, width), already checked -> memory for the image, (H, W, 3) uint8, C-contiguous.
+AllocateImage = Callable[[int, int], RgbImage]
+_Rows = npt.NDArray[np.uint8]  # (rows, bytes per row without padding); row stride: `step`
 
 
 class ImageMessage(Protocol):
@@ -44,10 +44,9 @@ class CompressedImageMessage(Protocol):
 
 @dataclass(frozen=True)
 class _Encoding:
-    """to_rgb: rows, width and 'is big-endian' to RGB, written to the image given. planes: rows of data for each row of
-    the image.
+    """to_rgb: (rows, width, is big-endian, image) writes RGB to the image. planes: rows of data per row of the image.
 
-    multiple: what width (and, with planes, height) must be a multiple of. least: of width and height.
+    multiple: width and, with planes, height must be a multiple of it. least: minimum of width and height.
     """
 
     pixel_bytes: int
@@ -61,11 +60,11 @@ def _new_image(height: int, width: int) -> RgbImage:
     return np.empty((height, width, 3), np.uint8)
 
 
-def decode_image(message: ImageMessage, max_pixels: int, room: Room = _new_image) -> RgbImage:
-    """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to what `room` gives.
+def decode_image(message: ImageMessage, max_pixels: int, allocate: AllocateImage = _new_image) -> RgbImage:
+    """A raw image as (H, W, 3) uint8 RGB, C-contiguous, written in one pass to memory from `allocate`.
 
-    16-bit values become 8-bit ones as round(v / 257), so that 65535 is 255; a camera that fills only the lower 10 or 12
-    bits looks dark. 8UC1 and 8UC3 are read as OpenCV means them, grey and BGR. YUV is BT.601, limited range.
+    16-bit values are scaled to 8 bits by round(v / 257), so that 65535 becomes 255; images of a camera that uses only
+    the lower 10 or 12 bits are dark. 8UC1 and 8UC3 are grey and BGR, as in OpenCV. YUV is BT.601, limited range.
 
     Raises FrameError, which names the field, its value and what is allowed.
     """
@@ -92,18 +91,21 @@ def decode_image(message: ImageMessage, max_pixels: int, room: Room = _new_image
             f"data has {len(message.data)} bytes; allowed: exactly {step * rows} (step {step} x {rows} rows)"
         )
     data = np.frombuffer(message.data, dtype=np.uint8).reshape(rows, step)[:, :row_bytes]
-    image = room(height, width)
+    image = allocate(height, width)
     encoding.to_rgb(data, width, bool(message.is_bigendian), image)
     return image
 
 
-def decode_compressed(message: CompressedImageMessage, max_pixels: int, room: Room = _new_image) -> RgbImage:
-    """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in what `room` gives; 16-bit PNGs keep their upper 8
-    bits.
+def decode_compressed(
+    message: CompressedImageMessage, max_pixels: int, allocate: AllocateImage = _new_image
+) -> RgbImage:
+    """A JPEG or PNG image as (H, W, 3) uint8 RGB, C-contiguous, in memory from `allocate`.
 
-    The file itself is looked at, not `format`, which drivers fill in differently. Orientation tags are ignored: pixels
-    stay where camera_info says they are. Raises FrameError: also for a file that is cut short, which OpenCV alone would
-    half decode, and for a size over `max_pixels`, before anything is decoded.
+    16-bit PNGs keep their upper 8 bits.
+
+    The format is detected from the data, because drivers fill in `format` differently. Orientation tags are ignored, so
+    that pixels stay where camera_info says. Raises FrameError, also for a truncated file, of which OpenCV would decode
+    a part, and for a size over `max_pixels`, before anything is decoded.
     """
     data = bytes(message.data)
     width, height = check_image_file(data, message.format, lambda w, h: _check_size(w, h, max_pixels))
@@ -116,19 +118,19 @@ def decode_compressed(message: CompressedImageMessage, max_pixels: int, room: Ro
             f"data cannot be decoded: the header says {width} x {height}, "
             f"the decoder gives {'nothing' if decoded is None else decoded.shape}"
         )
-    image = room(height, width)
+    image = allocate(height, width)
     _convert(decoded, cv2.COLOR_BGR2RGB, image)
     return image
 
 
 def _convert(image: npt.NDArray[Any], code: int, into: RgbImage) -> None:
-    """OpenCV's conversion, in place: it writes to `dst` where that has the shape and type of the result."""
+    """OpenCV's conversion, written to `into`: OpenCV uses `dst` if it has the result's shape and type."""
     converted = cv2.cvtColor(image, code, dst=into)
     assert np.may_share_memory(converted, into)
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
-    """Before anything is allocated for it."""
+    """Raise FrameError for an empty image or too many pixels, before memory is allocated."""
     for name, value in (("width", width), ("height", height)):
         if value < 1:
             raise FrameError(f"{name} is {value}; allowed: at least 1")
@@ -140,7 +142,7 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, RgbImage], None]:
-    """8-bit interleaved channels; `code` is OpenCV's conversion, None where they are RGB already."""
+    """Conversion of 8-bit interleaved channels. code: OpenCV's conversion; None: the channels are RGB."""
 
     def to_rgb(rows: _Rows, width: int, big_endian: bool, into: RgbImage) -> None:
         image = rows.reshape(len(rows), width, count) if count > 1 else rows
@@ -153,10 +155,10 @@ def _channels(count: int, code: int | None = None) -> Callable[[_Rows, int, bool
 
 
 def _channels16(count: int, code: int | None = None) -> Callable[[_Rows, int, bool, RgbImage], None]:
-    """As :func:`_channels` with 16-bit values, scaled to 8 bits after the conversion."""
+    """As :func:`_channels`, for 16-bit values, which are scaled to 8 bits after the conversion."""
 
     def to_rgb(rows: _Rows, width: int, big_endian: bool, into: RgbImage) -> None:
-        packed = np.ascontiguousarray(rows)  # numpy before 1.23 (Ubuntu 22.04's is 1.21) views no padded rows
+        packed = np.ascontiguousarray(rows)  # numpy before 1.23 (Ubuntu 22.04 has 1.21) cannot view padded rows
         values = packed.view(">u2" if big_endian else "<u2").astype(np.uint16)
         image = values.reshape(len(rows), width, count) if count > 1 else values
         rgb = image if code is None else cv2.cvtColor(image, code)
@@ -165,8 +167,8 @@ def _channels16(count: int, code: int | None = None) -> Callable[[_Rows, int, bo
     return to_rgb
 
 
-#: OpenCV names a Bayer pattern by the second row's second and third pixels, ROS by the first row's first two and the
-#: second row's: bayer_rggb8 is OpenCV's BG. (OpenCV's newer aliases by the ROS order are not in Ubuntu 22.04's.)
+#: OpenCV names a Bayer pattern by the second and third pixel of the second row, ROS by the first two pixels of the
+#: first two rows: bayer_rggb8 is OpenCV's BG. Ubuntu 22.04's OpenCV lacks the newer aliases by the ROS order.
 _BAYER = {
     "rggb": cv2.COLOR_BayerBG2RGB,
     "bggr": cv2.COLOR_BayerRG2RGB,
@@ -194,7 +196,7 @@ _ENCODINGS = {
     "yuyv": _YUYV,
     "nv12": _Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV12), planes=1.5, multiple=2),
     "nv21": _Encoding(1, _channels(1, cv2.COLOR_YUV2RGB_NV21), planes=1.5, multiple=2),
-    # OpenCV's demosaicing leaves images under 3 x 3 unwritten.
+    # OpenCV's demosaicing does not write images smaller than 3 x 3.
     **{f"bayer_{order}8": _Encoding(1, _channels(1, code), least=3) for order, code in _BAYER.items()},
     **{f"bayer_{order}16": _Encoding(2, _channels16(1, code), least=3) for order, code in _BAYER.items()},
 }

@@ -1,4 +1,4 @@
-"""Looks at a JPEG or PNG before it is decoded: how large it says it is, and whether all of it is there."""
+"""Checks a JPEG or PNG file before it is decoded: the size in its header, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multi_dnn_ros.common.frame_error import FrameError
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-#: A progressive JPEG of a few kilobytes can ask for thousands of passes over the whole image; cameras need one, photos
+#: A progressive JPEG of a few kilobytes can require thousands of passes over the whole image; cameras use one, photos
 #: about ten.
 _MAX_SCANS = 64
 #: Start-of-frame markers (ITU T.81 table B.1): C0 to CF without DHT, JPG and DAC.
@@ -18,10 +18,11 @@ _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 
 
 def check_image_file(file: bytes, claimed_format: str, check_size: Callable[[int, int], None]) -> tuple[int, int]:
-    """(width, height) from the header, after `check_size(width, height)`; FrameError when the file is not whole.
+    """(width, height) from the header, after `check_size(width, height)`. FrameError for a truncated or damaged file.
 
-    PNG: every chunk is there and its checksum right (PNG specification, sections 5.3 and 11.2.2). JPEG: the markers up
-    to the first scan are whole, and the end marker is there (ITU T.81, annex B); entropy-coded data has no checksum.
+    PNG: all chunks are complete and their checksums correct (PNG specification, sections 5.3 and 11.2.2). JPEG: the
+    segments up to the first scan are complete, and the end marker exists (ITU T.81, annex B); entropy-coded data has no
+    checksum.
     """
     head = file[:8]
     if head.startswith(_JPEG):
@@ -38,13 +39,13 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> tuple[in
     size: tuple[int, int] | None = None
     position = 2
     while True:
-        while file[position : position + 2] == b"\xff\xff":  # fill bytes may stand before a marker
+        while file[position : position + 2] == b"\xff\xff":  # fill bytes before a marker are allowed
             position += 1
         if position + 4 > len(file) or file[position] != 0xFF:
-            raise _cut("JPEG", len(file), f"no marker at byte {position}")
+            raise _truncated("JPEG", len(file), f"no marker at byte {position}")
         marker, length = file[position + 1], int.from_bytes(file[position + 2 : position + 4], "big")
         if length < 2 or position + 2 + length > len(file):
-            raise _cut("JPEG", len(file), f"the segment at byte {position} has {length} bytes")
+            raise _truncated("JPEG", len(file), f"the segment at byte {position} has {length} bytes")
         if marker in _START_OF_FRAME:
             if size is not None or length < 8:
                 raise FrameError(f"data is a damaged JPEG: a frame header of {length} bytes at byte {position}")
@@ -56,9 +57,9 @@ def _check_jpeg(file: bytes, check_size: Callable[[int, int], None]) -> tuple[in
         position += 2 + length
     if size is None:
         raise FrameError("data is a damaged JPEG: no frame header before the first scan")
-    # In a scan every 0xFF is followed by 0x00 or a marker, so what looks like the end is the end.
+    # In a scan every 0xFF is followed by 0x00 or a marker, so these two bytes can only be the end marker.
     if file.find(bytes((0xFF, _END_OF_IMAGE)), position) < 0:
-        raise _cut("JPEG", len(file), "no end marker")
+        raise _truncated("JPEG", len(file), "no end marker")
     scans = file.count(bytes((0xFF, _START_OF_SCAN)), position)
     if scans > _MAX_SCANS:
         raise FrameError(f"data is a JPEG of {scans} scans; allowed: at most {_MAX_SCANS}")
@@ -72,12 +73,14 @@ def _check_png(file: memoryview, check_size: Callable[[int, int], None]) -> tupl
         length = int.from_bytes(file[position : position + 4], "big")
         kind, end = bytes(file[position + 4 : position + 8]), position + 12 + length
         if end > len(file):
-            raise _cut("PNG", len(file), f"chunk {kind!r} at byte {position} has {length} bytes")
+            raise _truncated("PNG", len(file), f"chunk {kind!r} at byte {position} has {length} bytes")
         if zlib.crc32(file[position + 4 : end - 4]) != int.from_bytes(file[end - 4 : end], "big"):
             raise FrameError(f"data is a damaged PNG: wrong checksum of chunk {kind!r} at byte {position}")
         if size is None:
             if kind != b"IHDR" or length != 13:
-                raise FrameError(f"data is a damaged PNG: chunk {kind!r} of {length} bytes where IHDR of 13 is due")
+                raise FrameError(
+                    f"data is a damaged PNG: the first chunk is {kind!r} of {length} bytes; expected: IHDR of 13"
+                )
             size = (
                 int.from_bytes(file[position + 8 : position + 12], "big"),
                 int.from_bytes(file[position + 12 : position + 16], "big"),
@@ -86,8 +89,8 @@ def _check_png(file: memoryview, check_size: Callable[[int, int], None]) -> tupl
         if kind == b"IEND":
             return size
         position = end
-    raise _cut("PNG", len(file), "no end chunk")
+    raise _truncated("PNG", len(file), "no end chunk")
 
 
-def _cut(kind: str, length: int, found: str) -> FrameError:
-    return FrameError(f"data is a {kind} cut short: {length} bytes, {found}; allowed: a whole file")
+def _truncated(kind: str, length: int, found: str) -> FrameError:
+    return FrameError(f"data is a truncated {kind}: {length} bytes, {found}; allowed: a complete file")

@@ -1,4 +1,4 @@
-"""Drawn pictures into a video file, or one by one into a folder. No ROS."""
+"""Writes pictures to a video file, or as PNG files to a folder. Does not import ROS."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _MIN_HZ, _MAX_HZ = 1.0, 60.0
 
 
 class OverlayFileError(ValueError):
-    """Pictures cannot be written; the message names the file and says why."""
+    """Pictures cannot be written; the message names the file and the reason."""
 
 
 class OverlayFiles(AtomicWriter):
     """Writes pictures in order; a context manager.
 
-    path: a file that ends in .mp4 (MPEG-4 part 2, which OpenCV's wheels can encode everywhere), or a folder for PNGs.
-    Neither may exist. A video has the size of its first picture and the rate of its first two stamps; it appears under
-    its name only when it is whole.
+    path: a file that ends in .mp4 (MPEG-4 part 2, which all OpenCV wheels can encode), or a folder for PNG files. It
+    must not exist. A video has the size of its first picture and the rate of its first two stamps. It is written
+    atomically.
     """
 
     def __init__(self, path: Path) -> None:
         if path.exists():
             raise OverlayFileError(f"{path} exists already; nothing is overwritten")
         if path.suffix not in ("", ".mp4"):
-            raise OverlayFileError(f"overlay {path}: expected a name that ends in .mp4, or a folder")
+            raise OverlayFileError(f"overlay {path}: allowed: a name that ends in .mp4, or a folder")
         self.path = path
         self.count = 0
         self._is_video = path.suffix == ".mp4"
         self._video: cv2.VideoWriter | None = None
-        self._first: tuple[int, Picture] | None = None  # waits for the second, which gives the rate
+        self._first: tuple[int, Picture] | None = None  # kept until the second, which determines the rate
         self._size = (0, 0)
         self._partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
         (path.parent if self._is_video else path).mkdir(parents=True, exist_ok=True)
 
     def write(self, picture: Picture, stamp_ns: int) -> None:
-        """Add a picture, (H, W, 3) uint8 RGB, of a moment in nanoseconds."""
+        """Add a picture, (H, W, 3) uint8 RGB. stamp_ns: its time stamp in nanoseconds."""
         self.count += 1
         if not self._is_video:
             save_picture(self.path / f"{self.count - 1:06d}.png", picture)
@@ -59,7 +59,7 @@ class OverlayFiles(AtomicWriter):
             self._encode(picture)
 
     def close(self) -> None:
-        """Finish the file."""
+        """Finish the file. OverlayFileError if it is incomplete, for example because the disk is full."""
         if self._first is not None:
             (_, picture), self._first = self._first, None
             self._start(picture, _MIN_HZ)
@@ -68,13 +68,13 @@ class OverlayFiles(AtomicWriter):
             return
         try:
             self._release()
-            # OpenCV's writer does not say that a disk is full; what it wrote then cannot be opened, or holds less.
+            # OpenCV's writer does not report a full disk: check that the file can be opened and is complete.
             check = cv2.VideoCapture(str(self._partial))
-            held = int(check.get(cv2.CAP_PROP_FRAME_COUNT)) if check.isOpened() else 0
+            written = int(check.get(cv2.CAP_PROP_FRAME_COUNT)) if check.isOpened() else 0
             check.release()
-            if held != self.count:
+            if written != self.count:
                 raise OverlayFileError(
-                    f"video {self.path} cannot be written: {held} of {self.count} pictures are in it; is the disk full?"
+                    f"video {self.path} cannot be written: it has {written} of {self.count} pictures; is the disk full?"
                 )
             if self.path.exists():
                 raise OverlayFileError(f"{self.path} exists already; nothing is overwritten")

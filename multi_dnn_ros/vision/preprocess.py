@@ -1,4 +1,4 @@
-"""From a camera image to a network's input, and the way back for coordinates."""
+"""Converts a camera image to a network's input, and coordinates back to the image."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-Fit = Literal["stretch", "letterbox"]
+ResizeMode = Literal["stretch", "letterbox"]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where a source image lies in the network input: x = u * scale_x + left, y = v * scale_y + top.
+    """Position of a source image in the network input: x = u * scale_x + left, y = v * scale_y + top.
 
-    u, v are continuous source coordinates (0 is the left or upper edge of the first pixel), x, y the same in the input.
-    width, height: of the image inside the input, pixels; the rest is padding.
+    u, v: continuous source coordinates (0 is the left or upper edge of the first pixel); x, y: the same in the input.
+    width, height: of the image inside the input, in pixels; the rest is padding.
     """
 
     scale_x: float
@@ -40,14 +40,14 @@ class Geometry:
 class Preprocess:
     """(H, W, 3) uint8 RGB image on any device -> ((1, 3, height, width) float32,) on the same device.
 
-    width, height: of the network input. fit: `stretch` fills it, `letterbox` keeps the aspect ratio and pads.
-    bgr: the network expects blue first. mean, std: per channel in the network's order: (value / 255 - mean) / std.
-    antialias: average over the pixels a smaller image loses, as a camera's optics would; a network trained without
-    (torchvision's detectors) wants it off. centered: where letterbox puts the image: in the middle or in the upper left
-    corner. pad: grey level 0..1 of the padding before normalization; None: the mean, so that it is 0 behind it.
+    width, height: of the network input. fit: `stretch` fills it, `letterbox` keeps the aspect ratio and pads. bgr: the
+    network expects blue first. mean, std: per channel in the network's order: (value / 255 - mean) / std. antialias:
+    low-pass filter when downscaling; off for networks that were trained without it (torchvision's detectors). centered:
+    letterbox puts the image in the middle, otherwise in the upper left corner. pad: grey level 0..1 of the padding
+    before normalization; None: the mean, so that the normalized padding is 0.
 
-    The resize is bilinear. Antialiased on the CPU it works on uint8 (rounded to a grey level), which is several times
-    faster than on float and is how PIL and cv2 would resize.
+    The resize is bilinear. On the CPU with antialias it runs on uint8 (rounded to whole grey levels), as PIL and cv2
+    do, which is several times faster than on float.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Preprocess:
         width: int,
         height: int,
         *,
-        fit: Fit = "stretch",
+        fit: ResizeMode = "stretch",
         bgr: bool = False,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         std: Sequence[float] = (1.0, 1.0, 1.0),
@@ -79,7 +79,7 @@ class Preprocess:
         self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
     def geometry(self, source_size: tuple[int, int]) -> Geometry:
-        """Where an image of (H, W) pixels lies in the input."""
+        """Position of an image of (H, W) pixels in the input."""
         source_height, source_width = source_size
         if self.fit == "stretch":
             return Geometry(self.width / source_width, self.height / source_height, 0, 0, self.width, self.height)
@@ -94,21 +94,27 @@ class Preprocess:
         """image: (H, W, 3) uint8. Raises ValueError for anything else."""
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != torch.uint8 or not image.numel():
             raise ValueError(f"image of shape {tuple(image.shape)} and type {image.dtype}: must be (H, W, 3) uint8")
-        place = self.geometry((image.shape[0], image.shape[1]))
-        pixels = image.permute(2, 0, 1)[None]  # channels last in memory, which is what the fast uint8 resize wants
-        if (place.height, place.width) != tuple(pixels.shape[2:]):
+        geometry = self.geometry((image.shape[0], image.shape[1]))
+        pixels = image.permute(2, 0, 1)[None]  # channels_last in memory, as the fast uint8 resize requires
+        if (geometry.height, geometry.width) != tuple(pixels.shape[2:]):
             if not (self.antialias and image.device.type == "cpu"):
                 pixels = pixels.float()
             pixels = F.interpolate(
-                pixels, (place.height, place.width), mode="bilinear", align_corners=False, antialias=self.antialias
+                pixels,
+                (geometry.height, geometry.width),
+                mode="bilinear",
+                align_corners=False,
+                antialias=self.antialias,
             )
         scale, offset, padding = self._constants_on(image.device)
         pixels = pixels.flip(1) if self.bgr else pixels
         values = torch.addcmul(offset, pixels.to(torch.float32, memory_format=torch.contiguous_format), scale)
-        if (place.height, place.width) == (self.height, self.width):
+        if (geometry.height, geometry.width) == (self.height, self.width):
             return (values,)
         padded = padding.expand(1, 3, self.height, self.width).clone()
-        padded[:, :, place.top : place.top + place.height, place.left : place.left + place.width] = values
+        rows = slice(geometry.top, geometry.top + geometry.height)
+        columns = slice(geometry.left, geometry.left + geometry.width)
+        padded[:, :, rows, columns] = values
         return (padded,)
 
     def _constants_on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

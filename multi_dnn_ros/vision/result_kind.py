@@ -19,10 +19,10 @@ Image = npt.NDArray[np.uint8]
 class Topic:
     """One topic of a result kind, ``~/<camera>/<dnn>/<name>``.
 
-    msgtype: such as "sensor_msgs/msg/Image". to_message: (result, header) -> message, called in the node's process; as
-    "module:function" it is imported with the first node that publishes it, so that the result kind can be used where
-    no message package is. header: std_msgs/Header of the image, which the message must carry. picture: messages as
-    large as the image, which are published last, in queues of depth 1. Messages are made only for subscribed topics.
+    msgtype: such as "sensor_msgs/msg/Image". to_message: (result, header) -> message, called in the node's process. As
+    "module:function" it is imported when a node first publishes it, so that the result kind can be used without the
+    message package. header: std_msgs/Header of the image, to be used for the message. picture: messages are as large as
+    the image; they are published last, with a queue depth of 1. Messages are created only for topics with subscribers.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Topic:
 
     @cached_property
     def message(self) -> Callable[[Any, Any], Any]:
-        """`to_message`, imported where it is a reference. Raises what importing raises."""
+        """`to_message`, imported if it is "module:function". Raises what the import raises."""
         function: Callable[[Any, Any], Any] = (
             extensions.load(self.to_message) if isinstance(self.to_message, str) else self.to_message
         )
@@ -41,19 +41,21 @@ class Topic:
 
 @dataclass(frozen=True)
 class ResultKind:
-    """What is known about one kind of results. Used in the node's process: its module must not import PyTorch.
+    """One kind of results: how they are published, drawn and scored.
 
-    name: as decoders name it (DecoderSpec.result_kind).
-    type: class of the results. They travel from the engine process to the node's by pickle, so the class is defined at
-    the top of a module that does not import PyTorch; arrays are numpy's.
+    Used in the node's process: its module must not import PyTorch.
+
+    name: for DecoderSpec.result_kind.
+    type: class of the results. They are pickled from the engine process to the node's, so the class must be defined at
+    the top level of a module that does not import PyTorch; arrays are numpy's.
     topics: at least one.
-    draw: (canvas, layers of this kind, scale) draws all results of one image into canvas, (H, W, 3) uint8 RGB, in
-    place; None: they are not drawn. scale: of lines and text, 1 for an image of 900 pixels.
+    draw: (canvas, layers of this kind, scale) draws all results of one image on canvas, (H, W, 3) uint8 RGB, in place;
+    None: they are not drawn. scale: of lines and text, 1 for an image whose shorter side is 900 pixels.
     draw_order: kinds with a smaller number are drawn first, below the others.
     has_labels: whether class names are published on ``~/<dnn>/label_info``.
-    truth: what they are compared with, by the name of a task of :mod:`multi_dnn_ros.training.data` ("boxes", "lanes");
-    empty: they cannot be scored.
-    score: (pairs of result and truth, labels) -> scores by name, or where to find it as "module:function".
+    truth: ground truth that they are compared with, a task of :mod:`multi_dnn_ros.training.data` ("boxes", "lanes");
+    "": they cannot be scored.
+    score: (pairs of result and ground truth, labels) -> scores by name, or "module:function"; None: no scores.
     """
 
     name: str
@@ -71,7 +73,7 @@ class ResultKind:
         return {topic.name: topic.msgtype for topic in self.topics}
 
     def check(self, dnn: str, output: Any) -> None:
-        """Raise TypeError, which names the DNN, unless `output` is a result of this kind."""
+        """Raise TypeError, which names the DNN, if `output` is not a result of this kind."""
         if not isinstance(output, self.type):
             found, expected = type(output).__name__, self.type.__name__
             raise TypeError(f"DNN {dnn} returned a {found}; expected a {expected} (result kind {self.name})")
@@ -79,13 +81,13 @@ class ResultKind:
 
 @dataclass(frozen=True)
 class Layer:
-    """What one DNN found. latency_ms: end to end; None: not shown. held: it is of an earlier frame and drawn thin."""
+    """A DNN's result to be drawn. latency_ms: end to end; None: not shown. stale: of an earlier frame; drawn thin."""
 
     dnn: str
     kind: ResultKind
     output: Any
     latency_ms: float | None = None
-    held: bool = False
+    stale: bool = False
 
 
 RESULT_KINDS = extensions.Registry(ResultKind, extensions.RESULT_KINDS)

@@ -1,4 +1,4 @@
-"""What the decoders return, in pixels of the source image; no ROS, no torch."""
+"""Results of the decoders, in pixels of the source image. Does not import ROS or PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 class OutputError(ValueError):
-    """The raw outputs of a DNN cannot be decoded (wrong shape, NaN or infinite values); the message names them."""
+    """The raw outputs of a DNN cannot be decoded: wrong shape, NaN or infinite values. The message names the output."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Detections:
 class Lane:
     """One lane line.
 
-    number: 1 for the leftmost at the bottom of the image, then counted to the right.
+    number: counted from left to right at the bottom of the image, from 1.
     points: (K, 2) float32, K >= 1, u in 0..W-1 and v in 0..H-1 (source pixels), from the bottom up.
-    curve: (3,) float64, u = c0 + c1 * v + c2 * v**2 in source pixels.
-    score: mean lane probability under the line, 0..1.
+    curve: (3,) float64 c0, c1, c2 of u = c0 + c1 * v + c2 * v**2 in source pixels.
+    score: mean lane probability of the line's pixels, 0..1.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Lane:
 class Lanes:
     """Lane lines of one frame.
 
-    numbers: (h, w) uint8, pixel = lane number, 0 = none. size: (H, W) of the source image; None: that of `numbers`.
+    numbers: (h, w) uint8, lane number of each pixel, 0: none. size: (H, W) of the source image; None: as `numbers`.
     """
 
     numbers: npt.NDArray[np.uint8]
@@ -61,10 +61,10 @@ class Lanes:
 
     @property
     def mask(self) -> npt.NDArray[np.uint8]:
-        """(H, W) uint8 of the source size, pixel = lane number, 0 = none.
+        """(H, W) uint8 in the source size, lane number of each pixel, 0: none.
 
-        Made when somebody asks: at 1280x720 that takes as long as finding the lines, and `numbers`, which travels from
-        the engine process to the node's, is a fifteenth of it.
+        Computed on demand: at 1280x720 it takes as long as finding the lines. Only `numbers`, a fifteenth of its size,
+        is sent from the engine process to the node's.
         """
         if self.size is None or self.size == self.numbers.shape:
             return self.numbers

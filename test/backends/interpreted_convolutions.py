@@ -1,4 +1,4 @@
-"""Random convolutions in groups and of few channels through the kernel, interpreted on the CPU; started by a test.
+"""Runs random grouped convolutions and convolutions of few channels in the interpreted kernel; started by a test.
 
 A process of its own: Triton decides when it is imported whether it interprets.
 """

@@ -1,4 +1,4 @@
-"""However the jobs of a DNN run, they compute the same."""
+"""The stages of a DNN compute the same with every backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torchvision
 
 from multi_dnn_ros.backends import Backend, Tensors
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.registry import BACKENDS, BackendRequest
@@ -36,9 +36,9 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         return inputs
 
 
-def test_a_cpu_runs_sessions_and_a_gpu_does_not() -> None:
+def test_auto_is_onnxruntime_on_a_cpu_and_cuda_graph_on_a_gpu() -> None:
     assert type(choose_backend("auto", CPU)) is OnnxRuntime
-    assert type(choose_backend("auto", torch.device("cuda:0"))) is FastestConvolutions
+    assert type(choose_backend("auto", torch.device("cuda:0"))) is CudnnBenchmark
     assert type(choose_backend("eager", CPU)) is Eager
     with pytest.raises(ConfigError, match=r"dnn.<dnn>.backend is 'cuda_graph', but the device is cpu"):
         choose_backend("cuda_graph", CPU)
@@ -46,9 +46,7 @@ def test_a_cpu_runs_sessions_and_a_gpu_does_not() -> None:
 
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("fails", [False, True])
-def test_algorithms_are_tried_for_several_images_while_a_dnn_is_made_ready_and_no_longer(
-    fails: bool, images: int
-) -> None:
+def test_cudnn_benchmark_is_set_only_while_a_batch_is_prepared(fails: bool, images: int) -> None:
     tried = []
 
     class Observed:
@@ -59,13 +57,13 @@ def test_algorithms_are_tried_for_several_images_while_a_dnn_is_made_ready_and_n
             return ("ready",)
 
     with pytest.raises(ValueError, match="no") if fails else nullcontext():
-        assert FastestConvolutions(Observed()).prepare([], (torch.zeros(images, 3, 4, 4),), CPU) == ("ready",)
+        assert CudnnBenchmark(Observed()).prepare([], (torch.zeros(images, 3, 4, 4),), CPU) == ("ready",)
     assert tried == [images > 1]
     assert not torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize("jobs", [1, 5])
-def test_our_dnns_compute_what_their_module_computes(backend: Backend, jobs: int) -> None:
+def test_built_in_dnns_compute_the_same_as_their_module(backend: Backend, jobs: int) -> None:
     dnn = load_dnn("object", DnnConfig(role="object", model="builtin:object"))
     stages = backend.prepare(cut(dnn.module, dnn.example_inputs(), jobs), dnn.example_inputs(), CPU)
     inputs = tuple(torch.rand_like(tensor) for tensor in dnn.example_inputs())
@@ -75,7 +73,7 @@ def test_our_dnns_compute_what_their_module_computes(backend: Backend, jobs: int
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_stages_run_in_many_threads_at_once(backend: Backend) -> None:
+def test_stages_run_in_many_threads_at_the_same_time(backend: Backend) -> None:
     torch.manual_seed(0)
     module = torchvision.models.mobilenet_v3_small(weights=None).eval()
     example = (torch.rand(1, 3, 64, 64),)
@@ -111,7 +109,7 @@ class RefusesToBeTraced(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("stage", "expected"), [(ChangesWhenTraced(), 3.0), (RefusesToBeTraced(), 6.0)])
-def test_a_stage_that_cannot_be_scripted_runs_eager(
+def test_a_stage_that_cannot_be_traced_runs_eager(
     stage: torch.nn.Module, expected: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""Several images at once: the same results with the same weights, or an error that names parameter and reason."""
+"""Batches: the same results with the same weights, or an error that names the parameter and the reason."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import nn
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, stacked
-from multi_dnn_ros.backends.cuda_graph import Captured, together
+from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.cuda_graph import Captured
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
+from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.build import build
@@ -30,7 +31,7 @@ WAIT = 60.0
 
 
 class Network(nn.Module):
-    """Two convolutions with batch norms, and a flat output beside the image."""
+    """Two convolutions with batch norms; a flat output and an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class Mixes(Network):
 
 
 def chains(module: nn.Module, *sizes: int, fold: bool = True) -> dict[int, list[nn.Module]]:
-    return {size: [*cut(module.eval(), stacked(EXAMPLE, size), 2, fold_batch_norm=fold)] for size in sizes}
+    return {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 2, fold_batch_norm=fold)] for size in sizes}
 
 
 def through(stages: tuple, carried: Tensors) -> Tensors:
@@ -66,7 +67,7 @@ def through(stages: tuple, carried: Tensors) -> Tensors:
         return carried
 
 
-def test_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
+def test_batch_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
     gpu = torch.device("cuda")
     assert [batch_sizes(most, CPU) for most in (1, 3)] == [(1,), (1, 2, 3)]
     assert [batch_sizes(most, gpu) for most in (1, 2, 6, 16)] == [(1,), (1, 2), (1, 2, 4, 6), (1, 2, 4, 8, 16)]
@@ -76,7 +77,7 @@ def test_sizes_are_all_on_a_cpu_and_powers_of_two_on_a_gpu() -> None:
     ("backend", "precision", "tolerance"),
     [("torchscript", "auto", 1e-4), ("eager", "auto", 1e-4), ("eager", "bf16", 8e-2)],
 )
-def test_each_image_of_a_batch_gets_what_it_gets_alone_with_the_same_weights(
+def test_a_batch_has_the_results_of_its_images_alone_with_the_same_weights(
     backend: str, precision: str, tolerance: float
 ) -> None:
     module = Network()
@@ -88,9 +89,9 @@ def test_each_image_of_a_batch_gets_what_it_gets_alone_with_the_same_weights(
             alone = through(ready[1], (images[row : row + 1],))
             check_agreement(tuple(result[row : row + 1] for result in results), alone, tolerance)
     if backend == "eager":
-        held = [{p.data_ptr() for stage in ready[size] for p in stage.parameters()} for size in ready]  # type: ignore[attr-defined]
-        assert len(held[0]) == 6
-        assert held[0] == held[1] == held[2]
+        pointers = [{p.data_ptr() for stage in ready[size] for p in stage.parameters()} for size in ready]  # type: ignore[attr-defined]
+        assert len(pointers[0]) == 6
+        assert pointers[0] == pointers[1] == pointers[2]
         assert not [buffer for stages in ready.values() for stage in stages for buffer in stage.buffers()]  # type: ignore[attr-defined]
 
 
@@ -103,24 +104,24 @@ class Overflows(nn.Module):
         return image * self.scale / 1e6
 
 
-def test_a_job_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stage_that_stays_float32_shares_its_weights_too(caplog: pytest.LogCaptureFixture) -> None:
     module = Overflows()
-    made = {size: [*cut(module.eval(), stacked(EXAMPLE, size), 1)] for size in (1, 2)}
+    made = {size: [*cut(module.eval(), repeat_inputs(EXAMPLE, size), 1)] for size in (1, 2)}
     ready = prepare_batches(InPrecision(PRECISIONS["fp16"], Eager(), "a"), made, EXAMPLE, CPU, 1e-2)
-    assert caplog.text.count("job 0 of a stays float32, as in fp16") == 2
+    assert caplog.text.count("job 0 of a stays float32, because fp16 fails") == 2
     one, two = ([*stage.parameters()] for stages in ready.values() for stage in stages)  # type: ignore[attr-defined]
     assert one[0] is two[0]
-    assert one[0] is not module.scale  # which stays on the CPU, wherever the jobs go
+    assert one[0] is not module.scale  # the module itself stays on the CPU
 
 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Joins(), r"output 0 of 2 images has the shape \(1, 8, 616\)"),
-        (Mixes(), "image 1 of 2 gives something else than alone: result 0 is off by"),
+        (Joins(), r"output 0 of a batch of 2 images has shape \(1, 8, 616\)"),
+        (Mixes(), "image 1 of a batch of 2 has another result than alone: result 0 is off by"),
     ],
 )
-def test_a_dnn_that_takes_images_together_for_one_is_found_out(module: nn.Module, message: str) -> None:
+def test_a_dnn_that_mixes_the_images_of_a_batch_is_detected(module: nn.Module, message: str) -> None:
     with pytest.raises(BatchError, match=message):
         prepare_batches(choose_backend("eager", CPU), chains(module, 1, 2), EXAMPLE, CPU, 1e-4)
 
@@ -149,7 +150,7 @@ class Cells(nn.Module):
 
 
 @pytest.mark.parametrize("suffix", ["pt2", "onnx"])
-def test_a_file_made_for_one_image_is_refused_by_name(suffix: str, tmp_path: Path) -> None:
+def test_a_file_exported_for_one_image_is_rejected_by_name(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"one.{suffix}"
     if suffix == "onnx":
         onnx_of_one_image(file)
@@ -160,18 +161,18 @@ def test_a_file_made_for_one_image_is_refused_by_name(suffix: str, tmp_path: Pat
     message = rf"dnn.object.max_batch is 4, but .*one.{suffix} takes one image at a time: .*; allowed: 1"
     with pytest.raises(ConfigError, match=message):
         build(to_config({**flat, "dnn.object.max_batch": 4}))
-    if suffix == "onnx":  # with one camera, though it be named twice, there is nothing to batch
+    if suffix == "onnx":  # one camera, even if named twice, has nothing to batch
         (task,) = build(to_config({**flat, "dnn.object.max_batch": 4, "dnn.object.cameras": ["rear", "rear"]})).tasks
         assert (task.max_batch, task.batches, task.cameras) == (1, {}, ("rear",))
 
 
-def test_captured_preprocessing_and_batches_exclude_one_another() -> None:
+def test_captured_preprocessing_excludes_batches() -> None:
     flat = {"device": "cpu", "dnns": ["lane"], "dnn.lane.max_batch": 2, "dnn.lane.capture_preprocess": True}
     with pytest.raises(ConfigError, match=r"dnn.lane.capture_preprocess is true with max_batch 2: .* above 1: false"):
         build(to_config(flat))
 
 
-def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_shared() -> None:
+def test_batched_inferences_of_two_cameras_have_the_results_of_single_ones() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["object"]}
     flat |= {"dnn.object.max_batch": 4, "dnn.object.batch_delay_ms": 1000.0, "dnn.object.score_threshold": 0.01}
     (shared,) = build(to_config({**flat, "dnn.object.jobs": 3, "dnn.object.backend": "eager"})).tasks
@@ -198,17 +199,17 @@ def test_two_cameras_share_inferences_of_our_dnn_and_get_the_results_of_none_sha
         np.testing.assert_allclose(together[camera].output.boxes, expected.output.boxes, atol=0.05)
 
 
-def test_images_are_joined_where_a_captured_first_stage_reads_them() -> None:
-    """What does not have the shape of that place, as of more images, goes elsewhere: it would move the place."""
-    first = Captured.__new__(Captured)  # capturing takes a GPU
-    first.inputs = (torch.zeros(3, 2, 2),)
+def test_inputs_are_stacked_in_the_memory_of_a_captured_first_stage() -> None:
+    """Inputs of another shape, such as more images, get new memory: `torch.cat(out=...)` would resize the stage's."""
+    first = Captured.__new__(Captured)  # a capture needs a GPU
+    first.inputs, first.outputs = (torch.zeros(3, 2, 2),), ()
     images = [(torch.full((1, 2, 2), float(value)),) for value in range(4)]
-    (joined,) = together(images[:3], first)
+    (joined,) = stack_inputs(images[:3], first)
     assert joined is first.inputs[0]
     assert torch.equal(joined[:, 0, 0], torch.arange(3.0))
     place = first.inputs[0].data_ptr()
-    (elsewhere,) = together(images, first)
+    (elsewhere,) = stack_inputs(images, first)
     assert elsewhere.shape == (4, 2, 2)
     assert (first.inputs[0].data_ptr(), len(first.inputs[0])) == (place, 3)
-    (plain,) = together(images[1:3], lambda carried: carried)
+    (plain,) = stack_inputs(images[1:3], lambda carried: carried)
     assert torch.equal(plain[:, 0, 0], torch.tensor([1.0, 2.0]))

@@ -1,4 +1,4 @@
-"""A convolution and the ReLU behind as one operation: what is fused, what is not, and what happens where it fails."""
+"""Fusion of a convolution with its ReLU: what is fused, what is not, and what happens if it fails."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from multi_dnn_ros.backends import Shared, Tensors, fused_activations
-from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
+from multi_dnn_ros.backends.fused_activations import FusedActivations, fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
-from multi_dnn_ros.graph.cut import Stage, cut, untraced_stage
+from multi_dnn_ros.graph.cut import GraphStage, cut, untraced_stage
 from multi_dnn_ros.pipeline.choices import choose_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -42,19 +42,19 @@ def convolved(image: torch.Tensor, weight: torch.Tensor = WEIGHT, padding: int =
     return functional.conv2d(image, weight, BIAS, padding=padding)
 
 
-def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = IMAGE) -> Stage:
-    """What `function` does, with its writes in place, which an exported graph would not have."""
+def stage_of(function: Callable[[torch.Tensor], object], image: torch.Tensor = IMAGE) -> GraphStage:
+    """A stage of `function` with its in-place operations, which an exported graph would not have."""
 
     def flat(image: torch.Tensor) -> tuple:
         results = function(image)
         return results if isinstance(results, tuple) else (results,)
 
     with torch.no_grad():
-        return Stage(make_fx(flat)(image), (("all",),), 0.0)
+        return GraphStage(make_fx(flat)(image), (("all",),), 0.0)
 
 
 def fusions(stage: object) -> tuple[int, int]:
-    """How many operations are a convolution with ReLU, and with a sum and ReLU."""
+    """Number of fused operations without and with an addition."""
     graphs = [part for part in stage.modules() if isinstance(part, torch.fx.GraphModule)]  # type: ignore[attr-defined]
     nodes = [node for each in graphs for node in each.graph.nodes if node.target is CONVOLUTION_RELU]
     counts = Counter(node.args[3] is None for node in nodes)
@@ -86,13 +86,13 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
         (lambda x: (convolved(x) + convolved(x, OTHER, 0)).relu(), (0, 1)),
         (lambda x: convolved(convolved(convolved(x).relu()).relu_()).add_(x).relu_(), (2, 1)),
         (lambda x: (x.relu_(), convolved(x).relu()), (1, 0)),
-        (lambda x: (convolved(x) + x.flip(3).relu_()).relu(), (0, 0)),  # the write lies between
-        (lambda x: (x.flip(3).relu_() + convolved(x)).relu(), (0, 1)),  # and here before
+        (lambda x: (convolved(x) + x.flip(3).relu_()).relu(), (0, 0)),  # the write is in between
+        (lambda x: (x.flip(3).relu_() + convolved(x)).relu(), (0, 1)),  # here it is before the convolution
     ],
 )
-def test_a_convolution_with_relu_is_one_operation(function: Callable, expected: tuple[int, int]) -> None:
+def test_a_convolution_with_relu_is_fused(function: Callable, expected: tuple[int, int]) -> None:
     stage = stage_of(function)
-    own = fused(stage)
+    own = fuse(stage)
     assert fusions(own) == expected
     check_agreement(through((own,), (IMAGE.clone(),)), through((stage,), (IMAGE.clone(),)), 1e-5)
 
@@ -158,13 +158,13 @@ def given_out(image: torch.Tensor) -> tuple:
         lambda x: functional.conv2d(x.double(), WEIGHT.double()).relu(),
     ],
 )
-def test_anything_else_stays_as_it_is(function: Callable) -> None:
+def test_other_operations_are_not_fused(function: Callable) -> None:
     stage = stage_of(function)
-    assert fused(stage) is stage
+    assert fuse(stage) is stage
 
 
-def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() -> None:
-    """Marks, by which layers are timed in a running network, see none."""
+def test_an_unknown_operation_in_between_prevents_fusion_if_it_reads_a_tensor() -> None:
+    """Time marks read no tensor."""
     for reads, expected in ((True, (0, 0)), (False, (1, 0))):
         stage = stage_of(lambda x: convolved(x).relu())
         graph = stage.graph.graph
@@ -172,7 +172,7 @@ def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() 
         (relu,) = graph.find_nodes(op="call_function", target=aten.relu.default)
         with graph.inserting_before(relu):
             graph.call_function(print, (image,) if reads else ("mark",))
-        assert fusions(fused(stage)) == expected
+        assert fusions(fuse(stage)) == expected
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_what_is_unknown_between_them_keeps_them_apart_where_it_sees_a_tensor() 
         ("regnet_x_400mf", 1, (45, 22)),
     ],
 )
-def test_networks_compute_the_same(
+def test_fused_networks_compute_the_same(
     name: str, jobs: int, expected: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each ReLU of ResNet18 (17) and RegNetX-400MF (67) stands behind a convolution."""
+    """Each ReLU of ResNet18 (17) and RegNetX-400MF (67) follows a convolution."""
     torch.manual_seed(0)
     module = torchvision.models.get_model(name, weights=None, num_classes=5).eval()
     example = (torch.zeros(1, 3, 64, 64),)
@@ -196,10 +196,10 @@ def test_networks_compute_the_same(
     prepared = FusedActivations(Eager()).prepare(stages, example, CPU)
     assert not warnings_in(caplog)
     found = [fusions(stage) for stage in prepared]
-    # A cut never parts a convolution from its ReLU here, as what would be carried over it counts double.
+    # No cut separates a convolution from its ReLU here, because cuts before element-wise operations cost double.
     assert tuple(map(sum, zip(*found, strict=True))) == expected
     assert [str(stage.graph.graph) for stage in stages] == before
-    inputs = probe(example)
+    inputs = noise_like(example)
     with torch.inference_mode():
         expected_result = module(*inputs)
     check_agreement(through(prepared, inputs), (expected_result,), 1e-4)
@@ -211,7 +211,7 @@ def test_networks_compute_the_same(
     assert [fusions(stage) for stage in again] == found
 
 
-def test_stages_without_a_pattern_are_handed_on_as_they_are() -> None:
+def test_stages_without_a_fusion_are_passed_on_unchanged() -> None:
     class Recorder(Eager):
         def prepare(self, stages, inputs, device, shared=None):  # type: ignore[no-untyped-def]
             given.append((list(stages), inputs, shared))
@@ -238,10 +238,10 @@ def test_stages_without_a_pattern_are_handed_on_as_they_are() -> None:
     [
         (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED\nmore"), "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
         (2.0, "result 0 is off by"),
-        (float("nan"), "result 0 is not finite in other places"),
+        (float("nan"), "result 0: the values that are not finite differ"),
     ],
 )
-def test_a_job_that_fails_or_computes_something_else_stays_as_it_was(
+def test_a_stage_that_fails_or_differs_when_fused_stays_unfused(
     broken: Exception | float, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(nn.Module):
@@ -251,27 +251,27 @@ def test_a_job_that_fails_or_computes_something_else_stays_as_it_was(
             return tuple(tensor * broken for tensor in carried)
 
     stages = [stage_of(lambda x: convolved(x).relu()) for _ in range(3)]
-    real = fused
-    monkeypatch.setattr(fused_activations, "fused", lambda stage: Broken() if stage is stages[1] else real(stage))
+    real = fuse
+    monkeypatch.setattr(fused_activations, "fuse", lambda stage: Broken() if stage is stages[1] else real(stage))
     prepared = FusedActivations(Eager(), 1e-4, "lane").prepare(stages, (IMAGE,), CPU)
     (warning,) = warnings_in(caplog)
-    start = "job 1 of lane keeps convolutions and activations apart, as one call of both fails: "
+    start = "job 1 of lane: conv+ReLU fusion disabled: "
     assert warning.startswith(start + reason)
     assert "\n" not in warning
     assert [fusions(stage) for stage in prepared] == [(1, 0), (0, 0), (1, 0)]
     assert prepared[1] is stages[1]
 
 
-def test_memory_that_does_not_suffice_for_one_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_in_a_fused_operation_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(stage: nn.Module) -> nn.Module:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(fused_activations, "fused", full)
+    monkeypatch.setattr(fused_activations, "fuse", full)
     with pytest.raises(torch.OutOfMemoryError):
         FusedActivations(Eager()).prepare([stage_of(lambda x: convolved(x).relu())], (IMAGE,), CPU)
 
 
-def test_jobs_in_bf16_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_bf16_stages_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     module = torchvision.models.resnet18(weights=None, num_classes=5).eval()
     example = (torch.zeros(1, 3, 64, 64),)
@@ -282,7 +282,7 @@ def test_jobs_in_bf16_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
     assert not warnings_in(caplog)
     assert tuple(map(sum, zip(*(fusions(stage) for stage in prepared), strict=True))) == (9, 8)
     assert all(fusions(stage) == (0, 0) for stage in stages)
-    inputs = probe(example)
+    inputs = noise_like(example)
     with torch.inference_mode():
         check_agreement(through(prepared, inputs), (module(*inputs),), 3 * tolerance)
 
@@ -300,7 +300,7 @@ def test_jobs_in_bf16_are_fused_too(caplog: pytest.LogCaptureFixture) -> None:
     adds=st.booleans(),
     channels_last=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-def test_any_convolution_gives_the_same_and_lies_as_compilers_are_told(
+def test_any_fused_convolution_has_the_result_and_strides_of_its_fake(
     groups: int,
     channels: tuple[int, int],
     window: tuple[int, int],
@@ -334,8 +334,8 @@ def test_any_convolution_gives_the_same_and_lies_as_compilers_are_told(
     assert (told.shape, told.stride(), told.dtype) == (result.shape, result.stride(), result.dtype)
 
 
-def test_what_is_slower_as_one_operation_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where each is timed: here those with groups are slow."""
+def test_slower_fusions_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fake timing, in which grouped convolutions are slow."""
     monkeypatch.setattr(fused_activations, "_is_slower", lambda args: args[-1] > 1)
 
     wide, narrow = weight_of(8, 2, 3, 3), weight_of(8, 4, 1, 1)
@@ -346,34 +346,34 @@ def test_what_is_slower_as_one_operation_stays_apart(monkeypatch: pytest.MonkeyP
 
     stage = stage_of(function)
     with torch.no_grad(), fused_activations._Race() as race:
-        results = fused(stage)((IMAGE,))
+        results = fuse(stage)((IMAGE,))
     assert race.lost == [1, 3]
-    rest = fused(stage, but=race.lost)
+    rest = fuse(stage, but=race.lost)
     assert fusions(rest) == (2, 0)
     with torch.no_grad():
         check_agreement(results, stage((IMAGE,)), 1e-5)
         check_agreement(rest((IMAGE,)), stage((IMAGE,)), 1e-5)
-    assert fused(stage, but=range(4)) is stage
+    assert fuse(stage, but=range(4)) is stage
 
 
-def test_a_gpu_gets_one_call_and_a_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But inductor in float32 keeps the convolutions that it sees."""
+def test_backends_fuse_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except inductor in float32, which needs the convolutions to choose the layout."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
 
     def wrapped(name: str, precision: str, device: torch.device) -> list[type]:
         backend = choose_backend(name, device, precision, dnn="a")
         types = [type(backend)]
-        while isinstance(backend, (FastestConvolutions, InPrecision, FusedActivations)):
+        while isinstance(backend, (CudnnBenchmark, InPrecision, FusedActivations)):
             backend = backend.backend  # type: ignore[assignment]
             types.append(type(backend))
         return types
 
-    assert wrapped("auto", "auto", GPU) == [FastestConvolutions, FusedActivations, CudaGraph]
+    assert wrapped("auto", "auto", GPU) == [CudnnBenchmark, FusedActivations, CudaGraph]
     for name in ("cuda_graph", "inductor"):
         for precision in ("fp16", "bf16"):
-            assert wrapped(name, precision, GPU) == [FastestConvolutions, InPrecision, FusedActivations, CudaGraph]
-    assert wrapped("cuda_graph", "tf32", GPU) == [FastestConvolutions, InPrecision, FusedActivations, CudaGraph]
-    assert wrapped("inductor", "fp32", GPU) == [FastestConvolutions, InPrecision, CudaGraph]
-    assert wrapped("inductor", "auto", GPU) == [FastestConvolutions, CudaGraph]
+            assert wrapped(name, precision, GPU) == [CudnnBenchmark, InPrecision, FusedActivations, CudaGraph]
+    assert wrapped("cuda_graph", "tf32", GPU) == [CudnnBenchmark, InPrecision, FusedActivations, CudaGraph]
+    assert wrapped("inductor", "fp32", GPU) == [CudnnBenchmark, InPrecision, CudaGraph]
+    assert wrapped("inductor", "auto", GPU) == [CudnnBenchmark, CudaGraph]
     assert wrapped("eager", "auto", GPU) == [Eager]
     assert FusedActivations not in wrapped("inductor", "bf16", CPU)

@@ -1,4 +1,4 @@
-"""GPU time of calls, on a GPU and a CPU whose clocks are counted. On a real one: test/gpu."""
+"""GPU time of calls, with fake clocks of GPU and CPU. On a real GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CYCLES_PER_MS = 2_000_000
 
 
 class Computer:
-    """The CPU takes `launch_ms` for each call, the GPU `kernel_ms`, which begins when the one before has ended."""
+    """The CPU takes `launch_ms` for each call, the GPU `kernel_ms`; kernels run one after another."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, launch_ms: float, kernel_ms: float) -> None:
         self.cpu_ms = self.gpu_ends_ms = 0.0
@@ -52,13 +52,13 @@ class Computer:
 
 
 @pytest.mark.parametrize(("launch_ms", "times"), [(0.01, 1), (0.19, 1), (0.21, 2), (1.0, 3), (40.0, 5)])
-def test_what_launching_takes_is_not_counted(launch_ms: float, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_time_is_not_counted(launch_ms: float, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     computer = Computer(monkeypatch, launch_ms, kernel_ms=0.005)
     assert gpu_ms(computer.call) == pytest.approx(0.005)
     assert len(computer.idled) == times
 
 
-def test_a_call_that_launches_for_seconds_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_takes_seconds_to_launch_is_timed_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     computer = Computer(monkeypatch, launch_ms=1000.0, kernel_ms=0.5)
     assert 0.5 < gpu_ms(computer.call) <= 1000.5
     assert len(computer.idled) == 5

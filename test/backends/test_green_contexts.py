@@ -1,4 +1,4 @@
-"""Shares of a GPU's SMs: what is allowed, and who gets which stream. That kernels keep to a share is for test/gpu."""
+"""Shares of a GPU's SMs: allowed sizes, and the assignment of streams. That kernels stay on a share: test/gpu."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import green_contexts
-from multi_dnn_ros.backends.green_contexts import planned_apart
+from multi_dnn_ros.backends.green_contexts import with_own_cudnn_plans
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
 from multi_dnn_ros.settings.flat_parameters import to_config
@@ -26,7 +26,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
         (6, 20, (1, 3, 20), (21,), "allowed: 1 to 20 in steps of 1 (cuda:0 has 20 SMs)"),
     ],
 )
-def test_a_share_is_so_many_sms_as_cuda_can_give(
+def test_allowed_numbers_of_sms(
     monkeypatch: pytest.MonkeyPatch,
     major: int,
     count: int,
@@ -37,29 +37,29 @@ def test_a_share_is_so_many_sms_as_cuda_can_give(
     properties = SimpleNamespace(major=major, multi_processor_count=count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(green_contexts, "supported", lambda: True)
-    assert [green_contexts.unmet(GPU, sms) for sms in allowed] == [""] * len(allowed)
-    assert {green_contexts.unmet(GPU, sms) for sms in refused} == {message}
+    assert [green_contexts.sms_problem(GPU, sms) for sms in allowed] == [""] * len(allowed)
+    assert {green_contexts.sms_problem(GPU, sms) for sms in refused} == {message}
 
 
-def test_a_dnn_is_refused_its_share_by_name_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_share_is_an_error_that_names_the_dnn(monkeypatch: pytest.MonkeyPatch) -> None:
     config = to_config({"device": "cpu", "dnn.object.sms": 16})
     with pytest.raises(
         ConfigError, match=r"parameter dnn\.object\.sms is 16; only an NVIDIA GPU .* is cpu; 0: the whole"
     ):
         build(config)
     monkeypatch.setattr("torch.cuda.green_contexts.SUPPORTED", False, raising=False)
-    assert "no CUDA green contexts" in green_contexts.unmet(GPU, 16)
+    assert "no CUDA green contexts" in green_contexts.sms_problem(GPU, 16)
 
     def refuse(device: torch.device, sms: int) -> None:
         raise RuntimeError("not enough groups")
 
-    monkeypatch.setattr(green_contexts, "unmet", lambda device, sms: "")
+    monkeypatch.setattr(green_contexts, "sms_problem", lambda device, sms: "")
     monkeypatch.setattr(green_contexts, "make_stream", refuse)
-    with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA refuses: .*not enough groups"):
+    with pytest.raises(ConfigError, match=r"dnn\.object\.sms is 16; CUDA reports: .*not enough groups"):
         build(config)
 
 
-def test_streams_of_one_size_are_of_one_share_and_handed_out_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_of_one_size_belong_to_one_share_and_are_assigned_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts: list[SimpleNamespace] = []
     handles = itertools.count(1)
 
@@ -85,12 +85,12 @@ def test_streams_of_one_size_are_of_one_share_and_handed_out_in_turn(monkeypatch
         assert green_contexts.current_sms(CPU) == sms
 
 
-def test_what_is_planned_for_a_share_is_planned_by_a_thread_of_its_own() -> None:
+def test_work_for_a_share_runs_in_a_thread_of_its_own() -> None:
     def fail() -> None:
         raise ValueError("no such stream")
 
-    assert planned_apart(0, threading.get_ident) == threading.get_ident()
-    assert planned_apart(8, threading.get_ident) != threading.get_ident()
+    assert with_own_cudnn_plans(0, threading.get_ident) == threading.get_ident()
+    assert with_own_cudnn_plans(8, threading.get_ident) != threading.get_ident()
     for sms in (0, 8):
         with pytest.raises(ValueError, match="no such stream"):
-            planned_apart(sms, fail)
+            with_own_cudnn_plans(sms, fail)

@@ -1,4 +1,4 @@
-"""Backend inductor: compiled jobs compute the same; whatever fails keeps its eager kernels and says so."""
+"""Backend inductor: compiled stages compute the same; a stage that cannot be compiled runs eager, with a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from multi_dnn_ros.backends import Tensors, inductor
 from multi_dnn_ros.backends.agreement import check_agreement
-from multi_dnn_ros.backends.capture import FastestConvolutions
+from multi_dnn_ros.backends.capture import CudnnBenchmark
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.fused_activations import FusedActivations
@@ -92,7 +92,7 @@ def test_compiled_dnns_compute_the_same_in_threads(caplog: pytest.LogCaptureFixt
             check_agreement(results[index], (module(*inputs),), 1e-4)
 
 
-def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ninth_dnn_of_a_class_is_compiled_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo would compile eight instances of a class and run the others eager."""
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
     compiled: list[torch.fx.GraphModule] = []
@@ -111,7 +111,7 @@ def test_the_ninth_dnn_of_a_class_is_compiled_like_the_first(monkeypatch: pytest
 
 
 @needs_compiler
-def test_a_job_in_bf16_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bf16_stage_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
     module = network(0)
     prepared = choose_backend("inductor", CPU, "bf16", dnn="lane").prepare(cut(module, EXAMPLE, 1), EXAMPLE, CPU)
     assert not warnings_in(caplog)
@@ -121,7 +121,7 @@ def test_a_job_in_bf16_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None
 
 
 @needs_compiler
-def test_fused_activations_are_compiled_as_the_one_call_that_they_are(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fused_activation_stays_one_call_when_compiled(caplog: pytest.LogCaptureFixture) -> None:
     class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             called.append(func)
@@ -144,7 +144,7 @@ def test_fused_activations_are_compiled_as_the_one_call_that_they_are(caplog: py
         check_agreement(results, (block(*inputs),), 1e-4)
 
 
-def test_without_a_compiler_there_is_one_warning_and_eager_kernels_run(
+def test_without_a_compiler_stages_run_eager_with_one_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -153,7 +153,7 @@ def test_without_a_compiler_there_is_one_warning_and_eager_kernels_run(
     module = network(0)
     prepared = Inductor("object").prepare(cut(module, EXAMPLE, 3), EXAMPLE, CPU)
     assert warnings_in(caplog) == [
-        "object keeps its eager kernels, as backend inductor needs a C++ compiler (g++, clang++ or the variable CXX), "
+        "object runs eager, because backend inductor needs a C++ compiler (g++, clang++ or the variable CXX), "
         "and none is found"
     ]
     inputs = (torch.rand(1, 3, 8, 8),)
@@ -164,7 +164,7 @@ def test_without_a_compiler_there_is_one_warning_and_eager_kernels_run(
     assert "needs Triton" in missing_compiler(GPU)
 
 
-def test_a_job_that_inductor_fails_on_or_gets_wrong_keeps_its_eager_kernels(
+def test_a_stage_that_inductor_rejects_or_miscompiles_runs_eager(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
@@ -180,15 +180,15 @@ def test_a_job_that_inductor_fails_on_or_gets_wrong_keeps_its_eager_kernels(
     module = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))).eval()
     prepared = Inductor("object").prepare(cut(module, EXAMPLE, 3), EXAMPLE, CPU)
     first, second = warnings_in(caplog)
-    assert first == "job 0 of object keeps its eager kernels, as Inductor fails: no lowering for that"
-    assert second.startswith("job 1 of object keeps its eager kernels, as Inductor fails: result 0 is off by")
+    assert first == "job 0 of object runs eager, because Inductor fails: no lowering for that"
+    assert second.startswith("job 1 of object runs eager, because Inductor fails: result 0 is off by")
     assert [isinstance(stage, torch.nn.Module) for stage in prepared] == [True, True, False]
     inputs = (torch.rand(1, 3, 8, 8),)
     with torch.inference_mode():
         check_agreement(through(prepared, inputs), (module(*inputs),), 1e-5)
 
 
-def test_memory_that_does_not_suffice_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
 
     def compile_instead(*arguments: object, **options: object) -> None:
@@ -199,11 +199,11 @@ def test_memory_that_does_not_suffice_is_not_hidden(monkeypatch: pytest.MonkeyPa
         Inductor().prepare(cut(network(0), EXAMPLE, 2), EXAMPLE, CPU)
 
 
-def test_progress_tells_what_is_coming_and_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_has_an_estimate_before_and_the_time_after_each_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "missing_compiler", lambda device: "")
     clock = iter([0.0, 6.0, 10.0, 11.0])
     monkeypatch.setattr(inductor.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(inductor, "_compiled", lambda stage, *rest: stage)
+    monkeypatch.setattr(inductor, "_compile", lambda stage, *rest: stage)
     lines: list[str] = []
     Inductor("lane", lines.append).prepare([torch.nn.Identity(), torch.nn.Identity()], (torch.zeros(2),), CPU)
     assert lines == [
@@ -214,7 +214,7 @@ def test_progress_tells_what_is_coming_and_what_was(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_the_cache_is_the_users_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_in_a_folder_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert str(cache_directory()) == os.environ["TORCHINDUCTOR_CACHE_DIR"]
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -242,10 +242,10 @@ def test_inductor_is_captured_on_a_gpu_and_not_on_a_cpu(monkeypatch: pytest.Monk
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     assert type(choose_backend("inductor", CPU)) is Inductor
     on_gpu = choose_backend("inductor", GPU)
-    assert type(on_gpu) is FastestConvolutions
+    assert type(on_gpu) is CudnnBenchmark
     assert type(on_gpu.backend) is CudaGraph
     in_fp16 = choose_backend("inductor", GPU, "fp16")
-    assert type(in_fp16) is FastestConvolutions
+    assert type(in_fp16) is CudnnBenchmark
     assert type(in_fp16.backend) is InPrecision
     assert type(in_fp16.backend.backend) is FusedActivations
     assert type(in_fp16.backend.backend.backend) is CudaGraph

@@ -1,4 +1,4 @@
-"""Precision int8: calibrated on images, near float32 on others, or float32 and the reason in the log."""
+"""Precision int8: calibrated on images and close to float32 on others, or float32 with the reason in the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.batches import prepare_batches, stacked
+from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.quantization import Calibration, check_quantized
@@ -40,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Residual(nn.Module):
-    """Convolutions, a sum, pooling, a classifier."""
+    """Convolutions, an addition, pooling, a classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Residual(nn.Module):
 
 
 class Cancels(Residual):
-    """Carries small differences on a large sum, of which 8 bits leave nothing."""
+    """Has small differences on a large offset, which are lost in 8 bits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Cancels(Residual):
 
 
 class OddHead(nn.Module):
-    """An output whose scale int8 cannot hold together with its differences; the layers before can."""
+    """An output with a large offset and small differences, which are lost in int8; the other layers work in int8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def int8(module: nn.Module, jobs: int = 1, progress: list[str] | None = None) ->
 
 
 def operators(stage: SessionStage) -> str:
-    """Of the optimized model that a stage runs."""
+    """Operator types of the optimized model of a stage."""
     return " ".join(sorted(stage.operators))
 
 
@@ -112,10 +112,10 @@ def run(stages: tuple[SessionStage, ...], carried: Tensors) -> Tensors:
 
 @needs_int8
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_it_computes_in_integers_near_float32(jobs: int) -> None:
+def test_int8_uses_integer_operators_and_is_close_to_float32(jobs: int) -> None:
     module = seeded(Residual)
     stages = int8(module, jobs)
-    whole = stages[0].chain or stages[0]
+    whole = stages[0].single_launch or stages[0]
     assert "QLinearConv" in operators(whole)
     assert len(stages) == jobs
     image = (torch.rand(1, 3, 32, 48),)
@@ -128,7 +128,7 @@ def test_it_computes_in_integers_near_float32(jobs: int) -> None:
 
 
 @needs_int8
-def test_the_second_time_the_model_comes_from_the_cache_unless_the_weights_are_others(cache: Path) -> None:
+def test_the_model_is_read_from_the_cache_unless_the_weights_changed(cache: Path) -> None:
     lines: list[str] = []
     first = int8(seeded(Residual), progress=lines)
     assert lines == [f"calibrating int8 on 12 images; the result is kept in {cache}"]
@@ -154,7 +154,7 @@ def test_a_damaged_file_in_the_cache_is_made_again(cache: Path, caplog: pytest.L
 
 
 @needs_int8
-def test_heads_that_lose_too_much_stay_float32(caplog: pytest.LogCaptureFixture) -> None:
+def test_heads_with_too_large_an_error_stay_float32(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         (stage,) = int8(seeded(OddHead))
     assert "lane in int8: the layers before the outputs stay float32, as with them output 0 is off by" in caplog.text
@@ -162,11 +162,11 @@ def test_heads_that_lose_too_much_stay_float32(caplog: pytest.LogCaptureFixture)
 
 
 @needs_int8
-def test_a_dnn_that_loses_too_much_stays_float32_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dnn_with_too_large_an_error_stays_float32_and_the_reason_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     module = seeded(Cancels)
     stages = int8(module)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert line.startswith("lane stays float32, as in int8: output 0 is off by")
+    assert line.startswith("lane stays float32, because int8 fails: output 0 is off by")
     assert "allowed is 0.2 of that" in line
     assert "QLinearConv" not in operators(stages[0])
     image = (torch.rand(1, 3, 32, 48),)
@@ -180,19 +180,19 @@ def test_a_network_with_nan_in_its_weights_is_not_quantized(caplog: pytest.LogCa
     with torch.no_grad():
         module.first.weight[0] = float("nan")  # type: ignore[union-attr, index, operator]
     stages = int8(module)
-    assert "lane stays float32, as in int8" in caplog.text
+    assert "lane stays float32, because int8 fails" in caplog.text
     assert run(stages, pictures(1)[0])[0].isnan().any()
 
 
 @needs_int8
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_nan_that_a_frame_makes_is_not_rounded_to_a_number(jobs: int) -> None:
+def test_nan_in_a_frame_is_not_quantized_to_a_number(jobs: int) -> None:
     class Logarithm(Residual):
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return super().forward(torch.log(image))
 
     stages = int8(seeded(Logarithm), jobs)
-    whole = stages[0].chain or stages[0]
+    whole = stages[0].single_launch or stages[0]
     assert "QLinearConv" in operators(whole)
     image = torch.rand(1, 3, 32, 48) + 0.01
     assert whole((image,))[0].isfinite().all()
@@ -203,9 +203,9 @@ def test_nan_that_a_frame_makes_is_not_rounded_to_a_number(jobs: int) -> None:
 
 
 @needs_int8
-def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
+def test_a_batch_has_the_results_of_its_images_alone() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, stacked(IMAGE, size), 2) for size in (1, 2)}
+    chains = {size: cut(module, repeat_inputs(IMAGE, size), 2) for size in (1, 2)}
     backend = choose_backend("auto", CPU, "int8", calibration=pictures)
     ready = prepare_batches(backend, chains, IMAGE, CPU, 8e-2)
     images = torch.cat([pictures()[2][0], pictures()[9][0]])
@@ -224,14 +224,14 @@ def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
         ([0, 1], [1, 1], "output 0 differs in 50.0% of its values, allowed is 10%"),
     ],
 )
-def test_the_comparison_names_the_output_and_what_is_allowed(found: list, wanted: list, message: str) -> None:
+def test_the_comparison_names_the_output_and_the_tolerance(found: list, wanted: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_quantized([(torch.tensor(found),)], [(torch.tensor(wanted),)])
     check_quantized([(torch.tensor(wanted),)], [(torch.tensor(wanted),)])
 
 
 @needs_int8
-def test_our_lane_dnn_from_its_parameters() -> None:
+def test_the_built_in_lane_dnn_from_its_parameters() -> None:
     lines: list[str] = []
     flat = {"device": "cpu", "dnns": ["lane"], "dnn.lane.model": "builtin:lane_small", "dnn.lane.precision": "int8"}
     (task,) = build(to_config(flat), lines.append).tasks
@@ -244,7 +244,7 @@ def test_our_lane_dnn_from_its_parameters() -> None:
 
 
 @needs_int8
-def test_the_row_of_evaluate_shows_what_serving_in_int8_scores(tmp_path: Path) -> None:
+def test_evaluate_scores_the_int8_dnn_that_is_served(tmp_path: Path) -> None:
     folder = tmp_path / "frames"
     folder.mkdir()
     for index, image in enumerate(calibration_images("")[:10]):
@@ -270,7 +270,7 @@ def test_folders_of_calibration_images_are_checked_before_anything_is_loaded(tmp
     assert problems(precision="int8") == ""
     assert problems(precision="int8", calibration_images=str(tmp_path / "none")) == (
         f"parameter dnn.object.calibration_images is '{tmp_path / 'none'}': {tmp_path / 'none'}: no such folder; "
-        "expected a folder of 8 images or more"
+        "expected: a folder with at least 8 images"
     )
     (tmp_path / "one.png").write_bytes(b"")
     assert f"{tmp_path}: 1 images" in problems(precision="int8", calibration_images=str(tmp_path))
@@ -285,7 +285,7 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path: Path, caplog: pytest.Lo
         build(to_config({**flat, "dnn.lane.calibration_images": str(tmp_path)}))
 
 
-def test_many_images_are_taken_evenly(tmp_path: Path) -> None:
+def test_calibration_images_are_evenly_spaced(tmp_path: Path) -> None:
     for index in range(100):
         (tmp_path / f"{index:03}.png").write_bytes(b"")
     (tmp_path / "notes.txt").write_text("")
@@ -295,7 +295,7 @@ def test_many_images_are_taken_evenly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", ["flags\t\t: fpu sse4_2 avx2 avx512f", "Features\t: fp asimd", ""])
-def test_a_cpu_without_the_instructions_refuses_int8(
+def test_int8_is_rejected_on_a_cpu_without_8_bit_dot_products(
     flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
@@ -303,8 +303,8 @@ def test_a_cpu_without_the_instructions_refuses_int8(
     cpu_features.cpu_flags.cache_clear()
     try:
         assert problems(precision="int8") == (
-            "parameter dnn.object.precision is 'int8'; allowed with backend onnxruntime on cpu: auto, fp32, as this "
-            "CPU has no 8-bit dot product (AVX512-VNNI, AVX-VNNI; asimddp on aarch64)"
+            "parameter dnn.object.precision is 'int8'; allowed with backend onnxruntime on cpu: auto, fp32; int8 "
+            "needs 8-bit dot products (AVX512-VNNI, AVX-VNNI; asimddp on aarch64), which this CPU lacks"
         )
         assert problems(precision="fp32") == ""
     finally:
@@ -313,7 +313,9 @@ def test_a_cpu_without_the_instructions_refuses_int8(
 
 
 @pytest.mark.parametrize("flags", ["flags : fpu avx512_vnni", "flags: avx_vnni", "Features\t: fp asimddp sve"])
-def test_cpus_with_the_instructions(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_allowed_on_a_cpu_with_8_bit_dot_products(
+    flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
     monkeypatch.setattr(cpu_features, "_CPUINFO", tmp_path / "cpuinfo")
     cpu_features.cpu_flags.cache_clear()
@@ -324,7 +326,7 @@ def test_cpus_with_the_instructions(flags: str, tmp_path: Path, monkeypatch: pyt
         cpu_features.cpu_flags.cache_clear()
 
 
-def test_other_backends_and_verbs_refuse_int8(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_other_backends_and_verbs_reject_int8(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert problems(precision="int8", backend="torchscript") == (
         "parameter dnn.object.precision is 'int8'; allowed with backend torchscript on cpu: auto, fp32, bf16"
     )

@@ -1,4 +1,4 @@
-"""Jobs as sessions of ONNX Runtime: the results of eager PyTorch, weights held once, or TorchScript and the reason."""
+"""Stages as sessions of ONNX Runtime: the results of eager PyTorch, shared weights, or TorchScript and the reason."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torchvision
 from torch import nn
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.batches import prepare_batches, stacked
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.onnxruntime_backend import OnnxRuntime
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
 from multi_dnn_ros.backends.precision import InPrecision
@@ -48,7 +48,7 @@ class Residual(nn.Module):
 
 
 class Detector(Residual):
-    """Heads as torchvision's SSD has them, whose reshapes PyTorch traces as `_unsafe_view`; a dict of outputs."""
+    """Heads as in torchvision's SSD, whose reshapes are traced as `_unsafe_view`; returns a dict."""
 
     def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
         image = nn.functional.hardswish(self.first(image))
@@ -59,7 +59,7 @@ class Detector(Residual):
 
 
 class Segmentation(Residual):
-    """Upsampling, squeeze and excitation, depthwise convolution."""
+    """Upsampling, squeeze-and-excitation, depthwise convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Transformer(Residual):
 
 
 class PassesOn(nn.Module):
-    """Of its outputs one is its input, one is a constant."""
+    """One output is the input, another one is a constant."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class PassesOn(nn.Module):
 
 
 class Keeps(nn.Module):
-    """Writes something down for the next frame."""
+    """Keeps state for the next frame."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,32 +131,32 @@ def through(stages: Sequence[Stage], carried: Tensors) -> Tensors:
 
 
 def sessions(module: nn.Module, inputs: Tensors, jobs: int, dnn: str = "") -> list[SessionStage]:
-    """The jobs of a DNN, which must all be sessions."""
+    """The stages of a DNN; all must be sessions."""
     stages = OnnxRuntime(dnn=dnn).prepare(cut(module, inputs, jobs, fold_batch_norm=True), inputs, CPU)
     return [stage for stage in stages if isinstance(stage, SessionStage) or pytest.fail("not exported")]
 
 
 def check_all(module: nn.Module, inputs: Tensors, jobs: int) -> list[SessionStage]:
-    """Both ways of running it give what the module gives."""
+    """Check the results of the stages and of the single session."""
     stages = sessions(module, inputs, jobs)
-    image = tuple(tensor * 0.7 for tensor in probe(inputs))
+    image = tuple(tensor * 0.7 for tensor in noise_like(inputs))
     with torch.inference_mode():
         expected = tuple(torch.utils._pytree.tree_leaves(module(*image)))
     check_agreement(through(stages, image), expected, 1e-4)
-    assert (stages[0].chain is None) == (len(stages) == 1)
-    if stages[0].chain is not None:
-        check_agreement(through([stages[0].chain], image), expected, 1e-4)
+    assert (stages[0].single_launch is None) == (len(stages) == 1)
+    if stages[0].single_launch is not None:
+        check_agreement(through([stages[0].single_launch], image), expected, 1e-4)
     return stages
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 7])
 @pytest.mark.parametrize("kind", [Residual, Detector, Segmentation, Transformer, PassesOn])
-def test_sessions_compute_what_the_module_computes(kind: type[nn.Module], jobs: int) -> None:
+def test_sessions_compute_the_same_as_the_module(kind: type[nn.Module], jobs: int) -> None:
     check_all(seeded(kind), IMAGE, jobs)
 
 
 @pytest.mark.parametrize("model", ["builtin:lane", "builtin:object_small"])
-def test_our_dnns_whole_and_decomposed(model: str) -> None:
+def test_built_in_dnns_original_and_decomposed(model: str) -> None:
     dnn = load_dnn("a", DnnConfig(role="lane" if "lane" in model else "object", model=model))
     assert len(check_all(dnn.module, dnn.example_inputs(), 4)) == 4
 
@@ -174,7 +174,7 @@ def test_a_detector_of_torchvision() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
-def test_networks_that_come_as_files(suffix: str, tmp_path: Path) -> None:
+def test_networks_from_files(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"network{suffix}"
     if suffix == ".pt2":
         torch.export.save(torch.export.export(seeded(Segmentation), IMAGE), path)
@@ -205,8 +205,8 @@ def test_two_dnns_in_two_workers_each_get_their_own_results() -> None:
     assert not failures
 
 
-def test_results_stay_what_they_are_while_the_next_frame_is_computed() -> None:
-    """A DNN's thread decodes the results of one frame while a worker runs the next."""
+def test_results_are_not_overwritten_by_the_next_frame() -> None:
+    """A DNN's thread may decode the results of one frame while a worker runs the next."""
     stages = sessions(seeded(Residual), IMAGE, 2)
     (result,) = through(stages, (torch.ones(1, 3, 32, 48),))
     before = result.clone()
@@ -215,30 +215,30 @@ def test_results_stay_what_they_are_while_the_next_frame_is_computed() -> None:
     assert torch.equal(result, before)
 
 
-def test_a_tensor_that_a_job_only_passes_on_is_not_copied() -> None:
+def test_a_tensor_that_a_stage_passes_on_is_not_copied() -> None:
     stages = sessions(seeded(PassesOn), IMAGE, 2)
     image = torch.randn(1, 3, 32, 48)
     assert through(stages, (image,))[1] is image
 
 
-def test_weights_are_held_once_by_jobs_whole_network_and_batches() -> None:
+def test_stages_whole_network_and_batches_share_weights() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, stacked(IMAGE, size), 3, fold_batch_norm=True) for size in (1, 2, 3)}
+    chains = {size: cut(module, repeat_inputs(IMAGE, size), 3, fold_batch_norm=True) for size in (1, 2, 3)}
     folded = sum(weight.nbytes for stage in chains[1] for weight in (*stage.parameters(), *stage.buffers()))
     ready = prepare_batches(OnnxRuntime(), chains, IMAGE, CPU, 1e-4)
     found: dict[int, int] = {}
     users = 0
     for stages in ready.values():
-        for stage in (*stages, stages[0].chain):  # type: ignore[attr-defined]
+        for stage in (*stages, stages[0].single_launch):  # type: ignore[attr-defined]
             users += len(stage.weights)
             found.update((weight.data_ptr(), weight.tensor_size_in_bytes()) for weight in stage.weights)
-    assert users == 2 * 3 * len(found)  # each by its job and by the whole network, for each number of images
+    assert users == 2 * 3 * len(found)  # each by its stage and by the whole network, for each batch size
     assert 0.9 * folded < sum(found.values()) <= folded
 
 
-def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
+def test_a_batch_has_the_results_of_its_images_alone() -> None:
     module = seeded(Residual)
-    chains = {size: cut(module, stacked(IMAGE, size), 2, fold_batch_norm=True) for size in (1, 2)}
+    chains = {size: cut(module, repeat_inputs(IMAGE, size), 2, fold_batch_norm=True) for size in (1, 2)}
     ready = prepare_batches(choose_backend("onnxruntime", CPU), chains, IMAGE, CPU, 1e-4)
     images = torch.randn(2, 3, 32, 48)
     (results,) = through(ready[2], (images,))
@@ -246,16 +246,16 @@ def test_each_image_of_a_batch_gets_what_it_gets_alone() -> None:
         check_agreement((results[row : row + 1],), through(ready[1], (images[row : row + 1],)), 1e-4)
 
 
-def test_nan_is_not_swallowed() -> None:
+def test_nan_in_the_weights_makes_the_results_nan() -> None:
     stages = sessions(seeded(Residual), IMAGE, 3)
     image = torch.randn(1, 3, 32, 48)
     image[0, 1, 10, 10] = float("nan")
-    for chain in (stages, [stages[0].chain]):
+    for chain in (stages, [stages[0].single_launch]):
         assert through(chain, (image,))[0].isnan().all()  # type: ignore[arg-type]
 
 
 class Pooled(Residual):
-    """The logarithm of an image, which is NaN where that is negative, in front of max pooling."""
+    """The logarithm of an image, NaN for negative values, before max pooling."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         image = self.first(torch.log(image))
@@ -264,9 +264,9 @@ class Pooled(Residual):
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 5])
-def test_nan_of_single_frames_is_not_swallowed_by_max_pooling(jobs: int) -> None:
+def test_nan_before_max_pooling_makes_the_results_nan(jobs: int) -> None:
     class Rarely(Pooled):
-        """The logarithm is NaN under -50 only, of which the comparison at configuring has none."""
+        """NaN only below -50, which does not occur in the comparison during configuration."""
 
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return super().forward(image + 50.0)
@@ -275,14 +275,14 @@ def test_nan_of_single_frames_is_not_swallowed_by_max_pooling(jobs: int) -> None
     image = torch.rand(1, 3, 32, 48)
     bad = image.clone()
     bad[0, 1, 10, 10] = -60.0
-    for chain in [stages, [stages[0].chain]] if jobs > 1 else [stages]:
+    for chain in [stages, [stages[0].single_launch]] if jobs > 1 else [stages]:
         assert through(chain, (bad,))[0].isnan().all()  # type: ignore[arg-type]
         assert through(chain, (image,))[0].isfinite().all()  # type: ignore[arg-type]
 
 
-def test_a_session_that_fails_fails_for_its_frame_alone() -> None:
+def test_after_an_error_a_session_runs_the_next_frame() -> None:
     stages = sessions(seeded(Residual), IMAGE, 2)
-    for chain in (stages, [stages[0].chain]):
+    for chain in (stages, [stages[0].single_launch]):
         with pytest.raises(Exception, match="Unexpected input data type"):
             through(chain, (torch.zeros(1, 3, 32, 48, dtype=torch.float64),))  # type: ignore[arg-type]
         assert through(chain, IMAGE)[0].shape == (1, 7)  # type: ignore[arg-type]
@@ -309,7 +309,7 @@ class ChangesWhenTraced(nn.Module):
         (lambda: [ChangesWhenTraced()], IMAGE, "result 0 is off by 1 "),
     ],
 )
-def test_what_cannot_be_exported_runs_as_torchscript_and_the_log_says_why(
+def test_a_dnn_that_cannot_be_exported_runs_as_torchscript_and_the_reason_is_logged(
     stages, inputs: Tensors, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -320,20 +320,20 @@ def test_what_cannot_be_exported_runs_as_torchscript_and_the_log_says_why(
     assert not isinstance(ready[0], SessionStage)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
-    assert lines[0].startswith("lane runs as torchscript, as ONNX Runtime does not take it: ")
+    assert lines[0].startswith("lane runs as torchscript, because ONNX Runtime fails: ")
     assert re.search(reason, lines[0])
     assert capfd.readouterr().out == ""
     assert through(ready, inputs)[0].shape == inputs[0].shape
 
 
-def test_a_network_that_keeps_a_state_keeps_it() -> None:
+def test_a_network_with_state_keeps_it() -> None:
     ready = OnnxRuntime().prepare(cut(Keeps().eval(), IMAGE, 1), IMAGE, CPU)
     one = (torch.ones(1, 3, 32, 48),)
     first, second = (float(through(ready, one)[0].mean()) for _ in range(2))
     assert second == first + 1.0
 
 
-def test_without_onnx_runtime_it_is_torchscript(
+def test_without_onnx_runtime_dnns_run_as_torchscript(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in list(sys.modules):
@@ -343,13 +343,13 @@ def test_without_onnx_runtime_it_is_torchscript(
     module = seeded(Residual)
     with caplog.at_level(logging.WARNING):
         ready = OnnxRuntime(dnn="lane").prepare(cut(module, IMAGE, 2), IMAGE, CPU)
-    assert "lane runs as torchscript, as ONNX Runtime does not take it: import of onnxruntime halted" in caplog.text
-    image = probe(IMAGE)
+    assert "lane runs as torchscript, because ONNX Runtime fails: import of onnxruntime halted" in caplog.text
+    image = noise_like(IMAGE)
     with torch.inference_mode():
         check_agreement(through(ready, image), (module(*image),), 1e-4)
 
 
-def test_it_is_the_default_on_a_cpu_where_the_precision_is_float32() -> None:
+def test_onnxruntime_is_the_default_on_a_cpu_in_float32() -> None:
     assert type(choose_backend("auto", CPU)) is OnnxRuntime
     assert (backend_name("auto", CPU), backend_name("auto", CPU, precision="bf16")) == ("onnxruntime", "torchscript")
     in_bf16 = choose_backend("auto", CPU, "bf16")
@@ -362,7 +362,7 @@ def test_it_is_the_default_on_a_cpu_where_the_precision_is_float32() -> None:
         choose_backend("onnxruntime", CPU, "bf16", dnn="lane")
 
 
-def test_it_is_refused_on_a_gpu() -> None:
+def test_onnxruntime_is_rejected_on_a_gpu() -> None:
     message = (
         "parameter dnn.lane.backend is 'onnxruntime', but the device is cuda:0; "
         "allowed: auto, eager, torchscript, cuda_graph, inductor"

@@ -1,4 +1,4 @@
-"""fp32, tf32, fp16 and bf16: what is allowed where, what is cast, and what happens to a job that does not bear it."""
+"""fp32, tf32, fp16 and bf16: where they are allowed, what is cast, and what happens if a stage cannot be cast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torchvision
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, allowed_precisions, cast_stage, float32_products
 from multi_dnn_ros.graph.cut import cut
@@ -40,7 +40,7 @@ def through(stages: tuple, inputs: Tensors) -> Tensors:
         ("cuda", "torchscript", (7, 5), "auto fp16"),
     ],
 )
-def test_what_a_device_can_do(
+def test_allowed_precisions_by_device_and_backend(
     device: str, backend: str, capability: tuple, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multi_dnn_ros.backends.precision.has_int8_products", lambda: True)
@@ -53,7 +53,7 @@ def test_a_cpu_without_8_bit_dot_products_has_no_int8(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("precision", ["fp16", "tf32"])
-def test_a_cpu_refuses_what_it_cannot_do(precision: str) -> None:
+def test_a_precision_that_a_cpu_does_not_have_is_rejected(precision: str) -> None:
     message = rf"parameter dnn.lane.precision is '{precision}'; allowed .* on cpu: auto, fp32, bf16"
     with pytest.raises(ConfigError, match=message):
         choose_backend("auto", CPU, precision, dnn="lane")
@@ -61,7 +61,7 @@ def test_a_cpu_refuses_what_it_cannot_do(precision: str) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "torchscript"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_our_dnns_give_float32_results_within_the_tolerance(
+def test_built_in_dnns_have_float32_results_within_the_tolerance(
     backend: str, precision: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dnn = load_dnn("pedestrian", DnnConfig(role="pedestrian", model="builtin:pedestrian"))
@@ -70,14 +70,14 @@ def test_our_dnns_give_float32_results_within_the_tolerance(
         cut(dnn.module, example, 3, fold_batch_norm=True), example, CPU
     )
     assert "stays" not in caplog.text
-    inputs = probe(example)
+    inputs = noise_like(example)
     with torch.inference_mode():
         expected = dnn.module(*inputs)
     (output,) = through(prepared, inputs)
     check_agreement((output,), (expected,), PRECISIONS[precision].tolerance(CPU))
 
 
-def test_weights_and_what_is_carried_are_cast_and_the_dnn_is_not() -> None:
+def test_weights_and_activations_are_cast_and_the_dnn_is_unchanged() -> None:
     torch.manual_seed(0)
     module = torchvision.models.mobilenet_v3_small(weights=None).eval()
     example = (torch.zeros(1, 3, 64, 64),)
@@ -93,7 +93,7 @@ def test_weights_and_what_is_carried_are_cast_and_the_dnn_is_not() -> None:
 
 
 class Overflows(torch.nn.Module):
-    """Fine in float32 and bfloat16, infinite on the way in float16."""
+    """Intermediate values overflow in float16, but not in float32 and bfloat16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,19 +103,21 @@ class Overflows(torch.nn.Module):
         return (carried[0] * self.scale / 1e6,)
 
 
-def test_a_job_that_overflows_stays_float32_between_others_that_do_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_stage_that_overflows_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
     stages = [torch.nn.Identity(), Overflows(), torch.nn.Identity()]
     prepared = InPrecision(PRECISIONS["fp16"], Eager(), "object").prepare(stages, (torch.zeros(8),), CPU)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert warnings[0].startswith("job 1 of object stays float32, as in fp16: result 0 is not finite")
+    assert warnings[0].startswith(
+        "job 1 of object stays float32, because fp16 fails: result 0: the values that are not finite"
+    )
     value = torch.linspace(-2, 2, 8)
     (output,) = through(prepared, (value,))
     assert output.dtype is torch.float32
     torch.testing.assert_close(output, value, rtol=1e-2, atol=1e-2)
 
 
-def test_a_job_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stage_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixture) -> None:
     class WantsFloat32(torch.nn.Module):
         def forward(self, carried: Tensors) -> Tensors:
             if carried[0].dtype is not torch.float32:
@@ -123,12 +125,12 @@ def test_a_job_that_cannot_be_cast_stays_float32(caplog: pytest.LogCaptureFixtur
             return (carried[0] + 1,)
 
     prepared = InPrecision(PRECISIONS["bf16"], Eager(), "lane").prepare([WantsFloat32()], (torch.zeros(2),), CPU)
-    assert "job 0 of lane stays float32, as in bf16: float32 only" in caplog.text
+    assert "job 0 of lane stays float32, because bf16 fails: float32 only" in caplog.text
     torch.testing.assert_close(through(prepared, (torch.ones(2),))[0], torch.full((2,), 2.0))
 
 
 class MakesFloat32(torch.nn.Module):
-    """Makes a tensor whose type the tracer writes down, and flattens an image."""
+    """Creates a tensor, whose dtype is recorded by the tracer, and flattens an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +143,7 @@ class MakesFloat32(torch.nn.Module):
         return self.linear((features * mask).flatten(1))
 
 
-def test_types_in_the_graph_are_cast_and_views_of_a_channels_last_image_work() -> None:
+def test_dtypes_in_the_graph_are_cast_and_views_of_channels_last_tensors_work() -> None:
     torch.manual_seed(0)
     example = (torch.rand(1, 3, 8, 8),)
     (stage,) = cut(MakesFloat32().eval(), example, 1)
@@ -163,7 +165,7 @@ def tf32_settings() -> tuple:
 
 @pytest.mark.parametrize("tf32", [True, False])
 def test_tf32_is_set_for_a_block_only(tf32: bool) -> None:
-    """The flags exist without a GPU; what they do is for test/gpu."""
+    """The flags exist without a GPU; their effect is tested in test/gpu."""
     before = tf32_settings()
     with float32_products(tf32):
         assert tf32_settings()[:2] == (tf32, tf32)
@@ -185,7 +187,7 @@ def test_tf32_is_set_for_a_block_only(tf32: bool) -> None:
         (torch.tensor([1.0, 100.0], dtype=torch.float64), "instead of"),
     ],
 )
-def test_a_disagreement_is_named(result: torch.Tensor, message: str) -> None:
+def test_the_first_difference_is_named(result: torch.Tensor, message: str) -> None:
     expected = (torch.tensor([1.0, 100.0]),)
     check_agreement((torch.tensor([1.005, 100.005]),), expected, 1e-4)
     with pytest.raises(ValueError, match=message):
@@ -194,7 +196,7 @@ def test_a_disagreement_is_named(result: torch.Tensor, message: str) -> None:
         check_agreement((result, result), expected, 1e-3)
 
 
-def test_what_is_not_finite_must_be_the_same() -> None:
+def test_values_that_are_not_finite_must_be_equal() -> None:
     special = torch.tensor([float("inf"), float("nan"), 1.0])
     check_agreement((special,), (special.clone(),), 1e-4)
     with pytest.raises(ValueError, match="not finite"):

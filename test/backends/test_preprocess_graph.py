@@ -1,4 +1,4 @@
-"""Captured preprocessing, with a capture that runs the function itself: the GPU's part is in test/gpu."""
+"""Captured preprocessing, with a fake capture that calls the function. On a GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def image(height: int, width: int, seed: int = 0) -> torch.Tensor:
 
 @torch.inference_mode()  # as in the workers
 @pytest.mark.parametrize("fit", ["stretch", "letterbox"])
-def test_a_captured_size_gives_the_same_input_where_the_first_job_reads(fit: str) -> None:
+def test_a_captured_size_writes_the_same_input_to_the_memory_of_the_first_stage(fit: str) -> None:
     preprocess = Preprocess(32, 24, fit=fit, bgr=True, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
     destination, captures = (torch.zeros(1, 3, 24, 32),), Captures()
     graph = PreprocessGraph(preprocess, destination, captures)
@@ -56,13 +56,13 @@ def test_a_captured_size_gives_the_same_input_where_the_first_job_reads(fit: str
     assert captures.replays == 3
 
 
-def test_capturing_leaves_what_the_frame_under_way_still_reads() -> None:
+def test_a_capture_preserves_the_input_of_the_frame_in_progress() -> None:
     destination = (torch.full((1, 3, 4, 4), 7.0),)
     PreprocessGraph(Preprocess(4, 4), destination, Captures()).specialize((8, 8))
     assert bool((destination[0] == 7.0).all())
 
 
-def test_a_graph_that_computes_otherwise_is_refused_and_not_used() -> None:
+def test_a_graph_with_other_results_is_an_error_and_not_used() -> None:
     destination, preprocess = (torch.zeros(1, 3, 4, 4),), Preprocess(4, 4)
     graph = PreprocessGraph(preprocess, destination, Captures(broken=True))
     with pytest.raises(ValueError, match="result 0 is off by"):
@@ -70,7 +70,7 @@ def test_a_graph_that_computes_otherwise_is_refused_and_not_used() -> None:
     torch.testing.assert_close(graph(image(8, 8))[0], preprocess(image(8, 8))[0])
 
 
-def test_sizes_are_bounded() -> None:
+def test_the_number_of_captured_sizes_is_bounded() -> None:
     graph = PreprocessGraph(Preprocess(4, 4), (torch.zeros(1, 3, 4, 4),), Captures())
     for number in range(MOST_SIZES):
         graph.specialize((8, 8 + number))
@@ -78,7 +78,7 @@ def test_sizes_are_bounded() -> None:
         graph.specialize((9, 9))
 
 
-def test_a_captured_function_is_launched_for_what_lies_where_it_did() -> None:
+def test_a_captured_function_is_replayed_only_for_its_own_inputs() -> None:
     source, captures = (torch.ones(2), torch.zeros(3)), Captures()
     function = CapturedFunction(lambda carried: (carried[0].sum() + carried[1].sum(),), source, captures)
     captures.replays = 0

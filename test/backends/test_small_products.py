@@ -1,4 +1,4 @@
-"""Small products as sums: what is replaced, and that it computes the same. On a GPU: test/gpu."""
+"""Small matrix products as sums: what is replaced, and that results are the same. On a GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def squeeze_and_excite(image: torch.Tensor, down: nn.Conv2d, up: nn.Conv2d) -> t
     bias=st.booleans(),
     last=st.booleans(),
 )
-def test_it_computes_the_same(images: int, channels: int, inner: int, bias: bool, last: bool) -> None:
+def test_replaced_convolutions_compute_the_same(images: int, channels: int, inner: int, bias: bool, last: bool) -> None:
     torch.manual_seed(images)
     down, up = nn.Conv2d(channels, inner, 1, bias=bias), nn.Conv2d(inner, channels, 1, bias=bias)
     image = torch.randn(images, channels, 5, 4)
@@ -47,7 +47,9 @@ def test_it_computes_the_same(images: int, channels: int, inner: int, bias: bool
 
 @settings(max_examples=20)
 @given(images=st.integers(1, 40), channels=st.integers(1, 9), outputs=st.integers(1, 20), bias=st.booleans())
-def test_a_last_layer_of_few_outputs(images: int, channels: int, outputs: int, bias: bool) -> None:
+def test_a_fully_connected_layer_of_few_outputs_is_replaced(
+    images: int, channels: int, outputs: int, bias: bool
+) -> None:
     torch.manual_seed(images)
     layer, rows = nn.Linear(channels, outputs, bias=bias), torch.randn(images, channels)
     with torch.no_grad():
@@ -56,7 +58,7 @@ def test_a_last_layer_of_few_outputs(images: int, channels: int, outputs: int, b
         check_agreement((graph(rows),), (layer(rows),), 1e-5)
 
 
-def test_products_of_other_kinds_stay() -> None:
+def test_other_products_are_not_replaced() -> None:
     rows, columns, bias = torch.randn(2, 7), torch.randn(7, 5), torch.randn(5)
     graph = make_fx(lambda rows: (rows @ columns, torch.addmm(bias, rows, columns.t().contiguous().t(), alpha=2.0)))(
         rows
@@ -64,7 +66,7 @@ def test_products_of_other_kinds_stay() -> None:
     assert sum_small_products(graph) == 0
 
 
-def test_a_sum_in_the_operation_is_kept() -> None:
+def test_the_addition_of_a_fused_operation_is_kept() -> None:
     weight, image, z = torch.randn(5, 7, 1, 1), torch.randn(2, 7, 1, 1), torch.randn(2, 5, 1, 1)
 
     def function(image: torch.Tensor) -> torch.Tensor:
@@ -85,14 +87,14 @@ def test_a_sum_in_the_operation_is_kept() -> None:
         (nn.ConvTranspose2d(8, 8, 1), 1),
     ],
 )
-def test_anything_else_stays(layer: nn.Module, side: int) -> None:
+def test_other_layers_are_not_replaced(layer: nn.Module, side: int) -> None:
     with torch.no_grad():
         graph = make_fx(layer)(torch.randn(1, 8, side, side))
     assert sum_small_products(graph) == 0
 
 
-def test_a_network_that_has_them() -> None:
-    """As backend inductor traces it: a RegNet's blocks have two each."""
+def test_squeeze_and_excitation_of_a_network_is_replaced() -> None:
+    """Traced as by backend inductor: each block of a RegNet has two."""
     torch.manual_seed(0)
     module = torchvision.models.regnet_y_400mf(weights=None).eval()
     image = torch.randn(1, 3, 64, 64)
@@ -100,5 +102,5 @@ def test_a_network_that_has_them() -> None:
     with torch.no_grad():
         graph = make_fx(lambda *tensors: stage(tensors))(image)
         blocks = sum(isinstance(each, torchvision.ops.SqueezeExcitation) for each in module.modules())
-        assert sum_small_products(graph) == 2 * blocks  # and its last layer has a thousand outputs
+        assert sum_small_products(graph) == 2 * blocks  # the last layer has a thousand outputs and stays
         check_agreement(graph(image), (module(image),), 1e-4)

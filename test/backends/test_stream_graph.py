@@ -1,4 +1,4 @@
-"""Graphs that are instantiated and launched through the driver, which is a fake here. On a GPU: test/gpu/backends."""
+"""Graphs instantiated and launched by the driver API, with a fake driver. On a GPU: test/gpu/backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPU = torch.device("cuda", 0)
 
 
 class Driver:
-    """results: of the launches, in turn. calls: what was called, and on what."""
+    """results: of the launches, in order. calls: names and arguments of all calls."""
 
     def __init__(self) -> None:
         self.results: list[int] = []
@@ -77,7 +77,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return fake
 
 
-def test_it_is_launched_on_the_current_stream_without_the_priority_of_its_capture(driver: Driver) -> None:
+def test_a_graph_has_the_priority_of_the_launching_stream(driver: Driver) -> None:
     graph = StreamGraph()
     graph.finish(GPU)
     graph.replay()
@@ -91,7 +91,7 @@ def test_it_is_launched_on_the_current_stream_without_the_priority_of_its_captur
     assert driver.calls[-1] == ("destroy", EXEC)
 
 
-def test_a_thread_that_has_not_used_cuda_yet_gets_a_context(driver: Driver) -> None:
+def test_a_thread_without_a_cuda_context_gets_one(driver: Driver) -> None:
     graph = StreamGraph()
     graph.finish(GPU)
     driver.results = [201]
@@ -99,7 +99,7 @@ def test_a_thread_that_has_not_used_cuda_yet_gets_a_context(driver: Driver) -> N
     assert driver.calls[1:] == [("launch", EXEC, STREAM), ("context", CONTEXT), ("launch", EXEC, STREAM)]
 
 
-def test_what_the_driver_refuses_is_raised_as_pytorch_would(driver: Driver) -> None:
+def test_driver_errors_are_raised_as_by_pytorch(driver: Driver) -> None:
     graph = StreamGraph()
     graph.finish(GPU)
     driver.results = [700]
@@ -112,7 +112,7 @@ def test_what_the_driver_refuses_is_raised_as_pytorch_would(driver: Driver) -> N
     assert is_out_of_memory(raised.value)
 
 
-def test_an_older_pytorch_launches_its_graphs_so_by_itself(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_an_older_pytorch_its_own_replay_is_used(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     graph = StreamGraph()
     graph.finish(GPU)
@@ -126,5 +126,5 @@ def test_an_older_pytorch_launches_its_graphs_so_by_itself(driver: Driver, monke
     ("version", "expected"),
     [("2.8.0", False), ("2.9.1+cu128", False), ("2.10.0", True), ("2.11.0+cu130", True), ("3.0.0a0+git1", True)],
 )
-def test_from_which_pytorch_on_a_graph_keeps_its_priority(version: str, expected: bool) -> None:
+def test_pytorch_versions_whose_graphs_keep_the_priority_of_the_capture(version: str, expected: bool) -> None:
     assert keeps_priority_of_capture(version) is expected

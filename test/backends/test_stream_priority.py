@@ -1,4 +1,4 @@
-"""Stream priorities follow those of the DNNs; that the GPU obeys is for test/gpu."""
+"""Stream priorities of DNNs, and the current stream of a thread. The effect on a GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from multi_dnn_ros.backends.stream_priority import Streams, stream_priorities
         ([1, 2, 3, 4, 5, 6], {1: 0, 2: -1, 3: -2, 4: -3, 5: -3, 6: -3}),
     ],
 )
-def test_the_lowest_has_the_default_and_each_above_goes_before_it(dnns: list[int], expected: dict[int, int]) -> None:
+def test_higher_dnn_priorities_have_more_urgent_streams(dnns: list[int], expected: dict[int, int]) -> None:
     assert stream_priorities(dnns) == expected
 
 
-def test_a_thread_asks_for_each_stream_once_and_changes_only_when_it_must() -> None:
+def test_the_current_stream_is_set_only_when_it_changes() -> None:
     made: list[tuple[int, int]] = []
     used: list[str] = []
 
@@ -30,15 +30,15 @@ def test_a_thread_asks_for_each_stream_once_and_changes_only_when_it_must() -> N
         made.append(kind)
         return f"stream {kind}"
 
-    streams = Streams(cache(make), used.append)  # kept as the engine keeps them
+    streams = Streams(cache(make), used.append)  # keeps streams alive, as the engine does
     for kind in ((0, 0), (0, 0), (0, -1), (0, 0), (16, 0), (16, 0)):
         streams.enter(kind)
     assert made == [(0, 0), (0, -1), (16, 0)]
     assert used == ["stream (0, 0)", "stream (0, -1)", "stream (0, 0)", "stream (16, 0)"]
 
 
-def test_a_kind_that_was_given_another_stream_computes_on_it() -> None:
-    """As when another DNN's priority changes, and with it the order of all."""
+def test_a_new_stream_of_a_key_becomes_the_current_one() -> None:
+    """For example when another DNN's priority changes, and with it the order of all."""
     streams_of_a_kind = iter(["first", "first", "second"])
     used: list[str] = []
     streams = Streams(lambda kind: next(streams_of_a_kind), used.append)

@@ -1,4 +1,4 @@
-"""Our own kernel for convolutions, interpreted on the CPU, and when it is not used. On a GPU: test/gpu."""
+"""The Triton kernel for convolutions, interpreted on the CPU, and when it is used. On a GPU: test/gpu."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @needs_triton
 def test_random_convolutions_agree_with_pytorch() -> None:
-    """Windows, steps, padding, dilation, outputs that fill no block, bias or none, a sum or none, a NaN."""
+    """Window, stride, padding, dilation, outputs that do not fill a block, with and without bias and addition, NaN."""
     script = Path(__file__).with_name("interpreted_convolutions.py")
     paths = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
@@ -48,8 +48,8 @@ SMALL = ((1, 256, 14, 14), (256, 256, 3, 3))
     [(80, IN_GROUPS), (87, IN_GROUPS), (87, FIRST), (90, IN_GROUPS), (90, SMALL)],
     ids=["8.0-in_groups", "8.7-in_groups", "8.7-first", "9.0-in_groups", "9.0-small"],
 )
-def test_it_compiles_for_gpus_that_are_not_here(capability: int, layer: tuple) -> None:
-    """Every way to divide the work, with and without bias and sum, for layers of RegNetY-32GF, VGG16 and ResNet152."""
+def test_the_kernel_compiles_for_other_gpus(capability: int, layer: tuple) -> None:
+    """All tiles, with and without bias and addition, for layers of RegNetY-32GF, VGG16 and ResNet152."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -75,8 +75,8 @@ def test_it_compiles_for_gpus_that_are_not_here(capability: int, layer: tuple) -
             target=GPUTarget("cuda", capability, 32),
             options={"num_warps": tile.warps, "num_stages": tile.stages},
         )
-        assert "mma" in compiled.asm["ptx"]  # the units that multiply matrices
-        # Of the shared memory that a block may have there, KiB.
+        assert "mma" in compiled.asm["ptx"]  # tensor cores
+        # Shared memory limit per block, KiB.
         assert compiled.metadata.shared <= {80: 163, 87: 163, 90: 227}[capability] * 1024
 
 
@@ -84,20 +84,18 @@ def test_it_compiles_for_gpus_that_are_not_here(capability: int, layer: tuple) -
 @pytest.mark.parametrize(
     ("image", "weight", "processors", "expected"),
     [
-        ((8, 512, 28, 28), (512, 512, 3, 3), 132, set()),  # cuDNN's are fast where there is much to do
-        ((1, 256, 14, 14), (256, 256, 3, 3), 16, {1, 3}),  # fills a small GPU
+        ((8, 512, 28, 28), (512, 512, 3, 3), 132, set()),  # cuDNN is fast for much work
+        ((1, 256, 14, 14), (256, 256, 3, 3), 16, {1, 3}),  # enough work for a small GPU
         ((1, 256, 14, 14), (256, 256, 3, 3), 8, set()),
         ((1, 256, 14, 14), (256, 256, 3, 3), 132, {8}),
         ((2, 192, 17, 17), (192, 192, 1, 7), 132, {4}),
         ((1, 512, 7, 7), (512, 512, 3, 3), 132, {8}),
-        ((1, 256, 14, 14), (1024, 256, 1, 1), 132, {1}),  # too little to be divided
+        ((1, 256, 14, 14), (1024, 256, 1, 1), 132, {1}),  # too few steps for split-K
         ((8, 3, 224, 224), (64, 3, 3, 3), 132, {1}),
         ((7, 1392, 14, 14), (1392, 232, 3, 3), 132, {1}),
     ],
 )
-def test_work_is_divided_where_there_is_little_of_it(
-    image: tuple, weight: tuple, processors: int, expected: set
-) -> None:
+def test_split_k_is_used_for_little_work(image: tuple, weight: tuple, processors: int, expected: set) -> None:
     from multi_dnn_ros.backends.triton_convolution import tiles
 
     result = (image[0], weight[0], *image[2:])
@@ -112,17 +110,17 @@ def test_work_is_divided_where_there_is_little_of_it(
         ((1, 64, 8, 8), (64, 64, 1, 1), torch.bfloat16, True),
         ((1, 3, 8, 8), (32, 3, 7, 7), torch.float16, True),
         ((1, 64, 8, 8), (64, 32, 3, 3), torch.float32, False),
-        ((1, 64, 8, 8), (64, 8, 3, 3), torch.float16, False),  # too few channels for the units that multiply matrices
+        ((1, 64, 8, 8), (64, 8, 3, 3), torch.float16, False),  # too few channels for tensor cores
         ((1, 64, 8, 8), (64, 1, 3, 3), torch.float16, False),
-        ((1, 60, 8, 8), (60, 20, 3, 3), torch.float16, False),  # their places in memory cannot be read 16 bytes at once
+        ((1, 60, 8, 8), (60, 20, 3, 3), torch.float16, False),  # not aligned for 16-byte loads
         ((1, 64, 8, 8), (16, 32, 3, 3), torch.float16, False),
-        ((1, 64, 8, 8), (70, 32, 3, 3), torch.float16, True),  # outputs may be of any number
+        ((1, 64, 8, 8), (70, 32, 3, 3), torch.float16, True),  # any number of outputs
         ((1, 3, 8, 8), (8, 3, 3, 3), torch.float16, False),
         ((1, 8, 8, 8), (32, 8, 3, 3), torch.float16, False),
-        ((1, 64, 8192, 4096), (64, 64, 3, 3), torch.float16, False),  # too large for places of 32 bits
+        ((1, 64, 8192, 4096), (64, 64, 3, 3), torch.float16, False),  # too large for 32-bit offsets
     ],
 )
-def test_what_the_kernel_is_for(image: tuple, weight: tuple, dtype: torch.dtype, expected: bool) -> None:
+def test_supported_convolutions(image: tuple, weight: tuple, dtype: torch.dtype, expected: bool) -> None:
     from multi_dnn_ros.backends.triton_convolution import fits
 
     empty = functools.partial(torch.empty, dtype=dtype, device="meta")
@@ -134,7 +132,7 @@ SHARE_STREAM = 7
 
 
 class TimedGpu:
-    """A GPU that takes `times` for what is launched in turn; an exception in their place is raised."""
+    """A fake GPU. times: of the timed calls, in order; an exception among them is raised."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, times: list) -> None:
         from multi_dnn_ros.backends import green_contexts, triton_convolution
@@ -167,7 +165,7 @@ class TimedGpu:
 
 
 @needs_triton
-def test_the_fastest_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_tile_is_selected_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from multi_dnn_ros.backends.triton_convolution import tiles
 
     image, weight = map(torch.Size, IN_GROUPS)
@@ -180,8 +178,8 @@ def test_the_fastest_is_chosen_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_triton
-def test_a_share_of_the_sms_has_a_choice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After another DNN on the whole GPU has chosen for the same shapes, and the other way round."""
+def test_a_share_of_the_sms_has_its_own_fastest_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a DNN on the whole GPU has selected a tile for the same shapes, and vice versa."""
     from multi_dnn_ros.backends.triton_convolution import tiles
 
     image, weight = map(torch.Size, IN_GROUPS)
@@ -198,7 +196,7 @@ def test_a_share_of_the_sms_has_a_choice_of_its_own(monkeypatch: pytest.MonkeyPa
 
 
 @needs_triton
-def test_where_cudnn_is_faster_nothing_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_not_launched_if_cudnn_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [1.0, 4.0, 2.0, 3.0])
     assert not gpu.run()
     assert not gpu.run()
@@ -206,7 +204,7 @@ def test_where_cudnn_is_faster_nothing_is_launched(monkeypatch: pytest.MonkeyPat
 
 
 @needs_triton
-def test_what_the_gpu_has_no_room_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_that_needs_too_much_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.errors import OutOfResources
 
     gpu = TimedGpu(monkeypatch, [5.0, OutOfResources(101, 100, "shared memory"), 4.0, OutOfResources(101, 100, "x")])
@@ -215,21 +213,21 @@ def test_what_the_gpu_has_no_room_for_is_passed_over(monkeypatch: pytest.MonkeyP
 
 
 @needs_triton
-def test_where_cudnn_has_none_our_own_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_used_if_cudnn_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [RuntimeError("GET was unable to find an engine"), 4.0, 2.0, 3.0])
     assert gpu.run()
     assert len(gpu.launched) == 1
 
 
 @needs_triton
-def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_gpu_memory_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [5.0, torch.OutOfMemoryError("CUDA out of memory")])
     with pytest.raises(torch.OutOfMemoryError):
         gpu.run()
 
 
 @needs_triton
-def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tile_is_timed_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = TimedGpu(monkeypatch, [5.0, 4.0, 2.0, 3.0])
     gpu.capturing = True
     assert not gpu.run()

@@ -107,8 +107,8 @@ def claims(width: int, height: int) -> bytes:
 
 
 PICTURES = {
-    "half.jpg": (JPEG[: len(JPEG) // 2], "cut short"),
-    "half.png": (PNG[: len(PNG) // 2], "cut short"),
+    "half.jpg": (JPEG[: len(JPEG) // 2], "truncated"),
+    "half.png": (PNG[: len(PNG) // 2], "truncated"),
     "spoilt.png": (PNG[:1000] + b"x" + PNG[1001:], "wrong checksum"),
     "bomb.jpg": (claims(60_000, 60_000), "60000 x 60000 pixels; allowed: at most"),
     "bomb.bmp": (b"BM" + struct.pack("<IIIIiiHH", 99, 0, 54, 40, 60_000, 60_000, 1, 24) + bytes(24), "decoded"),

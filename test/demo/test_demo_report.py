@@ -161,13 +161,15 @@ def test_quality_prefers_true_boxes_over_false_and_missed_ones() -> None:
     none = Detections(box[:0], np.ones(0, np.float32), np.zeros(0, np.int64), labels)
     elsewhere = Detections(box + 100, np.ones(1, np.float32), np.zeros(1, np.int64), labels)
 
+    stream = Stream("object", RESULT_KINDS.get("detections"), {}, labels)
+
     def value(found: Detections) -> float:
         from multi_dnn_ros.demo.moments import Answer
 
-        return quality(Moment(0, truth=one, answers={"object": Answer(found, 1.0)}), {"object": labels})
+        return quality(Moment(0, truth=one, answers={"object": Answer(found, 1.0)}), [stream])
 
     assert value(one) > value(none) > value(elsewhere)
-    assert quality(Moment(0, truth=one), {"object": labels}) == 0.0
+    assert quality(Moment(0, truth=one), [stream]) == 0.0
 
 
 def test_accounts_keep_only_reasons_that_occurred() -> None:

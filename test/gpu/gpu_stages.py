@@ -17,7 +17,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.squeezenet import Fire
 
 from multi_dnn_ros.backends import Shared, Stage, Tensors
-from multi_dnn_ros.backends.agreement import probe
+from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.backends.compilers import missing_compiler
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
@@ -34,7 +34,7 @@ def _in_scale(module: nn.Module) -> nn.Module:
     """Results are up to 1, and all of that depends on the image; errors are judged by how large results are."""
     *_, last = (layer for layer in module.modules() if isinstance(layer, nn.Linear))
     last.bias.zero_()
-    last.weight /= module.eval()(*probe(EXAMPLE)).abs().max()
+    last.weight /= module.eval()(*noise_like(EXAMPLE)).abs().max()
     return module
 
 
@@ -117,7 +117,7 @@ class Prepared:
 
 def prepare_residual(backend: str, precision: str) -> Prepared:
     """Seconds, with inductor half a minute: tests share it by the fixture `prepared`."""
-    module, inputs = residual(), probe(EXAMPLE)
+    module, inputs = residual(), noise_like(EXAMPLE)
     with torch.inference_mode():  # before the stages, which share the weights, are moved
         expected = (module(*inputs),)
     settings = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32

@@ -1,4 +1,4 @@
-"""Random weights of networks that are only timed: fit for half precision."""
+"""Random weights of networks used for timing are suitable for half precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def deep() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def test_a_deep_network_does_not_overflow() -> None:
+def test_a_balanced_deep_network_does_not_overflow() -> None:
     network, image = deep(), random_image(16, 16)
     with torch.no_grad():
         assert float(network(image).abs().max()) > LARGEST_HALF
@@ -29,7 +29,7 @@ def test_a_deep_network_does_not_overflow() -> None:
     assert torch.equal(image, random_image(16, 16))
 
 
-def test_what_is_profiled_with_random_weights_can_be_computed_in_half_precision() -> None:
+def test_profiled_networks_with_random_weights_are_finite_in_half_precision() -> None:
     network = load("torchvision:resnet152", num_classes=10, size=(64, 64)).module
     with torch.no_grad():
         largest = [0.0]

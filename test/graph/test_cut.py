@@ -1,4 +1,4 @@
-"""Any DNN cut into any number of jobs computes what the whole computes."""
+"""Any DNN cut into any number of jobs computes the same as the whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def randomized(module: nn.Module) -> nn.Module:
-    """Eval mode, with batch norm statistics that are not the trivial ones."""
+    """Eval mode, with random batch norm statistics."""
     generator = torch.Generator().manual_seed(1)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -29,7 +29,7 @@ def randomized(module: nn.Module) -> nn.Module:
 
 
 def check(module: nn.Module, inputs: tuple[torch.Tensor, ...], job_counts: tuple[int, ...], **options: bool) -> None:
-    graph = trace(module, inputs, **options)  # what `cut` does first; it takes seconds, and is the same for all counts
+    graph = trace(module, inputs, **options)  # as `cut`; takes seconds and is the same for all counts
     with torch.inference_mode():
         whole = [leaf for leaf in pytree.tree_leaves(module(*inputs)) if isinstance(leaf, torch.Tensor)]
         for jobs in job_counts:
@@ -73,7 +73,7 @@ def test_segmentation_with_a_dictionary_of_outputs(builder: str) -> None:
     check(randomized(module), (torch.rand(1, 3, 96, 128),), (1, 5))
 
 
-def test_a_detector_is_cut_in_its_layers() -> None:
+def test_a_detector_is_cut_inside_its_network() -> None:
     dnn = load_dnn(
         "object", DnnConfig(role="object", model="torchvision:ssdlite320_mobilenet_v3_large", weights="random")
     )
@@ -90,7 +90,7 @@ def test_onnx_file() -> None:
     check(dnn.module, (torch.rand(1, 3, 352, 352),), (1, 5, 1000))
 
 
-def test_onnx_made_here(tmp_path: Path) -> None:
+def test_onnx_operators_with_constants(tmp_path: Path) -> None:
     """Reshape, slice, pad, gather and resize with constants, as exporters write them."""
     import numpy as np
     from onnx import TensorProto, helper, numpy_helper, save
@@ -138,7 +138,7 @@ def test_onnx_made_here(tmp_path: Path) -> None:
 
 
 class Branches(nn.Module):
-    """In-place operations, views that outlive cuts, a constant, a tensor used early and late, several outputs."""
+    """In-place operations, views carried over cuts, a constant, a tensor used early and late, several outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Branches(nn.Module):
 
 @settings(max_examples=8)
 @given(st.integers(1, 30))
-def test_branches_for_any_number_of_jobs(jobs: int) -> None:
+def test_branches_and_in_place_operations_for_any_number_of_jobs(jobs: int) -> None:
     torch.manual_seed(0)
     check(randomized(Branches()), (torch.rand(1, 3, 8, 12),), (jobs,))
 
@@ -183,7 +183,7 @@ def test_jobs_are_of_about_equal_cost_and_share_the_weights() -> None:
     assert cut_off <= own
 
 
-def test_nothing_of_the_exporting_device_stays_in_the_graph() -> None:
+def test_the_graph_does_not_refer_to_the_device_of_the_export() -> None:
     for stage in cut(Branches().eval(), (torch.rand(1, 3, 8, 12),), 3):
         for node in stage.graph.graph.nodes:
             assert not any(isinstance(value, torch.device) for value in (*node.args, *node.kwargs.values()))

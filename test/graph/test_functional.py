@@ -1,4 +1,4 @@
-"""Operations that write in place: a traced DNN has none, and computes the same; most are traced once for that."""
+"""In-place operations: a traced DNN has none and computes the same; most DNNs are traced only once for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = (2, 4, 6, 6)
 
 
 class Of(nn.Module):
-    """A DNN of a function of an image and a convolution of it."""
+    """A DNN: a function of an image and its convolution."""
 
     def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Of(nn.Module):
 
 @pytest.fixture
 def retraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """A word for each DNN that PyTorch had to trace once more."""
+    """Gets one entry per DNN that PyTorch had to trace again."""
     words: list[str] = []
     real = ExportedProgram.run_decompositions
 
@@ -45,7 +45,7 @@ def retraced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def check(module: nn.Module, image: torch.Tensor) -> None:
-    """Traced it gives what it gives, and writes into nothing."""
+    """The traced DNN has the same results and no in-place operation."""
     with torch.no_grad():
         expected = module(image.clone())
         graph = trace(module, (torch.zeros_like(image),))
@@ -69,7 +69,7 @@ def check(module: nn.Module, image: torch.Tensor) -> None:
         pytest.param(lambda image, x: x.to(torch.float32).add_(1.0) + x, id="a cast that does nothing"),
     ],
 )
-def test_what_the_graph_shows_is_traced_once(function: Callable, retraced: list[str]) -> None:
+def test_in_place_operations_that_the_graph_resolves_are_traced_once(function: Callable, retraced: list[str]) -> None:
     torch.manual_seed(0)
     check(Of(function).eval(), torch.randn(SHAPE))
     assert retraced == []
@@ -87,7 +87,7 @@ def test_what_the_graph_shows_is_traced_once(function: Callable, retraced: list[
         pytest.param(lambda image, x: nn.functional.batch_norm(x, None, None, training=True), id="batch statistics"),
     ],
 )
-def test_what_it_does_not_show_is_traced_again(function: Callable, retraced: list[str]) -> None:
+def test_possible_aliases_are_traced_again(function: Callable, retraced: list[str]) -> None:
     torch.manual_seed(0)
     check(Of(function).eval(), torch.randn(SHAPE))
     assert retraced == ["again"]
@@ -120,8 +120,8 @@ _STEPS: dict[str, Callable[[list[torch.Tensor], int, int], torch.Tensor]] = {
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(_STEPS)), st.integers(0, 2), st.integers(0, 2)), min_size=2, max_size=6)
 )
-def test_any_order_of_writes_and_views(steps: list[tuple[str, int, int]]) -> None:
-    """Tensors that may be seen through one another, made, looked at and written into; all are results."""
+def test_any_sequence_of_writes_and_views_computes_the_same(steps: list[tuple[str, int, int]]) -> None:
+    """Creates tensors and views, reads them and writes into them; all are results."""
 
     def function(image: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
         made = [x, image * 2]

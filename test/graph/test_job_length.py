@@ -1,4 +1,4 @@
-"""The number of jobs for a bound on their length, and the cut that keeps to it."""
+"""The number of jobs for a bound on their duration, and the cut that respects it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.graph.job_length import MOST_JOBS, job_length
 from multi_dnn_ros.graph.partition import fewest_runs, partition
 
-# Whole numbers: their sums are exact, whichever way they are added up.
+# Integers: their sums are exact in any order.
 costs = st.lists(st.integers(0, 20).map(float), min_size=1, max_size=12)
 
 
 def fewest_by_trying(layers: list[float], limit: float) -> int:
-    """Over all ways to cut: the best for the first layers, then for one more."""
+    """Optimum over all cuts, by dynamic programming over the layers."""
     best = [0]
     for end in range(1, len(layers) + 1):
         begins = [begin for begin in range(end) if end - begin == 1 or sum(layers[begin:end]) <= limit]
@@ -28,7 +28,7 @@ def fewest_by_trying(layers: list[float], limit: float) -> int:
 
 
 @given(costs, st.integers(0, 40).map(float), st.data())
-def test_no_run_is_over_the_limit_but_a_single_layer_and_none_is_too_many(
+def test_only_single_layers_exceed_the_limit_and_runs_are_as_few_as_possible(
     layers: list[float], limit: float, data: st.DataObject
 ) -> None:
     runs = fewest_runs(layers, limit)
@@ -43,7 +43,7 @@ def test_no_run_is_over_the_limit_but_a_single_layer_and_none_is_too_many(
 
 
 @given(costs, st.integers(1, 40).map(float), st.integers(0, 3).map(float))
-def test_the_fewest_jobs_that_keep_to_the_bound(layers: list[float], bound: float, launch: float) -> None:
+def test_the_fewest_jobs_within_the_bound(layers: list[float], bound: float, launch: float) -> None:
     length = job_length(layers, bound, launch)
     assert length.jobs == fewest_by_trying(layers, max(0.0, bound - launch))
     assert length.too_long == tuple(n for n, each in enumerate(layers) if each + launch > bound and each > 0.0)
@@ -52,24 +52,24 @@ def test_the_fewest_jobs_that_keep_to_the_bound(layers: list[float], bound: floa
     assert not length.capped
 
 
-def test_runs_are_even_where_that_costs_no_more_of_them() -> None:
+def test_runs_are_balanced_within_the_limit() -> None:
     assert partition([1.0] * 8, [0.0] * 8, fewest_runs([1.0] * 8, 6.0), 0.03, 6.0) == [0, 4]
     assert partition([1.0] * 8, [0.0] * 8, 2, 0.03, 2.0) == [0, 4]  # too few for the limit: even at least
 
 
-def test_jobs_are_bounded() -> None:
+def test_the_number_of_jobs_is_bounded() -> None:
     length = job_length([1.0] * 1000, 0.5, 0.0)
     assert (length.jobs, length.capped, len(length.too_long)) == (MOST_JOBS, True, 1000)
 
 
-def test_bad_times_are_refused() -> None:
+def test_invalid_times_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"bound_s is 0.0; allowed: above 0"):
         job_length([1.0], 0.0, 0.0)
     with pytest.raises(ValueError, match="negative or not a number"):
         job_length([float("nan")], 1.0, 0.0)
 
 
-def test_a_dnn_is_cut_so_that_its_longest_layer_is_a_job_of_its_own() -> None:
+def test_a_layer_longer_than_the_bound_is_a_job_of_its_own() -> None:
     module = nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(6))).eval()
     (stage,) = cut(module, (torch.rand(1, 3, 4, 4),), 1)
     seconds = dict(zip(stage.operations, (1.0, 1.0, 9.0, 1.0, 1.0, 1.0), strict=True))

@@ -32,13 +32,13 @@ SERVE = """
 import sys
 import numpy as np
 import multi_dnn_ros.ros.process
-from multi_dnn_ros.pipeline.fit_check import services_of
+from multi_dnn_ros.pipeline.fit_check import service_times
 from multi_dnn_ros.settings.params_file import read_params_file
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.common.resources import config_file
 config = read_params_file(config_file("multi_dnn_small.yaml"))
 config = config.model_validate({**config.model_dump(), "device": "cpu"})
-services, _ = services_of(config, build(config), np.zeros((480, 640, 3), np.uint8), frames=1)
+services, _ = service_times(config, build(config), np.zeros((480, 640, 3), np.uint8), frames=1)
 print(len(services), *sorted({name.partition(".")[0] for name in sys.modules}))
 """
 

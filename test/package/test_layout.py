@@ -1,8 +1,9 @@
-"""The folders show the architecture: what each package may import, and that imports go one way."""
+"""The layout of the packages: what each one may import, and that imports run in one direction."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "multi_dnn_ros"
 
-#: What a package may import of ours, besides itself. From the bottom to the top: none imports one further down.
+#: Our packages that a package may import, besides itself, from bottom to top: each imports only those listed above it.
 ALLOWED: dict[str, set[str]] = {
     "common": set(),
     "settings": {"common"},
@@ -37,18 +38,18 @@ ALLOWED: dict[str, set[str]] = {
     "benchmark": {"*"},
     "cli": {"*"},
 }  # fmt: skip
-#: Folders of test/ that are no package: on a GPU, on a real ROS 2, of launch/, of the repository as a whole, of inputs
-#: that mean harm; and what several folders import.
+#: Folders of test/ without a package of that name: tests on a GPU, with a real ROS 2, of launch/, of the documents, of
+#: the repository as a whole, of malicious inputs, of extensions; and `support`, which several folders import.
 OTHER_TESTS = {"docs", "extensions", "gpu", "real_ros", "launch", "package", "security", "support"}
 #: Entry points of setup.py.
 ENTRY_POINTS = {"__init__", "executable"}
-#: Whole packages, and single modules of others, that speak ROS; nothing else imports rclpy or messages.
-SPEAK_ROS = ("ros", "standalone", "bags", "camera", "replay", "demo", "benchmark", "cli")
+#: Packages that may import rclpy and message packages.
+ROS_PACKAGES = ("ros", "standalone", "bags", "camera", "replay", "demo", "benchmark", "cli")
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module by its full name; a package by its own."""
+    """Syntax trees of all modules and packages by qualified name."""
     found = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -57,7 +58,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imported_names(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(module, names taken from it) of every import, also of those in functions and for type checking."""
+    """(module, imported names) of every import, including those inside functions and for type checking."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module, tuple(alias.name for alias in node.names)
@@ -67,7 +68,7 @@ def imported_names(tree: ast.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def imports_of(name: str) -> set[str]:
-    """Our modules that a module imports; of `from package import module` the module."""
+    """Our modules that a module imports; for `from package import module` the module."""
     found = set()
     for module, names in imported_names(modules()[name]):
         if module.split(".")[0] == PACKAGE:
@@ -79,31 +80,50 @@ def imports_of(name: str) -> set[str]:
 
 
 def package_of(name: str) -> str:
-    """`engine` of multi_dnn_ros.engine.queue; empty for the top."""
+    """`engine` for multi_dnn_ros.engine.queue; "" for the top level."""
     parts = name.split(".")
     return parts[1] if len(parts) > 1 else ""
 
 
-def test_every_package_is_in_the_table_and_nothing_lies_loose():
+def references() -> Iterator[tuple[str, str]]:
+    """(module, reference) of every string "multi_dnn_ros.module:name": imported by name, see common/extensions.py."""
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and re.fullmatch(rf"{PACKAGE}(\.\w+)+:\w+", str(node.value)):
+                yield name, str(node.value)
+
+
+def defined_names(tree: ast.Module) -> set[str]:
+    """Names defined at the top level of a module."""
+    found = set()
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_every_package_is_listed_and_no_other_module_is_at_the_top_level():
     folders = {path.parent.name for path in (ROOT / PACKAGE).glob("*/__init__.py")}
     assert folders == set(ALLOWED)
     assert {path.stem for path in (ROOT / PACKAGE).glob("*.py")} == ENTRY_POINTS
 
 
-def test_the_folders_of_the_tests_are_the_packages():
+def test_test_folders_mirror_the_packages():
     folders = {path.name for path in (ROOT / "test").iterdir() if any(path.glob("*.py"))}
     assert folders - OTHER_TESTS == set(ALLOWED)
 
 
-def test_the_table_goes_one_way():
+def test_allowed_imports_run_in_one_direction():
     order = list(ALLOWED)
     for package, others in ALLOWED.items():
         for other in others - {"*"}:
-            assert order.index(other) < order.index(package), f"{package} may not import {other}: it is above it"
+            assert order.index(other) < order.index(package), f"{package} may not import {other}, which is above it"
 
 
 @pytest.mark.parametrize("package", ALLOWED)
-def test_a_package_imports_only_what_the_table_allows(package: str):
+def test_a_package_imports_only_allowed_packages(package: str):
     allowed = ALLOWED[package]
     below = set(list(ALLOWED)[: list(ALLOWED).index(package)])
     wrong = [
@@ -116,24 +136,44 @@ def test_a_package_imports_only_what_the_table_allows(package: str):
     assert not wrong
 
 
-def test_the_table_allows_nothing_that_nobody_imports():
+def test_every_allowed_import_is_used():
     for package, allowed in ALLOWED.items():
         used = {package_of(other) for name in modules() if package_of(name) == package for other in imports_of(name)}
         assert allowed - {"*"} <= used, f"{package} does not import {', '.join(sorted(allowed - used))}"
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_imports_are_absolute():
+    """The other tests do not resolve relative imports."""
+    relative = [
+        name
+        for name, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert not relative
+
+
+def test_references_by_name_exist():
+    found = list(references())
+    assert len(found) > 20
+    for name, reference in found:
+        module, _, attribute = reference.partition(":")
+        assert module in modules(), f"{name} refers to {reference}"
+        assert attribute in defined_names(modules()[module]), f"{name} refers to {reference}"
+
+
+def test_there_are_no_import_cycles():
     waiting = {name: imports_of(name) for name in modules()}
     while leaves := {name for name, others in waiting.items() if not others & waiting.keys()}:
         waiting = {name: others for name, others in waiting.items() if name not in leaves}
-    # What is left is in circles, or imports one that is: without the latter the circles show.
+    # The rest is in cycles or imports modules in cycles: remove the latter.
     while above := waiting.keys() - {other for others in waiting.values() for other in others}:
         waiting = {name: others for name, others in waiting.items() if name not in above}
     assert not waiting, "\n".join(f"{name} -> {', '.join(sorted(o & waiting.keys()))}" for name, o in waiting.items())
 
 
-def test_rclpy_and_messages_are_imported_where_ros_is_spoken():
+def test_only_ros_packages_import_rclpy_and_messages():
     for name, tree in modules().items():
         for module, _ in imported_names(tree):
-            speaks = module.split(".")[0] == "rclpy" or module.split(".")[0].endswith("_msgs")
-            assert not speaks or package_of(name) in SPEAK_ROS, f"{name} imports {module}"
+            is_ros = module.split(".")[0] == "rclpy" or module.split(".")[0].endswith("_msgs")
+            assert not is_ros or package_of(name) in ROS_PACKAGES, f"{name} imports {module}"

@@ -127,7 +127,7 @@ def test_the_command_refuses_tables_that_do_not_fit(stored, capsys: pytest.Captu
     assert "expected (model, unit, precision, shape, parameters)" in capsys.readouterr().err
     path.write_text("{")
     assert main(begin) == 1
-    assert "is no table of batch times" in capsys.readouterr().err
+    assert "not a table of batch times" in capsys.readouterr().err
 
 
 def test_the_command_changes_tables(stored, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,7 +89,7 @@ def test_a_file_that_is_no_table_is_named(tmp_path, damage) -> None:
     content = json.loads(table("fake:a", 1.0, most=3).model_dump_json())
     damage(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(ProfileError, match=r"table\.json: is no table of batch times"):
+    with pytest.raises(ProfileError, match=r"table\.json: not a table of batch times"):
         read_table(path)
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.planning import batch_units
-from multi_dnn_ros.planning.batch_units import UnitError, UnitKind, crowded, parse_unit, parse_units, unit_kinds
+from multi_dnn_ros.planning.batch_units import (
+    UnitError,
+    UnitKind,
+    oversubscription_warning,
+    parse_unit,
+    parse_units,
+    unit_kinds,
+)
 
 
 def test_a_name_says_device_threads_sms_and_backend() -> None:
@@ -61,10 +68,10 @@ def test_another_package_adds_a_kind_by_an_entry_point(monkeypatch: pytest.Monke
 
 
 def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
-    assert "3 threads, and there are 2 cores" in crowded(parse_units("cpu:1,cpu:2"), 2)
-    assert "4 threads" in crowded(parse_units("cpu,cpu:2"), 2)
-    assert crowded(parse_units("cpu:1,cuda:0"), 1) == ""
-    assert crowded(parse_units("cpu:1,cpu:1/torchscript"), 2) == ""
+    assert "3 threads, and there are 2 cores" in oversubscription_warning(parse_units("cpu:1,cpu:2"), 2)
+    assert "4 threads" in oversubscription_warning(parse_units("cpu,cpu:2"), 2)
+    assert oversubscription_warning(parse_units("cpu:1,cuda:0"), 1) == ""
+    assert oversubscription_warning(parse_units("cpu:1,cpu:1/torchscript"), 2) == ""
 
 
 def test_the_command_names_a_unit_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
@@ -80,4 +87,4 @@ def test_the_command_names_a_unit_that_is_not_there(capsys: pytest.CaptureFixtur
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit):
         main([*begin, "tpu"])
-    assert "unit 'tpu' is of no known kind; allowed: cpu[:THREADS]" in capsys.readouterr().err
+    assert "unit 'tpu' is of an unknown kind; allowed: cpu[:THREADS]" in capsys.readouterr().err

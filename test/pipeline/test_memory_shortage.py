@@ -1,4 +1,4 @@
-"""A GPU whose memory does not suffice while configuring; the device's part is played by a fake backend."""
+"""A GPU runs out of memory during configuration, simulated by a fake backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multi_dnn_ros.settings.flat_parameters import to_config
 
 
 class Full(Eager):
-    """Has room for one DNN."""
+    """Has memory for one DNN."""
 
     dnns = 0
 
@@ -26,7 +26,7 @@ class Full(Eager):
         return super().prepare(stages, inputs, device)
 
 
-def test_the_error_names_the_dnn_and_what_was_wanted_and_fewer_dnns_still_configure(
+def test_out_of_memory_names_the_dnn_and_the_request_and_fewer_dnns_can_be_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("multi_dnn_ros.pipeline.build.choose_backend", lambda *args, **kwargs: Full())
@@ -36,6 +36,6 @@ def test_the_error_names_the_dnn_and_what_was_wanted_and_fewer_dnns_still_config
     message = str(raised.value)
     assert message.startswith("dnn.object: builtin:object does not fit into the memory of cpu: a request for 1.50 GiB")
     assert "parameter dnns" in message
-    assert raised.value.__context__ is None  # whose frames would keep the memory
+    assert raised.value.__context__ is None  # its traceback would keep the memory allocated
     Full.dnns = 0
     assert [task.name for task in build(to_config({**flat, "dnns": ["lane"]})).tasks] == ["lane"]

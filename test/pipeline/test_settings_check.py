@@ -1,4 +1,4 @@
-"""Everything that is wrong with a configuration is told at once, before any DNN is loaded."""
+"""All problems of a configuration are reported at once, before any DNN is loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a G
 
 
 def problems(parameters: dict[str, Any], **of_dnn: Any) -> list[str]:
-    """What is wrong with a DNN `x` of these parameters `dnn.x.*`, beside `object`, which is right."""
+    """Problems of a DNN `x` with these parameters `dnn.x.*`, next to a valid DNN `object`."""
     flat = {"device": "cpu", "dnns": ["object", "x"], "dnn.x.role": "object", **parameters}
     return list(
         check_settings(to_config({**flat, **{f"dnn.x.{name}": value for name, value in of_dnn.items()}})).problems
@@ -39,7 +39,7 @@ def problems(parameters: dict[str, Any], **of_dnn: Any) -> list[str]:
 
 
 def head(folder: Path, rows: int = 6, size: tuple[Any, Any] = (32, 32), operator: str = "", outside: str = "") -> str:
-    """An ONNX file whose output is (1, rows, 8, 8). operator: one more. outside: file with its weights."""
+    """An ONNX file whose output is (1, rows, 8, 8). operator: a further operator. outside: file with its weights."""
     random = np.random.default_rng(0)
     weights = numpy_helper.from_array(random.normal(0, 0.05, (rows, 3, 4, 4)).astype(np.float32), "weights")
     if outside:
@@ -234,7 +234,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_found_without_loading(tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_reported_without_loading(tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, words = MISTAKES[mistake]
     values = settings(tmp_path)
 
@@ -258,12 +258,12 @@ def test_the_device_and_the_predictor(tmp_path: Path) -> None:
     found = problems(
         {"device": "cuda:1", "predictor": written(tmp_path, "p.json", "{")}, precision="fp16", model="builtin:object"
     )
-    assert len(found) == 2  # whether fp16 goes is not known without a device
+    assert len(found) == 2  # precisions cannot be checked without a device
     assert "parameter device is 'cuda:1', but PyTorch sees 0 GPUs" in found[0]
     assert "p.json'; expected a file of `multi-dnn profile learn`" in found[1]
 
 
-def test_all_mistakes_of_all_dnns_are_told_together(tmp_path: Path) -> None:
+def test_all_mistakes_of_all_dnns_are_reported_together(tmp_path: Path) -> None:
     found = problems(
         {"dnn.object.model": "nothing.onnx", "dnn.object.precision": "fp16"},
         model="builtin:object", labels=["a"], keep=["b"], mean=[1.0], cameras=["rear", "left"], decoder="grid",
@@ -274,10 +274,10 @@ def test_all_mistakes_of_all_dnns_are_told_together(tmp_path: Path) -> None:
         assert sum(words in line for line in found) == 1, words
 
 
-def test_what_loading_alone_shows_is_told_of_all_dnns_before_one_is_made_ready(
+def test_loading_errors_of_all_dnns_are_reported_before_one_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here: networks that fail on an image, though their files are whole."""
+    """With networks that fail on an image although their files are valid."""
     monkeypatch.setattr(
         "multi_dnn_ros.pipeline.build.make_task", lambda *arguments: pytest.fail("a DNN was made ready")
     )
@@ -325,7 +325,7 @@ def decomposed(folder: Path) -> str:
         lambda at: {"model": head(at, size=("h", "w"))},
     ],
 )
-def test_an_outline_says_what_the_loaded_network_is(settings: Any, tmp_path: Path) -> None:
+def test_the_outline_describes_the_loaded_network(settings: Any, tmp_path: Path) -> None:
     values = settings(tmp_path) if callable(settings) else settings
     config = DnnConfig(role="object", **values)
     outline, whole = outline_source("x", config), load_source("x", config)
@@ -338,7 +338,7 @@ def test_an_outline_says_what_the_loaded_network_is(settings: Any, tmp_path: Pat
         assert tuple(whole.module(torch.zeros(1, 3, height, width)).shape) == outline.outputs[0]
 
 
-def test_what_is_right_is_not_refused(tmp_path: Path) -> None:
+def test_a_valid_configuration_has_no_problems(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
     assert (
         problems({}, model=exported(tmp_path), decoder="yolo", labels=[str(tmp_path / "names.txt")], num_classes=3)
@@ -373,26 +373,26 @@ def test_values_without_effect_are_warnings(caplog: pytest.LogCaptureFixture, mo
     assert check_settings(to_config({"device": "cpu", "camera.front.rate_hz": 5.0})).warnings == ()
 
 
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = exported(tmp_path)
     monkeypatch.setattr("multi_dnn_ros.models.weights.os.access", lambda path, mode: False)  # root may read everything
     assert "cells.pt2': this user may not read it" in problems({}, model=file, **YOLO)[0]
 
 
-def test_external_data_that_is_cut_short(tmp_path: Path) -> None:
+def test_truncated_external_data_is_reported(tmp_path: Path) -> None:
     written(tmp_path, "w.bin", bytes(100))
     (problem,) = problems({}, model=head(tmp_path, outside="w.bin"), decoder="grid", labels=["a"])
     assert "end at byte 1152 of" in problem
     assert "which has 100" in problem
 
 
-def test_offline_verbs_refuse_another_class_count_too() -> None:
+def test_offline_verbs_reject_another_class_count_too() -> None:
     with pytest.raises(ModelError, match="num_classes is 7, but builtin:object has 2 classes"):
         load_network("builtin:object", num_classes=7)
 
 
-def test_loading_agrees_with_the_check(tmp_path: Path) -> None:
-    """What the check lets through for these files, loading takes."""
+def test_files_that_pass_the_check_can_be_loaded(tmp_path: Path) -> None:
+    """Files without a reported problem can be loaded."""
     config = to_config({"dnns": ["x"], "dnn.x.role": "object", "dnn.x.model": decomposed(tmp_path)})
     assert check_settings(config).problems == ()
     assert load_dnn("x", config.dnns["x"]).labels == ("none", "a", "b")

@@ -18,7 +18,7 @@ from multi_dnn_ros.engine import Engine
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.planning.fit import LIMIT, Demand, check_fit, service_ms
 from multi_dnn_ros.planning.profile import ProfileError
-from multi_dnn_ros.planning.service import Service, lost_frames, measure_services, mixes
+from multi_dnn_ros.planning.service import Service, lost_frames, measure_services, random_demands
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 
@@ -62,7 +62,7 @@ def test_overload_is_attributed_to_the_heaviest_dnn_of_lowest_priority() -> None
     assert verdict.breaks == ("object",)
     assert verdict.most_hz["object"] == pytest.approx((2 * LIMIT - 1.4) / 0.07)
     assert "fp16" in verdict.advice[0]
-    crowd[2] = dataclasses.replace(crowd[2], cameras={"front": 0.1}, priority=-1)  # gives nothing by giving way
+    crowd[2] = dataclasses.replace(crowd[2], cameras={"front": 0.1}, priority=-1)  # reducing it would not help
     crowd.append(demand("sign", 10, 70, priority=5))
     assert check_fit(crowd, workers=2).breaks == ("object",)
 
@@ -72,13 +72,13 @@ def test_shared_resources_are_a_limit() -> None:
     pair = [demand("lane", 100, 5, shared_ms=4.0), demand("object", 50, 10, shared_ms=12.0, priority=1)]
     verdict = check_fit(pair, workers=2, gpu=True)
     assert verdict.breaks == ("lane",)
-    assert "together they need 100% of what all share" in verdict.text
+    assert "together they need 100% of the shared resources" in verdict.text
     assert verdict.most_hz["lane"] == pytest.approx((LIMIT - 0.6) / 4e-3)
     assert "at most 87.5 Hz instead of 100" in verdict.advice[0]
     assert check_fit([pair[1]], workers=2).fits
     none_left = [demand("lane", 50, 4, shared_ms=4.0), demand("object", 50, 19, shared_ms=19.0, priority=1)]
     assert check_fit(none_left, workers=2).advice == (
-        "lane: no rate fits besides the others, which need 95% of what all share",
+        "lane: no rate fits besides the others, which need 95% of the shared resources",
     )
 
 
@@ -152,7 +152,7 @@ def test_following_the_advice_on_rates_makes_it_fit(rows, workers: int) -> None:
     ]
     verdict = check_fit(demands, workers)
     assert verdict.fits == (not verdict.breaks)
-    for _ in range(3 * len(demands)):  # one by one, where the others alone are too much already
+    for _ in range(3 * len(demands)):  # repeatedly, because the other DNNs alone may exceed the capacity
         if verdict.fits:
             break
         rates = {name: verdict.most_hz.get(name, 0.0) for name in verdict.breaks}
@@ -195,7 +195,7 @@ def test_services_are_measured_in_the_engine() -> None:
         crowded = measure_services(tasks(*((f"dnn{number}", 10.0) for number in range(3))), engine, IMAGE, 2, frames=5)
         return all(of.crowded_ms >= 9.0 for of in crowded.values())
 
-    # A computer that stands still spoils one measurement, or two.
+    # A preempted process can spoil one or two measurements: repeat.
     assert any(share_next_to_nothing() for _ in range(5))
     assert any(fill_two_workers() for _ in range(5))
 
@@ -225,7 +225,7 @@ def test_lost_frames_are_measured() -> None:
 
 
 class CamerasThatWait:
-    """In place of `time`: nobody sleeps, but until the engine is through with what it was given before."""
+    """Replaces `time`: sleep() returns when the engine has finished its frames."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -253,17 +253,17 @@ def test_a_result_after_its_deadline_counts_as_lost(monkeypatch: pytest.MonkeyPa
     assert lost_frames([tight], wanted, time.make, IMAGE, seconds=1.0, late=True)["lane"] > 0.8  # the last is under way
 
 
-def test_mixes_lie_below_and_above_the_capacity() -> None:
+def test_random_demands_lie_below_and_above_the_capacity() -> None:
     services = {"lane": Service(10.0, 12.0), "object": Service(30.0, 45.0), "pedestrian": Service(20.0, 20.0)}
-    cases = mixes(services, 2, 10, seed=1)
+    cases = random_demands(services, 2, 10, seed=1)
     verdicts = [check_fit(demands, 2, limit=1.0) for demands in cases]
     assert [verdict.fits for verdict in verdicts] == [True] * 5 + [False] * 5
-    assert cases == mixes(services, 2, 10, seed=1)
+    assert cases == random_demands(services, 2, 10, seed=1)
     most = [max(verdict.utilization, *verdict.needs.values()) for verdict in verdicts]
     assert most[0] == pytest.approx(0.6, abs=0.25)
     assert most[-1] == pytest.approx(1.4, abs=0.25)
     narrow = {name: dataclasses.replace(of, shared_ms=of.alone_ms) for name, of in services.items()}
-    cases = mixes(narrow, 3, 10, seed=1)
+    cases = random_demands(narrow, 3, 10, seed=1)
     assert [check_fit(demands, 3, limit=1.0).fits for demands in cases] == [True] * 5 + [False] * 5
     assert all(sum(of.hz * of.shared_ms for of in demands) <= 1.41e3 for demands in cases)
 

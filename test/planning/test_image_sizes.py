@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.engine import DnnTask, Engine
 from multi_dnn_ros.pipeline.build import build
-from multi_dnn_ros.pipeline.fit_check import ASSUMED_SIZE, fit_of
+from multi_dnn_ros.pipeline.fit_check import ASSUMED_SIZE, measure_fit
 from multi_dnn_ros.planning.fit import LIMIT, Decoding, Demand, check_fit
 from multi_dnn_ros.planning.image_costs import decode_ms, preprocess_ms
 from multi_dnn_ros.planning.image_sizes import CameraLoad, Fit, ObservedSizes, megapixels
@@ -83,7 +83,7 @@ def test_a_deadline_counts_from_the_arrival_on_and_for_the_whole_batch() -> None
     assert not fit(deadline_ms=30.0).verdict({"front": FULL_HD}).fits  # 10.4 ms of decoding, 17.7 of preprocessing
     late = fit(deadline_ms=30.0, batch=2.0).verdict()
     assert late.breaks == ("lane",)
-    assert "41.5 ms from its arrival on, deadline 30 ms" in late.text
+    assert "41.5 ms from arrival to result, deadline 30 ms" in late.text
     assert "lane: a deadline of at least 42 ms instead of 30" in late.advice[0]
 
 
@@ -140,7 +140,7 @@ def engine(tasks, on_result) -> Engine:
     return Engine(tasks, on_result=on_result, workers=1)
 
 
-def test_a_dnn_that_takes_several_images_at_once_is_measured_so() -> None:
+def test_a_dnn_that_batches_is_measured_with_batches() -> None:
     tiny = np.zeros((4, 4, 3), np.uint8)
     alone = measure_services([task(("front", "rear"))], engine, tiny, 1, frames=5)["lane"]
     together = measure_services([task(("front", "rear"), (2,))], engine, tiny, 1, frames=5)["lane"]
@@ -158,7 +158,7 @@ def test_each_camera_has_images_of_its_own_size() -> None:
     assert both.alone_ms >= small.alone_ms + 5.0  # half of the frames take 20 ms more
 
 
-def test_what_a_megapixel_costs() -> None:
+def test_costs_per_megapixel() -> None:
     assert preprocess_ms(task(("front",)), CPU) >= 0.9 * 20.0
     assert 0.0 < decode_ms("raw") < decode_ms("compressed")
 
@@ -167,7 +167,7 @@ def test_a_configuration_is_measured_for_the_sizes_that_are_known() -> None:
     flat = {"device": "cpu", "cameras": ["front", "rear"], "dnns": ["lane"], "camera.rear.transport": "compressed"}
     flat |= {"camera.front.rate_hz": 1.0, "camera.rear.rate_hz": 2.0}
     config = to_config(flat)
-    found = fit_of(config, build(config), {"rear": FULL_HD}, {"front": 1.0, "rear": 2.0})
+    found = measure_fit(config, build(config), {"rear": FULL_HD}, {"front": 1.0, "rear": 2.0})
     front, rear = found.cameras["front"], found.cameras["rear"]
     assert (front.size, front.known, rear.size, rear.known) == (ASSUMED_SIZE, False, FULL_HD, True)
     assert rear.decode_ms > front.decode_ms

@@ -15,7 +15,7 @@ from torch import nn
 from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import ConfigError
-from multi_dnn_ros.pipeline.fit_check import fit_of
+from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
@@ -32,7 +32,7 @@ LAYERS = 7  # of Small
 
 
 def dnn(module: nn.Module | None = None, name: str = "object") -> SimpleNamespace:
-    """As much of a Dnn as a plan asks for."""
+    """The part of a Dnn that a plan uses."""
     return SimpleNamespace(
         name=name, module=module or Small(), example_inputs=lambda: (torch.zeros(SHAPE),), preprocess=lambda image: ()
     )
@@ -44,7 +44,7 @@ def _small() -> Traced:
 
 
 def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **device: object) -> Predictor:
-    """Every layer of the network takes 2 ms; beside other DNNs too."""
+    """Predicts 2 ms for every layer, with and without load."""
     layers = layers_of(_small() if module is None else trace_for(module, shape, target()))
     setting = Setting(device_name(target()), "eager", "auto", 1, 2, 0, 1e9, 1e9)
     rows = [Sample("small", of.name, LayerCounts.of(of), setting, Load(), *(2.0,) * 4, 5) for of in layers]
@@ -59,7 +59,7 @@ def taught(shape: tuple[int, ...] = SHAPE, module: nn.Module | None = None, **de
 
 
 def measured(*ms: float):
-    """A measurement that finds so many milliseconds in each layer."""
+    """A fake measurement with these milliseconds per layer."""
 
     def timed(traced, target, *, jobs: int) -> Times:
         stages = split(traced.graph_module, jobs)
@@ -76,7 +76,7 @@ def planner(predictor: Predictor | None, bound_ms: float = 0.0, ms=(1.0,) * LAYE
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list:
-    """PyTorch writes to the log, too."""
+    """Log messages of this package, without PyTorch's."""
     return [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
 
 
@@ -89,7 +89,7 @@ def test_without_predictor_and_bound_nothing_is_timed() -> None:
     assert (plan.jobs, plan.costs, plan.remaining_ns(())) == (3, None, None)
 
 
-def test_jobs_of_even_predicted_time_and_what_remains_of_them() -> None:
+def test_jobs_of_equal_predicted_time_and_their_remaining_times() -> None:
     plan = planner(taught(), ms=(), launch_ms=1.0).plan(dnn(), 3, target())
     stages = stages_of(plan)
     assert sorted(len(stage.layers) for stage in stages) == [2, 2, 3]
@@ -119,9 +119,9 @@ def test_unmet_bounds_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert max(stage.cost_s for stage in stages_of(plan)) == pytest.approx(5e-3)
     (record,) = told(caplog)
     text = record.getMessage()
-    assert text.startswith("dnn.object: blocking_ms 2.2 cannot be met as it should: layer ")
+    assert text.startswith("dnn.object: blocking_ms 2.2 cannot be met: layer ")
     assert "takes 5.5 ms by itself and is kept as one job; launching takes 21.7 " in text
-    assert text.endswith("% of the time of 5 jobs, not under 5 %, which is kept, as the bound counts more")
+    assert text.endswith("% of their time, more than 5 %, because the bound has precedence")
 
 
 def test_untrained_layers_are_logged_once_and_measured(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,13 +129,13 @@ def test_untrained_layers_are_logged_once_and_measured(caplog: pytest.LogCapture
     plans = [own.plan(dnn(nn.ReLU(), name), 2, target()) for name in ("lane", "object")]
     assert [plan.known for plan in plans] == ["measured", "measured"]
     (record,) = told(caplog)
-    assert "dnn.lane: layers are measured, as the predictor p.json does not know them: " in record.getMessage()
-    assert "it was made on 'Orin, 16 SMs; auto', this is '" in record.getMessage()
+    assert "dnn.lane: layers are measured, because the predictor p.json does not cover them: " in record.getMessage()
+    assert "it was trained on 'Orin, 16 SMs; auto'; this is '" in record.getMessage()
     caplog.clear()
     unseen = planner(taught(module=nn.Conv2d(3, 4, 3, padding=1)))
     assert unseen.plan(dnn(), 2, replace(target(), served_by="inductor")).known == "measured"
     (record,) = told(caplog)
-    assert "with backend eager, this is inductor; it has seen no element-wise layer" in record.getMessage()
+    assert "with backend eager; this is inductor; it was not trained for element-wise layers" in record.getMessage()
 
 
 def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +144,7 @@ def test_layers_that_cannot_be_timed_are_cut_by_estimates(caplog: pytest.LogCapt
 
     plan = JobPlanner(None, "", 1.0, timed=fails).plan(dnn(nn.ReLU()), 3, target())
     assert (plan.jobs, plan.costs) == (3, None)
-    assert "cut into dnn.object.jobs jobs by estimates: sofa" in caplog.text
+    assert "cut into dnn.object.jobs jobs by estimated costs: sofa" in caplog.text
 
     def full(*args: object, **kwargs: object) -> Times:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -160,11 +160,11 @@ def test_half_precision_moves_half_the_bytes() -> None:
     assert half.work.flops == single.work.flops
 
 
-def test_launching_is_what_a_call_takes_on_the_host() -> None:
+def test_launch_cost_is_the_host_time_of_a_call() -> None:
     ticks = iter(range(1000))
     assert launch_cost_s(target("torchscript"), now=lambda: float(next(ticks))) == pytest.approx(
         1.0 / 20
-    )  # of 20 calls a round
+    )  # for 20 calls per round
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_a_bound_exceeded_by_every_layer_gives_one_job_per_layer(exported: Path,
         torch.testing.assert_close(carried[0], module(*inputs), rtol=0.05, atol=0.02)
 
 
-def test_the_parameter_cuts_and_judges_by_prediction(
+def test_the_predictor_parameter_is_used_for_cutting_and_the_fit_check(
     exported: Path, module: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines.clear()
@@ -220,7 +220,7 @@ def test_the_parameter_cuts_and_judges_by_prediction(
     assert line.startswith("lane: 2 jobs, longest ")
     assert line.endswith("by predicted layer times")
     assert 6e6 <= task.remaining_ns[0] < 100e6  # and preprocessing, which is measured
-    verdict = fit_of(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
+    verdict = measure_fit(config, pipeline, {"front": (16, 16)}, {"front": 10.0}, pipeline.predictor).verdict()
     assert not verdict.doubts
     assert 0.06 <= verdict.needs["lane"] < 1.0
 
@@ -229,5 +229,5 @@ def test_a_predictor_that_cannot_be_read_is_named(exported: Path, tmp_path: Path
     with pytest.raises(ConfigError, match=r"parameter predictor is '.*none.json'.*cannot be read: No such file"):
         configured(exported, predictor=str(tmp_path / "none.json"))
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"parameter predictor is '.*broken.json'.*is no predictor"):
+    with pytest.raises(ConfigError, match=r"parameter predictor is '.*broken.json'.*not a predictor"):
         configured(exported, predictor=str(tmp_path / "broken.json"))

@@ -32,7 +32,7 @@ def taught(few_trees: None) -> Predictor:
 
 
 def table() -> list[Sample]:
-    """By layers like those of `Small`, of 2 to 16 channels."""
+    """Trained on layers like those of `Small`, with 2 to 16 channels."""
     rows = []
     for channels in (2, 4, 6, 16):
         for shape in layers_of(trace_for(Small(channels), SHAPE, target())):
@@ -63,18 +63,18 @@ def test_the_predictor_reports_untrained_layers(taught: Predictor) -> None:
         return "; ".join(predictor.predict(layers_of(trace_for(module, shape, target())), load, at).doubts)
 
     assert doubts(Small(8), Load("dnn", 2), target()) == ""
-    assert "it has seen no interpolation layer" in doubts(torch.nn.Upsample(scale_factor=2.0))
-    assert "it has seen" in doubts(Small(512))
+    assert "it was not trained for interpolation layers" in doubts(torch.nn.Upsample(scale_factor=2.0))
+    assert "trained" in doubts(Small(512))
     corners = TrainedRange(samples=2, sizes=((10, 10, 10, 10), (10**8, 10**8, 10**8, 10**8)))
     apart = predictor.model_copy(update={"seen": {"convolution": corners}})
     (doubt,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).doubts
-    assert "it has seen none within a factor of 2" in doubt  # within each range, beside everything
+    assert "no trained layer is within a factor of 2" in doubt  # inside every range, but far from every trained layer
     assert "a load of 9 x dnn is more than the 2" in doubts(Small(8), Load("dnn", 9))
     assert "a load of 1 x memory is more than the 0" in doubts(Small(8), Load("memory", 1))
-    assert "made with backend eager, this is torchscript" in doubts(Small(8), at=target("torchscript"))
+    assert "trained with backend eager; this is torchscript" in doubts(Small(8), at=target("torchscript"))
     other = predictor.model_copy(update={"device": "Orin, 16 SMs; fp16"})
     layers = layers_of(trace_for(Small(8), SHAPE, target()))
-    assert "made on 'Orin, 16 SMs; fp16', this is '" in other.predict(layers, None, target()).doubts[0]
+    assert "trained on 'Orin, 16 SMs; fp16'; this is '" in other.predict(layers, None, target()).doubts[0]
 
 
 def test_cutting_by_prediction_and_measuring_when_in_doubt(caplog: pytest.LogCaptureFixture, taught: Predictor) -> None:
@@ -91,14 +91,14 @@ def test_cutting_by_prediction_and_measuring_when_in_doubt(caplog: pytest.LogCap
 
     costs, doubts = predicted_costs(predictor, trace_for(Small(512), SHAPE, target()), target(), measured=lambda: alike)
     assert costs is alike
-    assert "layers are measured, as the predictor does not know them" in caplog.text
+    assert "layers are measured, because the predictor does not cover them" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: [], "is no predictor"),
-        (lambda content: {**content, "format": "pickle"}, "is no predictor"),
+        (lambda content: [], "not a predictor"),
+        (lambda content: {**content, "format": "pickle"}, "not a predictor"),
         (lambda content: {**content, "extra": 1}, "extra"),
         (lambda content: {**content, "flops_per_s": -1.0}, "flops_per_s"),
         (lambda content: {**content, "model": {"regressor": "oracle"}}, "model"),
@@ -123,19 +123,19 @@ def test_a_bad_predictor_file_is_refused(change, message: str, tmp_path: Path, t
         read_predictor(path)
 
 
-def test_files_of_the_first_format_are_read_for_cpus_alone(tmp_path: Path, taught: Predictor) -> None:
+def test_files_of_format_1_are_read_for_cpus_only(tmp_path: Path, taught: Predictor) -> None:
     path = tmp_path / "predictor.json"
     old = {**json.loads(taught.model_dump_json()), "format": "multi_dnn_ros predictor 1"}
     path.write_text(json.dumps(old))
     layers = layers_of(trace_for(Small(8), SHAPE, target()))
     assert read_predictor(path).predict(layers, Load("dnn", 2)) == taught.predict(layers, Load("dnn", 2))
     path.write_text(json.dumps({**old, "cores": 0}))
-    with pytest.raises(ProfileError, match=r"predictor.json: .*format 1 counts a GPU's streams in another way"):
+    with pytest.raises(ProfileError, match=r"predictor.json: .*format 1 counts a GPU's streams differently"):
         read_predictor(path)
 
 
 def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
-    """Half of the device takes twice as long; a slice that was not seen is doubted."""
+    """On half of the SMs layers take twice as long; an untrained share causes a doubt."""
     half = dataclasses.replace(
         SETTING, sms=66, flops_per_s=SETTING.flops_per_s / 2, bytes_per_s=SETTING.bytes_per_s / 2
     )
@@ -151,4 +151,4 @@ def test_a_slice_is_predicted_by_its_own_limits(few_trees: None) -> None:
     )
     assert sum(beside.ms) == pytest.approx(2 * sum(alone.ms), rel=0.2)
     assert (alone.doubts, beside.doubts) == ((), ())
-    assert other.doubts == ("it has not seen a slice of 16 SMs; slices that it has seen: 66",)
+    assert other.doubts == ("it was not trained for 16 SMs; trained shares: 66",)

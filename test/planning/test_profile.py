@@ -1,4 +1,4 @@
-"""Counting, measuring, and the profile made of both."""
+"""Counted work, measured times, and the profile that combines them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiling_fakes import CPU, SHAPE, FakeClock, Small, limits, target
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from multi_dnn_ros.backends.fused_activations import fused
+from multi_dnn_ros.backends.fused_activations import fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import cost
@@ -25,7 +25,7 @@ from multi_dnn_ros.planning.clock import HostClock
 from multi_dnn_ros.planning.marks import MarkedStage
 from multi_dnn_ros.planning.measure import Times, measure, trace_for
 from multi_dnn_ros.planning.predictor import layers_of
-from multi_dnn_ros.planning.profile import ProfileError, read_profile
+from multi_dnn_ros.planning.profile import Profile, ProfileError, node_costs, read_checked
 from multi_dnn_ros.profiling.network import Network, profile_network
 from multi_dnn_ros.profiling.report import layer_table, layers_csv, write_profile
 
@@ -50,7 +50,7 @@ def profiled(**options):
     return profile_network(NETWORK, target(), limits(), **{"jobs": 2, "timed": fixed_times, **options})
 
 
-def test_layers_are_counted_as_their_shapes_say() -> None:
+def test_work_is_computed_from_shapes() -> None:
     layers = profiled().layers
     assert [layer.kind for layer in layers] == [
         "convolution", "element-wise", "depthwise convolution", "1x1 convolution", "element-wise", "pooling",
@@ -65,14 +65,14 @@ def test_layers_are_counted_as_their_shapes_say() -> None:
     assert (depthwise.work.macs, depthwise.groups, depthwise.window) == (64 * 4 * 9, 4, 9)
     assert point.work.macs == 64 * 16
     assert (relu.work.macs, relu.work.flops) == (0, 4 * 64)
-    assert len(pool.nodes) > 1  # the flatten behind it is a view
+    assert len(pool.nodes) > 1  # the following flatten is a view
     assert last.outputs == ((1, 5),)
     assert sum(layer.work.macs for layer in layers) == cost(NETWORK.module, (torch.zeros(SHAPE),)).macs
     assert first.work.intensity == pytest.approx(2 * first.work.macs / (first.work.moved))
 
 
-def test_what_is_part_of_the_convolution_before_it_counts_nothing() -> None:
-    """On a GPU a ReLU behind a convolution is no kernel of its own."""
+def test_fused_operations_count_no_work() -> None:
+    """On a GPU a ReLU after a convolution has no kernel of its own."""
     gpu = replace(target(), device=torch.device("cuda", 0))
     for where, kinds in ((replace(gpu, backend="cuda_graph"), ["view"]), (gpu, ["element-wise"])):
         traced = trace_for(Small(), SHAPE, where)
@@ -81,11 +81,11 @@ def test_what_is_part_of_the_convolution_before_it_counts_nothing() -> None:
         assert [layer.work.flops > 0 for layer in layers] == [kind != "view" for kind in kinds]
 
 
-def test_marks_behind_one_operation_for_two_layers_tell_the_time_of_the_first() -> None:
+def test_a_fused_operations_time_counts_for_its_first_layer() -> None:
     class Order(HostClock):
-        def mark(self, place: int) -> None:
-            order.append(place)
-            super().mark(place)
+        def mark(self, index: int) -> None:
+            order.append(index)
+            super().mark(index)
 
     class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -98,7 +98,7 @@ def test_marks_behind_one_operation_for_two_layers_tell_the_time_of_the_first() 
     traced = trace_for(Small(), SHAPE, target())
     (stage,) = split(traced.graph_module, 1)
     clock.prepare(LAYERS + 1)
-    own = fused(MarkedStage(stage, clock, 0))
+    own = fuse(MarkedStage(stage, clock, 0))
     with torch.no_grad(), Calls():
         results = own(traced.inputs)
     assert order == [0, "convolution with ReLU", *range(1, LAYERS + 1)]
@@ -118,7 +118,7 @@ def test_bounds_shares_and_sums() -> None:
     assert [job.ms.p50 for job in profile.jobs] == [job.layers_ms for job in profile.jobs]
 
 
-def test_times_are_those_between_the_marks_less_what_a_mark_costs() -> None:
+def test_times_are_gaps_between_marks_minus_the_cost_of_a_mark() -> None:
     traced = trace_for(NETWORK.module, SHAPE, target())
     gaps = [1.0, 2.0, 3.0, 4.0, 99.0, 5.0, 6.0, 0.1]  # 99: from the first job to the second
     clocks = iter([FakeClock({3: [10.0, 11.0]}), FakeClock({EMPTY: [0.25] * 16, LAYERS + 2: gaps})])
@@ -144,7 +144,7 @@ def test_a_layer_is_a_stage_where_the_backend_compiles_stages() -> None:
     assert [of[0] for of in times.layers] == [0.5] * LAYERS
 
 
-def test_marks_change_nothing_and_the_host_clock_counts_nanoseconds() -> None:
+def test_marks_do_not_change_results_and_the_host_clock_counts_nanoseconds() -> None:
     reading = itertools.count(0, 1_000_000)
     clock = HostClock(lambda: next(reading))
     clock.prepare(3)
@@ -175,7 +175,7 @@ def test_preempted_rounds_are_repeated() -> None:
     state = {"calls": 0, "switches": 0}
 
     def switches() -> int:
-        """Every other round of the two is cut into."""
+        """Every second round is preempted."""
         state["calls"] += 1
         state["switches"] += state["calls"] % 8 == 2
         return state["switches"]
@@ -191,12 +191,17 @@ def test_preempted_rounds_are_repeated() -> None:
     assert len(late.whole) == 5
 
 
-def test_cutting_by_measured_times_evens_them_out() -> None:
+def test_cutting_by_measured_times_balances_them() -> None:
     assert profiled(cut_by="measured", jobs=2).imbalance < profiled(cut_by="count", jobs=2).imbalance
     traced = trace_for(Small(8), SHAPE, target())
-    with pytest.raises(ProfileError, match="knows no operation"):
-        split(trace_for(nn.Sequential(nn.Softmax(1)), SHAPE, target()).graph_module, 2, costs=profiled().costs())
-    assert len(split(traced.graph_module, 3, costs=profiled().costs())) == 3
+    costs = node_costs(((layer, layer.ms.p50) for layer in profiled().layers), "the profile")
+    with pytest.raises(ProfileError, match="has no operation"):
+        split(trace_for(nn.Sequential(nn.Softmax(1)), SHAPE, target()).graph_module, 2, costs=costs)
+    assert len(split(traced.graph_module, 3, costs=costs)) == 3
+
+
+def read_profile(path: Path) -> Profile:
+    return read_checked(path, Profile, "profile", "multi-dnn profile")
 
 
 def test_written_and_read(tmp_path: Path) -> None:
@@ -215,27 +220,19 @@ def test_written_and_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "is no profile"),
-        ("{", "is no profile"),
-        ('{"format": "multi_dnn_ros profile 2"}', "is no profile"),
-        ("[" * 100_000, "is no profile"),
+        ("[]", "not a profile"),
+        ("{", "not a profile"),
+        ('{"format": "multi_dnn_ros profile 2"}', "not a profile"),
+        ("[" * 100_000, "not a profile"),
     ],
 )
-def test_a_file_that_is_no_profile(text: str, message: str, tmp_path: Path) -> None:
+def test_an_invalid_profile_file_is_rejected(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ProfileError, match=message):
         read_profile(path)
     with pytest.raises(ProfileError, match=r"nowhere\.json: cannot be read"):
         read_profile(tmp_path / "nowhere.json")
-
-
-def test_a_profile_of_another_device_is_refused() -> None:
-    profile = profiled()
-    profile.require(target())
-    other = profile.model_copy(update={"limits": limits().model_copy(update={"name": "Orin, 16 SMs; fp16"})})
-    with pytest.raises(ProfileError, match="is of 'Orin, 16 SMs; fp16'; this is '"):
-        other.require(target())
 
 
 def test_limits_are_measured_once_for_a_device(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -82,7 +82,7 @@ def test_the_table_is_written_and_read(tmp_path: Path) -> None:
         (lambda text: text.replace(",none,0,", ",none,lots,", 1), "line 2: load_level is 'lots'; expected a number"),
         (lambda text: text.replace(",none,", ",sofa,", 1), "line 2: load_kind is 'sofa'"),
         (lambda text: text.replace(",none,0,", ",none,0,-", 1), "line 2: ms is -"),
-        (lambda text: "\0" * 100, "has no column|is no table"),
+        (lambda text: "\0" * 100, "has no column|not a table"),
         (
             lambda text: text.replace(f",{SETTING.flops_per_s:.6g},", ",0,", 1),
             "line 2: flops_per_s is 0; expected more",

@@ -97,7 +97,7 @@ def test_a_failed_capacity_check_does_not_prevent_serving(bench: Bench, monkeypa
     def fails(*arguments: object) -> None:
         raise ValueError("sofa")
 
-    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.fit_of", fails)
+    monkeypatch.setattr("multi_dnn_ros.pipeline.fit_check.measure_fit", fails)
     bench.node({"camera.front.rate_hz": 10.0})
     assert bench.change("configure")
     assert bench.change("activate")

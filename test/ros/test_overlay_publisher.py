@@ -61,7 +61,7 @@ class Overlay:
         draw = overlay_publisher.draw
 
         def note(image: Any, layers: Any) -> Any:
-            self.layers.append(sorted((layer.dnn, layer.held) for layer in layers))
+            self.layers.append(sorted((layer.dnn, layer.stale) for layer in layers))
             self.corners.append(int(image[0, 0, 0]))
             return draw(image, layers)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multi_dnn_ros.settings.flat_parameters import to_config, to_flat
+from multi_dnn_ros.settings.flat_parameters import to_config
 from multi_dnn_ros.settings.parameter_fields import ParameterError, fields_of, parameter_fields
 from multi_dnn_ros.settings.parameter_table import BEGIN, END, PAGE, default_yaml, in_document, markdown
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -23,6 +24,16 @@ def refusal(flat):
     with pytest.raises(ParameterError) as error:
         to_config(flat)
     return str(error.value)
+
+
+def to_flat(config: NodeConfig) -> dict[str, Any]:
+    """The inverse of to_config: every parameter with its value, by ROS name."""
+    flat: dict[str, Any] = {name: getattr(config, name) for name in fields_of(NodeConfig)}
+    flat.update(cameras=list(config.cameras), dnns=list(config.dnns))
+    for kind, members in (("camera", config.cameras), ("dnn", config.dnns)):
+        for member, section in members.items():
+            flat.update({f"{kind}.{member}.{name}": value for name, value in section.model_dump().items()})
+    return flat
 
 
 def test_defaults_are_one_camera_and_the_three_built_in_dnns():

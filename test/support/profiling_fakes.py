@@ -58,23 +58,23 @@ SHAPE = (1, 3, 8, 8)
 
 
 class FakeClock:
-    """Returns fixed gaps by number of marks: `by_places` maps it to milliseconds between marks."""
+    """Returns fixed gaps by number of marks: `by_count` maps it to milliseconds between marks."""
 
-    def __init__(self, by_places: dict[int, Sequence[float]]) -> None:
-        self._by_places = by_places
-        self._places = 0
+    def __init__(self, by_count: dict[int, Sequence[float]]) -> None:
+        self._by_count = by_count
+        self._count = 0
         self.marked: list[int] = []
 
-    def prepare(self, places: int) -> None:
-        self._places = places
+    def prepare(self, count: int) -> None:
+        self._count = count
         self.marked = []
 
-    def mark(self, place: int) -> None:
-        self.marked.append(place)
+    def mark(self, index: int) -> None:
+        self.marked.append(index)
 
     def gaps_ms(self) -> list[float]:
-        assert self.marked[-self._places :] == list(range(self._places))  # every place once, in order
-        return list(self._by_places[self._places])
+        assert self.marked[-self._count :] == list(range(self._count))  # every index once, in order
+        return list(self._by_count[self._count])
 
 
 #: A machine of those limits with two cores.

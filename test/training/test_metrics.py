@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from multi_dnn_ros.training.metrics import LaneScore, Truth, lane_f1, mean_average_precision
+from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 
 LABELS = ("car", "truck")
 
@@ -98,6 +98,12 @@ def upright(column: int, width: int = 320) -> np.ndarray:
     mask = np.zeros((192, width), np.uint8)
     mask[:, column] = 1
     return mask
+
+
+def lane_f1(predicted: np.ndarray, true: np.ndarray) -> float:
+    score = LaneScore()
+    score.add(predicted, true)
+    return score.f1
 
 
 @pytest.mark.parametrize(("shift", "f1"), [(0, 1.0), (3, 1.0), (4, 0.0)])

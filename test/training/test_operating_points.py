@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.training.metrics import Truth
-from multi_dnn_ros.training.operating_points import OperatingPoint, box_points, least_threshold
+from multi_dnn_ros.training.operating_points import OperatingPoint, box_points
 from multi_dnn_ros.training.scenes import SceneGenerator
 
 
@@ -57,13 +57,6 @@ def test_without_true_boxes_there_is_no_recall() -> None:
 def test_predictions_and_truths_must_be_as_many() -> None:
     with pytest.raises(ValueError, match="1 predictions for 2 images"):
         box_points([found()], [truth(), truth()])
-
-
-def test_least_threshold_stays_above_the_precision() -> None:
-    points = [OperatingPoint(0.2, 0.95, 0.9), OperatingPoint(0.4, 0.8, 0.8), OperatingPoint(0.6, 0.9, 0.7),
-              OperatingPoint(0.8, 0.97, 0.5), OperatingPoint(0.9, None, 0.0)]  # fmt: skip
-    assert least_threshold(points, 0.9) == points[2]
-    assert least_threshold(points, 0.99) is None
 
 
 boxes = st.tuples(

@@ -1,4 +1,4 @@
-"""Decoding in two parts gives what decoding in one gives; that the first part can be captured is for test/gpu."""
+"""Decoding in two parts has the same results as in one. That the first part can be captured: test/gpu."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(builder: str) -> Dnn:
 
 
 def raw_outputs(dnn: Dnn, seed: int) -> tuple[torch.Tensor, ...]:
-    """Of the shapes that the network gives, with values that leave many boxes over any threshold."""
+    """Random outputs in the network's shapes, with many boxes above every threshold."""
     with torch.inference_mode():
         shapes = [output.shape for output in dnn.module(*dnn.example_inputs()).values()]
     generator = torch.Generator().manual_seed(seed)
@@ -31,7 +31,7 @@ def raw_outputs(dnn: Dnn, seed: int) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("builder", BUILDERS)
-def test_two_parts_give_what_one_gives(builder: str) -> None:
+def test_decoding_in_two_parts_has_the_same_results(builder: str) -> None:
     dnn = load(builder)
     for kept in ((), (2, 5)):  # as keep = [truck, tram] would set it
         dnn.decoder.kept = kept
@@ -53,16 +53,16 @@ def test_two_parts_give_what_one_gives(builder: str) -> None:
                 assert len(found.scores)
 
 
-def test_candidates_that_are_not_numbers_are_refused() -> None:
+def test_nan_in_candidates_is_an_error() -> None:
     dnn = load(BUILDERS[0])
     parts = dnn.decoder.in_two_parts()
     assert parts is not None
     outputs = [tensor.clone() for tensor in raw_outputs(dnn, 0)]
     for output in outputs:
         output[0, 3] = float("nan")
-    with pytest.raises(OutputError, match=r"the list of \d+ candidates holds NaN or infinite values"):
+    with pytest.raises(OutputError, match=r"the scores or boxes of \d+ candidates holds NaN or infinite values"):
         parts.decode(parts.condense(outputs), SOURCE)
 
 
-def test_others_are_decoded_in_one() -> None:
+def test_other_decoders_have_no_two_parts() -> None:
     assert load_dnn("lane", DnnConfig(role="lane", model="builtin:lane")).decoder.in_two_parts() is None

@@ -1,4 +1,4 @@
-"""Raw outputs with known content come back as the boxes and lines that were put in."""
+"""Decoders find the boxes and lines that were encoded in raw outputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def placed(box: tuple[int, int, float, float, int]) -> np.ndarray:
 
 @settings(max_examples=40)
 @given(boxes, st.sampled_from(["stretch", "letterbox"]))
-def test_yolo_gives_back_the_boxes(found: list, fit: str) -> None:
+def test_yolo_decodes_the_encoded_boxes(found: list, fit: str) -> None:
     preprocess = Preprocess(320, 320, fit=fit)
     place = preprocess.geometry(SIZE)
     raw = torch.zeros(1, 4 + len(LABELS), 20)
@@ -49,14 +49,14 @@ def test_yolo_gives_back_the_boxes(found: list, fit: str) -> None:
         raw[0, 4 + box[4], index] = 0.9 - 0.01 * index
     result = YoloDecoder(preprocess, LABELS)((raw,), SIZE)
     assert len(result) == len(found)
-    assert list(result.class_ids) == [box[4] for box in found]  # best score first, as they were put in
+    assert list(result.class_ids) == [box[4] for box in found]  # best score first, as in the input
     for got, box in zip(result.boxes, found, strict=True):
         np.testing.assert_allclose(got, placed(box), atol=0.01)
     only = YoloDecoder(preprocess, LABELS, keep=["truck"])((raw,), SIZE)
     assert len(only) == sum(box[4] == 1 for box in found)
 
 
-def test_grid_gives_back_a_box() -> None:
+def test_grid_decodes_an_encoded_box() -> None:
     """One cell of FastestDet's head, with the formula of its documentation."""
     raw = torch.full((1, 5 + len(LABELS), 22, 22), 0.0)
     raw[0, 0, 10, 5] = 0.81
@@ -84,7 +84,7 @@ def line(bottom: float, top: float, begin: int = 191, end: int = 80) -> np.ndarr
     return np.stack([u, v], 1)
 
 
-def test_lanes_are_numbered_from_the_left_and_dashes_are_one_line() -> None:
+def test_lanes_are_numbered_from_the_left_and_dashes_are_joined() -> None:
     dashes = [line(160, 160, begin, begin - 14) for begin in range(188, 90, -28)]
     result = LaneDecoder(Preprocess(320, 192), ("lane",))(
         (lane_logits([line(20, 130), *dashes, line(300, 190)]),), SIZE
@@ -101,7 +101,7 @@ def test_lanes_are_numbered_from_the_left_and_dashes_are_one_line() -> None:
         assert lane.score > 0.9
 
 
-def test_lanes_of_several_classes_in_two_parts_are_those_in_one() -> None:
+def test_lanes_of_several_classes_in_two_parts_are_the_same() -> None:
     labels = ("none", "car", "solid", "dashed")
     lane = lane_logits([line(20, 130), line(300, 190)])[0, 0]
     raw = torch.randn(1, 4, 192, 320, generator=torch.Generator().manual_seed(0)) * 0.2
@@ -120,10 +120,10 @@ def test_lanes_of_several_classes_in_two_parts_are_those_in_one() -> None:
     raw[0, 1, 5, 5] = float("nan")
     with pytest.raises(OutputError, match="output 0 holds NaN or infinite values"):
         parts.decode(parts.condense((raw,)), SIZE)
-    assert LaneDecoder(Preprocess(320, 192), ("lane",)).in_two_parts() is None  # nothing to gain
+    assert LaneDecoder(Preprocess(320, 192), ("lane",)).in_two_parts() is None  # one class: nothing to reduce
 
 
-def test_no_lane_and_a_blob_give_no_line() -> None:
+def test_an_empty_map_and_a_blob_have_no_lines() -> None:
     decoder = LaneDecoder(Preprocess(320, 192), ("lane",))
     for logits in (torch.full((1, 1, 192, 320), -4.0), lane_logits([np.array([[10, 150], [300, 150]])])):
         result = decoder((logits,), SIZE)
@@ -139,7 +139,7 @@ def test_values_that_are_not_finite_are_an_error(bad: float) -> None:
         YoloDecoder(Preprocess(64, 64), LABELS)((raw,), SIZE)
 
 
-def test_a_wrong_shape_names_both() -> None:
+def test_the_error_for_a_wrong_shape_names_both_shapes() -> None:
     with pytest.raises(OutputError, match=r"shape \(1, 20, 7\), but decoder yolo with 3 classes reads \(1, 7, N\)"):
         YoloDecoder(Preprocess(64, 64), LABELS)((torch.zeros(1, 20, 7),), SIZE)
     with pytest.raises(OutputError, match=r"shape \(1, 9, 22, 22\)"):
@@ -150,7 +150,7 @@ def test_a_wrong_shape_names_both() -> None:
 
 @st.composite
 def road_maps(draw: st.DrawFn) -> tuple[torch.Tensor, Preprocess, tuple[int, int]]:
-    """Logits of lines that enter and leave the image anywhere, bent and dashed, with a network and an image size."""
+    """Logits of curved and dashed lines that enter and leave the image anywhere; a preprocessing; an image size."""
     across, down = draw(st.integers(40, 320)), draw(st.integers(24, 200))
     mask = np.zeros((down, across), np.uint8)
     outside = st.floats(-0.4, 1.4)
@@ -186,8 +186,8 @@ def test_lane_points_lie_inside_the_image(given_map: tuple[torch.Tensor, Preproc
         assert (np.diff(v) <= 0.0).all()  # from the bottom up
 
 
-def test_points_of_a_line_that_leaves_the_image_end_where_it_leaves() -> None:
-    """They stay on the line's curve: a point moved to the edge would be none of the line's."""
+def test_points_of_a_line_end_at_the_edge_of_the_image() -> None:
+    """All points lie on the curve: none is moved to the edge."""
     v = np.arange(191, 60, -1)
     bend = np.stack([-2.0 + 0.012 * (v - 120.0) ** 2, v], 1)
     (lane,) = LaneDecoder(Preprocess(320, 192), ("lane",))((lane_logits([bend]),), SIZE).lanes
@@ -200,9 +200,9 @@ def test_points_of_a_line_that_leaves_the_image_end_where_it_leaves() -> None:
     np.testing.assert_allclose(u, c0 + v * (c1 + v * c2), atol=0.01)
 
 
-def test_values_whose_sum_overflows_float32_are_finite() -> None:
+def test_finite_values_whose_sum_overflows_float32_are_accepted() -> None:
     raw = torch.zeros(1, 7, 4)
-    raw[0, :4, :2] = 3e38  # two of them add up to more than float32 holds
+    raw[0, :4, :2] = 3e38  # the sum of two exceeds float32
     raw[0, :4, 2] = torch.tensor([160.0, 120.0, 40.0, 20.0])
     raw[0, 4, 2] = 0.9
     result = YoloDecoder(Preprocess(320, 240), LABELS)((raw,), (240, 320))
@@ -210,11 +210,11 @@ def test_values_whose_sum_overflows_float32_are_finite() -> None:
 
 
 @pytest.mark.parametrize("size", [(90, 160), (720, 1280), (721, 1283)])
-def test_a_lane_mask_is_of_the_images_size_and_made_when_it_is_read(size: tuple[int, int]) -> None:
+def test_a_lane_mask_has_the_images_size_and_is_computed_on_demand(size: tuple[int, int]) -> None:
     logits = torch.full((1, 1, 90, 160), -9.0)
     logits[:, :, :, 40:44] = 9.0
     lanes = LaneDecoder(Preprocess(160, 90), ["lane"])((logits,), size)
-    assert lanes.numbers.shape == (90, 160)  # what leaves the engine process
+    assert lanes.numbers.shape == (90, 160)  # sent from the engine process
     expected = cv2.resize(lanes.numbers, size[::-1], interpolation=cv2.INTER_NEAREST)
     np.testing.assert_array_equal(lanes.mask, expected)
     assert lanes.mask.max() == 1

@@ -1,4 +1,4 @@
-"""Images in: every encoding against an independent formula, and every lie a message can tell."""
+"""Decoding of image messages: every encoding against an independent formula, and inconsistent messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def message(encoding, height, width, step, data, big_endian=False):
 
 
 def padded(rows, padding, rng):
-    """Rows of bytes (n, row_bytes) as a data field: `padding` bytes of rubbish behind each row."""
+    """Rows of bytes (n, row_bytes) as a data field, with `padding` random bytes after each row."""
     rubbish = rng.integers(0, 256, (len(rows), padding), dtype=np.uint8)
     return np.concatenate([rows, rubbish], axis=1).tobytes()
 
@@ -59,7 +59,7 @@ CHANNELS = {
 @pytest.mark.parametrize("encoding", CHANNELS)
 @given(shape=shapes())
 @settings(max_examples=40)
-def test_8_bit_channels_are_put_in_order(encoding, shape):
+def test_8_bit_channels_are_reordered(encoding, shape):
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
     channels, order = CHANNELS[encoding]
@@ -132,8 +132,8 @@ def test_nv12(encoding, shape):
 @pytest.mark.parametrize("bits", [8, 16])
 @given(shape=shapes(multiple=2, least=4))
 @settings(max_examples=15)
-def test_bayer_pattern_is_the_ros_one(order, bits, shape):
-    """A mosaic of one colour must give that colour back: true of one pattern only."""
+def test_bayer_patterns_are_named_as_in_ros(order, bits, shape):
+    """A mosaic of a single colour is decoded to that colour only with the right pattern."""
     height, width, padding, seed = shape
     rng = np.random.default_rng(seed)
     colour = rng.integers(0, 256, 3, dtype=np.uint8)
@@ -147,19 +147,19 @@ def test_bayer_pattern_is_the_ros_one(order, bits, shape):
 
 
 class Rooms:
-    """Memory that images are decoded into; each byte is wrong before."""
+    """Allocates memory filled with wrong values."""
 
     def __init__(self):
         self.given = []
 
     def __call__(self, height, width):
         self.given.append(np.full(height * width * 3 + 1, 0xA5, np.uint8))
-        return self.given[-1][1:].reshape(height, width, 3)  # not aligned, as a slot may be
+        return self.given[-1][1:].reshape(height, width, 3)  # unaligned, as a slot may be
 
 
 @pytest.mark.parametrize("encoding", list(_ENCODINGS))
 @pytest.mark.parametrize("padding", [0, 5])
-def test_every_encoding_is_written_to_the_memory_that_it_is_given(encoding, padding):
+def test_every_encoding_is_written_to_the_allocated_memory(encoding, padding):
     rows = 9 if encoding.startswith("nv") else 6
     step = 8 * _ENCODINGS[encoding].pixel_bytes + padding
     frame = message(encoding, 6, 8, step, np.random.default_rng(1).integers(0, 256, rows * step, np.uint8).tobytes())
@@ -171,7 +171,7 @@ def test_every_encoding_is_written_to_the_memory_that_it_is_given(encoding, padd
 
 
 @pytest.mark.parametrize("extension", [".png", ".jpg"])
-def test_files_are_written_to_the_memory_that_they_are_given(extension):
+def test_files_are_decoded_to_the_allocated_memory(extension):
     frame, rooms = compressed(extension, picture()), Rooms()
     image = decode_compressed(frame, MAX_PIXELS, rooms)
     (room,) = rooms.given
@@ -179,7 +179,7 @@ def test_files_are_written_to_the_memory_that_they_are_given(extension):
     np.testing.assert_array_equal(image, decode_compressed(frame, MAX_PIXELS))
 
 
-def test_no_memory_is_asked_for_before_the_claims_are_checked():
+def test_memory_is_allocated_only_after_all_checks():
     rooms = Rooms()
     frame = message("rgb8", 3, 4, 12, range(35))
     with pytest.raises(FrameError):
@@ -209,7 +209,7 @@ def test_no_memory_is_asked_for_before_the_claims_are_checked():
         ({"encoding": "bayer_rggb8", "width": 2}, ["width is 2", "at least 3"]),
     ],
 )
-def test_claims_that_do_not_fit_are_named(change, words):
+def test_inconsistent_fields_are_named(change, words):
     frame = message("rgb8", 3, 4, 12, range(36))
     for field, value in change.items():
         setattr(frame, field, value)
@@ -228,7 +228,7 @@ def test_claims_that_do_not_fit_are_named(change, words):
     big_endian=st.booleans(),
 )
 @settings(max_examples=400)
-def test_any_message_gives_an_image_or_a_frame_error(encoding, height, width, step, data, big_endian):
+def test_any_message_yields_an_image_or_a_frame_error(encoding, height, width, step, data, big_endian):
     try:
         image = decode_image(message(encoding, height, width, step, data, big_endian), 4096)
     except FrameError:
@@ -267,7 +267,7 @@ def test_grey_and_progressive_files_decode():
         np.testing.assert_array_equal(image[..., 0], image[..., 2])
 
 
-def test_orientation_tag_does_not_turn_the_pixels():
+def test_orientation_tags_do_not_rotate_the_image():
     plain = compressed(".jpg", picture())
     exif = bytes.fromhex("ffe1 0022 457869660000 4d4d002a00000008 0001 0112 0003 00000001 00060000 00000000")
     tagged = SimpleNamespace(format="jpeg", data=array.array("B", bytes(plain.data[:2]) + exif + bytes(plain.data[2:])))
@@ -275,14 +275,14 @@ def test_orientation_tag_does_not_turn_the_pixels():
 
 
 @pytest.mark.parametrize("extension", [".jpg", ".png"])
-def test_a_file_cut_anywhere_is_refused(extension):
+def test_a_file_truncated_anywhere_is_rejected(extension):
     whole = compressed(extension, picture())
     for length in [0, 1, 2, 3, 8, 20, 40, *range(60, len(whole.data) - 1, 97), len(whole.data) - 1]:
         with pytest.raises(FrameError, match="data"):
             decode_compressed(SimpleNamespace(format="", data=whole.data[:length]), MAX_PIXELS)
 
 
-def test_a_changed_byte_in_a_png_is_found():
+def test_a_changed_byte_in_a_png_is_detected():
     whole = compressed(".png", picture())
     whole.data[len(whole.data) // 2] ^= 0x10
     with pytest.raises(FrameError, match="checksum"):
@@ -302,7 +302,7 @@ def test_size_is_checked_before_anything_is_decoded():
         decode_compressed(SimpleNamespace(format="png", data=array.array("B", png)), MAX_PIXELS)
 
 
-def test_a_jpeg_of_a_thousand_scans_is_refused():
+def test_a_jpeg_of_a_thousand_scans_is_rejected():
     jpeg = bytes(compressed(".jpg", picture()).data)
     scan = jpeg.index(b"\xff\xda")
     many = jpeg[:-2] + jpeg[scan : scan + 20] * 1000 + jpeg[-2:]
@@ -310,7 +310,7 @@ def test_a_jpeg_of_a_thousand_scans_is_refused():
         decode_compressed(SimpleNamespace(format="jpeg", data=array.array("B", many)), MAX_PIXELS)
 
 
-def test_another_kind_of_file_is_named():
+def test_another_file_format_is_named():
     with pytest.raises(FrameError, match=r"47 49 46.*JPEG or PNG"):
         decode_compressed(SimpleNamespace(format="gif", data=array.array("B", b"GIF89a....")), MAX_PIXELS)
 
@@ -322,7 +322,7 @@ def test_another_kind_of_file_is_named():
     cut=st.integers(0, 4000),
 )
 @settings(max_examples=150)
-def test_any_damage_gives_an_image_or_a_frame_error(seed, extension, edits, cut):
+def test_any_damaged_file_yields_an_image_or_a_frame_error(seed, extension, edits, cut):
     data = bytearray(compressed(extension, picture(16, 24)).data)
     for at, value in edits:
         data[at % len(data)] = value

@@ -1,4 +1,4 @@
-"""Runs, fits and lines of a mask: all at once gives what one by one gives, and noise stays bounded."""
+"""Runs, curve fits and lines of a mask; masks with noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.vision.decoders.lane_lines import find_runs, fit_curves, grou
 
 @settings(max_examples=60)
 @given(arrays.arrays(np.uint8, st.tuples(st.integers(1, 9), st.integers(1, 9)), elements=st.integers(0, 1)))
-def test_runs_are_the_set_pixels(mask: np.ndarray) -> None:
+def test_runs_cover_exactly_the_set_pixels(mask: np.ndarray) -> None:
     runs = find_runs(mask)
     again = np.zeros_like(mask)
     for row, begin, end in zip(runs.row, runs.begin, runs.end, strict=True):
@@ -24,14 +24,14 @@ def test_runs_are_the_set_pixels(mask: np.ndarray) -> None:
     assert (np.diff(runs.row * 10 + runs.begin) > 0).all()  # row by row, left to right
 
 
-def test_curves_fitted_together_are_those_fitted_alone() -> None:
+def test_curves_fitted_at_once_are_those_fitted_one_by_one() -> None:
     random = np.random.default_rng(3)
     curves = np.array([[100.0, 0.5, 0.002], [300.0, -1.0, 0.0], [40.0, 2.0, -0.001], [7.0, 0.0, 0.0]])
     counts, bend = np.array([60, 30, 200, 1]), np.array([True, False, True, False])
     v = [np.arange(count) + 10.0 * place for place, count in enumerate(counts)]
     u = [c0 + c1 * y + c2 * y * y for (c0, c1, c2), y in zip(curves, v, strict=True)]
     for values in u[:3]:
-        values[5::10] += random.uniform(5, 20)  # a tenth far off, which must not pull the curve
+        values[5::10] += random.uniform(5, 20)  # a tenth are outliers, which must not affect the curve
     together = fit_curves(np.concatenate(v), np.concatenate(u), counts, bend)
     for place in range(len(counts)):
         one = slice(place, place + 1)
@@ -40,12 +40,12 @@ def test_curves_fitted_together_are_those_fitted_alone() -> None:
         fitted = np.polynomial.polynomial.polyval(v[place], together[place])
         true = np.polynomial.polynomial.polyval(v[place], curves[place])
         assert np.abs(fitted - true).max() < 0.5
-    assert together[1, 2] == pytest.approx(0.0, abs=1e-12)  # without bend
+    assert together[1, 2] == pytest.approx(0.0, abs=1e-12)  # no curvature
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
-def test_lines_of_noise_are_runs_of_the_mask_each_in_one_line(share: float) -> None:
-    """Thousands of chains: the lines are still disjoint, and a true line among them is found."""
+def test_lines_in_noise_are_disjoint_and_a_true_line_is_found(share: float) -> None:
+    """With thousands of chains the lines are disjoint, and a true line is found."""
     random = np.random.default_rng(1)
     mask = (random.random((360, 640)) < share).astype(np.uint8)
     for v in range(120, 360):

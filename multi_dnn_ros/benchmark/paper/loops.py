@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.cuda_graph import in_one_launch
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.paper.partition import Partition
 from multi_dnn_ros.benchmark.paper.tally import Tally, Window
 from multi_dnn_ros.engine import DnnTask, Engine, Failure, Frame, Result
@@ -148,7 +148,7 @@ def make_task(name: str, chain: tuple[Stage, ...], inputs: Tensors, partition: P
     """A DNN whose input is already on the device, as in all other conditions. Its camera has the DNN's name."""
     return DnnTask(
         name, (name,), lambda image: inputs, chain, lambda outputs, size: None, sms=partition.sms or 0,
-        single_launch=in_one_launch({1: chain}),
+        single_launch=single_launches({1: chain}),
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def make_batched_task(
         cameras=tuple(cameras),
         batches=batches,
         batch_delay_ns=_BATCH_DELAY_NS,
-        single_launch=in_one_launch(chains),
+        single_launch=single_launches(chains),
     )
 
 

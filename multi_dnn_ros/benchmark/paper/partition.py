@@ -15,7 +15,7 @@ def check_partition(device: torch.device, sms: int | None) -> None:
     """Raise UsageError if the device cannot be partitioned into `sms` SMs."""
     if sms is None:
         return
-    if problem := green_contexts.unmet(device, sms):
+    if problem := green_contexts.sms_problem(device, sms):
         raise UsageError(f"--sms is {sms}; {problem}")
 
 

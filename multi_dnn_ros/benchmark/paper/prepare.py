@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from multi_dnn_ros.backends import Backend, Stage, Tensors
-from multi_dnn_ros.backends.batches import prepare_batches, stacked
+from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.loops import EngineLoop, Loop, SequentialLoop, make_batched_task, make_task
@@ -151,7 +151,7 @@ def _build(network: Network, work: Work) -> Built:
     if not as_a_whole:
         jobs, fold = condition.jobs or work.jobs, condition.execution != "eager"
         for size in sorted({1, count if condition.batched else 1}):
-            stages = cut(module, stacked((image,), size), jobs, fold_batch_norm=fold)
+            stages = cut(module, repeat_inputs((image,), size), jobs, fold_batch_norm=fold)
             chains[size] = tuple(stages)
         operation_s = sum(stage.cost_s for stage in stages) / sum(len(stage.operations) for stage in stages)
     return Built(network, count, module, (image,), chains, operation_s)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from multi_dnn_ros.backends.eager import Eager
-from multi_dnn_ros.backends.green_contexts import planned_apart
+from multi_dnn_ros.backends.green_contexts import with_own_cudnn_plans
 from multi_dnn_ros.backends.precision import PRECISIONS, float32_products
 from multi_dnn_ros.benchmark.paper.conditions import Condition, precision_of
 from multi_dnn_ros.benchmark.paper.networks import example_image, make_network
@@ -46,7 +46,7 @@ def measure_rates(device: str, sms: int | None, tf32: bool, cpu_threads: int) ->
         with partition.own_stream(), float32_products(tf32):
             return {name: measure_limits(Target(partition.device, "eager", Eager, name)) for name in precisions}
 
-    limits = planned_apart(sms or 0, measure)
+    limits = with_own_cudnn_plans(sms or 0, measure)
     return Rates(
         max(each.bytes_per_s for each in limits.values()), {name: each.flops_per_s for name, each in limits.items()}
     )

@@ -1,1 +1,1 @@
-"""Raw outputs of a network to results in pixels of the source image."""
+"""Decoders: raw outputs of a network to results in pixels of the source image."""

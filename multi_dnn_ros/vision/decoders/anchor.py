@@ -1,4 +1,4 @@
-"""torchvision's one-stage detectors: SSD, SSDlite, RetinaNet, FCOS, decoded by their own code."""
+"""torchvision's one-stage detectors (SSD, SSDlite, RetinaNet, FCOS), decoded by torchvision's code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE_STAGE = (SSD, RetinaNet, FCOS)
 
 
 class DetectorCore(nn.Module):
-    """The layers of a torchvision one-stage detector: normalized image (1, 3, h, w) -> raw head outputs by name."""
+    """Backbone and head of a torchvision one-stage detector: normalized image (1, 3, h, w) -> raw outputs by name."""
 
     def __init__(self, detector: Any) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class DetectorCore(nn.Module):
         self.head: nn.Module = detector.head
 
     def features(self, image: torch.Tensor) -> list[torch.Tensor]:
-        """The feature maps that the head reads, finest first."""
+        """Feature maps for the head, highest resolution first."""
         features = self.backbone(image)
         return [features] if isinstance(features, torch.Tensor) else list(features.values())
 
@@ -41,13 +41,12 @@ class DetectorCore(nn.Module):
 
 
 class AnchorDecoder(Decoder):
-    """Decodes what a DetectorCore returns with the detector's own anchors, box coder and NMS.
+    """Decodes the outputs of a DetectorCore with the detector's own anchors, box coder and NMS.
 
-    detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. It is taken apart: its layers become `core`, what
-    remains of it decodes and holds no weights. The input size is that of `preprocess`, so anchors are computed once.
-    anchors: (N, 4) float32 x1, y1, x2, y2 in input pixels; level_sizes: how many of them belong to each feature map.
-    names: of the raw outputs, in their order. by_level: candidates are chosen feature map by feature map, else class by
-    class.
+    detector: an SSD, RetinaNet or FCOS of torchvision in eval mode. Its layers are moved to `core`; the rest decodes
+    and has no weights. The input size is that of `preprocess`, so the anchors are computed once. anchors: (N, 4)
+    float32 x1, y1, x2, y2 in input pixels. level_sizes: number of anchors per feature map. names: of the raw outputs,
+    in order. by_level: candidates are selected per feature map, otherwise per class.
     """
 
     name = "torchvision"
@@ -77,13 +76,15 @@ class AnchorDecoder(Decoder):
         self.expect_outputs(outputs, len(self.names))
         for name, expected, output in zip(self.names, self._shapes, outputs, strict=True):
             if tuple(output.shape) != expected:
-                raise OutputError(f"output {name} of shape {tuple(output.shape)}, but this detector's is {expected}")
+                raise OutputError(
+                    f"output {name} has shape {tuple(output.shape)}; expected for this detector: {expected}"
+                )
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:
         detector: Any = self.detector
         detector.score_thresh = self.score_threshold
         detector.nms_thresh = self.iou_threshold
-        detector.detections_per_img = len(self.anchors) * len(self.labels)  # all: report() chooses
+        detector.detections_per_img = len(self.anchors) * len(self.labels)  # all: report() selects
         heads: dict[str, Any] = dict(zip(self.names, outputs, strict=True))
         anchors: list[Any] = [self.anchors]
         if self.by_level:
@@ -93,15 +94,15 @@ class AnchorDecoder(Decoder):
         return self.report(found["boxes"], found["scores"], found["labels"], source_size)
 
     def image_end(self, source_size: tuple[int, int]) -> tuple[int, int]:
-        """How far down and across the image reaches in the input; padding that lies beyond can hold no box."""
-        place = self.preprocess.geometry(source_size)
-        return place.top + place.height, place.left + place.width
+        """(lower, right) end of the image in the input; boxes are clipped to it, because the rest is padding."""
+        geometry = self.preprocess.geometry(source_size)
+        return geometry.top + geometry.height, geometry.left + geometry.width
 
     def report(
         self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor, source_size: tuple[int, int]
     ) -> Detections:
-        """Boxes in input pixels after NMS, best first -> the best few of the kept classes, in source pixels."""
-        # Classes that are not wanted must not use up the places of those that are.
+        """Boxes in input pixels after NMS, best first -> the best ones of the kept classes, in source pixels."""
+        # Select the classes first: the others must not count for max_detections.
         chosen = torch.isin(classes, torch.tensor(self.kept)) if self.kept else slice(self.max_detections)
         found = self.preprocess.geometry(source_size).to_source(boxes[chosen].numpy())
         return self.finish(found, scores[chosen].numpy(), classes[chosen].numpy(), source_size)

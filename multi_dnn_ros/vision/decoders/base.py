@@ -1,4 +1,4 @@
-"""What every decoder has, and the checks and last steps that they share."""
+"""Base class of decoders, with the checks and final steps that they share."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from torchvision.ops import batched_nms
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import Detections, OutputError
 
-#: A tensor is on the CPU.
+#: Tensors are on the CPU.
 ArrayOrTensor = npt.NDArray[Any] | torch.Tensor
-#: Most boxes that go into non-maximum suppression; its time grows with their square.
+#: Maximum number of boxes for non-maximum suppression, whose time is quadratic in it.
 MAX_CANDIDATES = 4096
-#: Score threshold of a model that does not bring its own.
+#: Score threshold of models without one of their own.
 DEFAULT_SCORE_THRESHOLD = 0.4
 
 
 def total_of(values: torch.Tensor) -> torch.Tensor:
-    """The sum (), finite when every value is: float64 holds that of any float32. A GPU makes it without being waited
-    for."""
+    """Sum of all values as a tensor (), in float64: it is finite if and only if all float32 values are.
+
+    Does not synchronize with a GPU.
+    """
     return values.sum(dtype=torch.float64)
 
 
 def expect_finite(name: str, total: torch.Tensor, values: torch.Tensor | None = None) -> None:
-    """Raise OutputError unless `total`, on the CPU, is finite. values: whose total it is, to count the bad ones.
+    """Raise OutputError unless `total`, on the CPU, is finite. values: the summed values, to count the bad ones.
 
-    Much quicker than to look at every value.
+    A sum is much faster than a test of every value.
     """
     if not math.isfinite(float(total)):
         counted = "" if values is None else f": {int((~torch.isfinite(values)).sum())} of {values.numel()}"
@@ -40,29 +42,28 @@ def expect_finite(name: str, total: torch.Tensor, values: torch.Tensor | None = 
 
 
 class TwoParts(Protocol):
-    """A decoder in two parts, which together give what the decoder gives."""
+    """A decoder split in two: condense() on the device, then decode() on the CPU. The results are the decoder's."""
 
     def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Raw outputs -> what of them is needed, on the same device; shapes do not depend on values."""
+        """Raw outputs -> the data that decode() needs, on the same device. Shapes must not depend on values."""
         ...
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
-        """What condense() gave, on the CPU, and the source image's (H, W). Raises OutputError as the decoder does."""
+        """Result of condense(), on the CPU, and the source image's (H, W) -> result. Raises OutputError."""
         ...
 
 
 class Decoder:
     """Raw outputs of a network on the CPU and the source image's (H, W) -> a result, such as Detections or Lanes.
 
-    preprocess: how the image became the network's input. labels: class names by index. keep: names of the classes to
-    report, empty: all. score_threshold (0..1; 0 stands for own_threshold, the model's own), iou_threshold (0..1) and
-    max_detections may be set at any time; a call that is under way may still use the old values. Raises ValueError as
-    :meth:`check_labels` does.
+    preprocess: that made the network's input. labels: class names by index. keep: names of the classes to report;
+    empty: all. score_threshold (0..1; 0: own_threshold, the model's own), iou_threshold (0..1) and max_detections may
+    be set at any time; a call in progress may still use the old values. Raises ValueError, see :meth:`check_labels`.
     """
 
-    #: Name in the configuration, for messages.
+    #: Name of the decoder, for messages.
     name: ClassVar[str] = ""
-    #: The layers to run on the device, of a decoder that takes a detector apart; None: the network as it is.
+    #: Layers to run on the device, for a decoder with DecoderSpec.takes_detector; None: the whole network.
     core: nn.Module | None = None
 
     def __init__(
@@ -87,14 +88,14 @@ class Decoder:
 
     @classmethod
     def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
-        """Raise ValueError when `keep` names what is not in `labels`, or is not what this decoder needs."""
+        """Raise ValueError if `keep` names a class that is not in `labels`, or does not suit this decoder."""
         unknown = [label for label in keep if label not in labels]
         if unknown:
             raise ValueError(f"keep = {list(keep)}: no class {unknown[0]!r}; allowed: {', '.join(labels)}")
 
     @property
     def score_threshold(self) -> float:
-        """The threshold in effect: never the 0 that stands for the model's own."""
+        """The threshold in effect; never 0, which is replaced by own_threshold."""
         return self._score_threshold
 
     @score_threshold.setter
@@ -102,25 +103,25 @@ class Decoder:
         self._score_threshold = value or self.own_threshold
 
     def __call__(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
-        """Decode one frame. Raises OutputError for a wrong number, shape or class count and for NaN or infinity."""
+        """Decode one frame. Raises OutputError for a wrong number, shape or class count, NaN or infinity."""
         self.check(outputs)
         for index, output in enumerate(outputs):
-            # A sum in the output's own type is finite only if every value is, and takes a fifth of the time of one in
-            # float64. It may also overflow: only that one tells then.
+            # A sum in the output's own dtype takes a fifth of the time of one in float64. If it is finite, all values
+            # are; if not, it may have overflowed, and the sum in float64 decides.
             if not math.isfinite(float(output.sum())):
                 expect_finite(f"output {index}", total_of(output), output)
         return self.decode([output.float() for output in outputs], source_size)
 
     def check(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Raise OutputError unless number and shapes of the outputs are what this decoder reads."""
+        """Raise OutputError if the number or the shapes of the outputs are not those that this decoder reads."""
         raise NotImplementedError
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Any:
-        """Decode outputs that were checked, float32."""
+        """Decode checked float32 outputs."""
         raise NotImplementedError
 
     def in_two_parts(self) -> TwoParts | None:
-        """The same in two parts, where the first is worth doing on the device that the outputs lie on."""
+        """The decoder split in two, if reducing the outputs on the device saves time; None otherwise."""
         return None
 
     def expect_outputs(self, outputs: Sequence[torch.Tensor], count: int) -> None:
@@ -136,12 +137,12 @@ class Decoder:
         class_ids: ArrayOrTensor,
         source_size: tuple[int, int],
     ) -> Detections:
-        """Candidates (all classes, any order) -> kept classes, over the threshold, after NMS per class, clipped.
+        """Candidates (all classes, any order) -> kept classes over the threshold, after NMS per class, clipped.
 
         boxes: (N, 4) float32 x1, y1, x2, y2 in input pixels. scores: (N,) float32. class_ids: (N,) int64. A decoder
-        with many candidates leaves out those under the threshold itself, before it computes their boxes.
+        with many candidates should drop those under the threshold before it computes their boxes.
         """
-        # For a few boxes a call into numpy takes a fraction of the time of one into PyTorch.
+        # numpy, because its calls take a fraction of the time of PyTorch's for a few boxes.
         corners, values = np.asarray(boxes, np.float32), np.asarray(scores, np.float32)
         ids = np.asarray(class_ids, np.int64)
         chosen = values >= self.score_threshold
@@ -164,7 +165,7 @@ class Decoder:
         class_ids: npt.NDArray[np.int64],
         source_size: tuple[int, int],
     ) -> Detections:
-        """Detections in source pixels, best first -> clipped to the image, those outside it left out, the best few."""
+        """Boxes in source pixels, best first -> the best max_detections inside the image, clipped to it."""
         height, width = source_size
         clipped = boxes.clip(0, np.array([width, height, width, height], np.float32))
         inside = np.flatnonzero((clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1]))

@@ -1,7 +1,7 @@
-"""torchvision's one-stage detectors, decoded in two parts: what reads all raw outputs, and what is left for the CPU.
+"""torchvision's one-stage detectors, decoded in two parts: selection of candidates on the device, the rest on the CPU.
 
-RetinaNet's raw outputs are tens of megabytes a frame; of these a few thousand rows can become boxes. Choosing them
-where the outputs lie saves a GPU the copy and a CPU the arithmetic.
+RetinaNet's raw outputs are tens of megabytes per frame, of which a few thousand rows can become boxes. Selecting these
+on the device saves the copy of the others and the computation on the CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multi_dnn_ros.vision.results import Detections
 
 
 class AnchorHead(Protocol):
-    """What is read of a :class:`multi_dnn_ros.vision.decoders.anchor.AnchorDecoder`, which explains the attributes."""
+    """The part of :class:`multi_dnn_ros.vision.decoders.anchor.AnchorDecoder` that is used here."""
 
     detector: Any
     names: tuple[str, ...]
@@ -38,9 +38,9 @@ class AnchorHead(Protocol):
 
 
 class AnchorCandidates:
-    """Gives what `decoder` gives, for the thresholds that it has at the moment.
+    """The two parts of `decoder`, with its current thresholds.
 
-    most: rows of a level (of a class for an SSD) that can become boxes, as torchvision chooses them.
+    As in torchvision, at most `topk_candidates` rows per feature map (per class for an SSD) can become boxes.
     """
 
     def __init__(self, decoder: AnchorHead) -> None:
@@ -49,26 +49,26 @@ class AnchorCandidates:
         self._labels: dict[torch.device, Tensor] = {}
 
     def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Raw head outputs on any device -> scores (K,), classes (K,), anchors' numbers (K,), box offsets (K, 4).
+        """Raw head outputs on any device -> scores (K,), classes (K,), anchor indices (K,), box offsets (K, 4).
 
-        K is the same for every frame, and nothing here depends on values: it can be captured in a graph.
+        K is the same for every frame and no shape depends on values, so this can be captured as a CUDA graph.
         """
         decoder = self._decoder
         heads = {name: output[0].float() for name, output in zip(decoder.names, outputs, strict=True)}
         offsets = heads["bbox_regression"]
         if not decoder.by_level:
-            scores, classes, anchors = self._of_classes(heads["cls_logits"].softmax(-1))
+            scores, classes, anchors = self._best_by_class(heads["cls_logits"].softmax(-1))
         else:
             probability = heads["cls_logits"].sigmoid()
             if "bbox_ctrness" in heads:
                 probability = (probability * heads["bbox_ctrness"].sigmoid()).sqrt()
-            scores, classes, anchors = self._of_levels(probability)
+            scores, classes, anchors = self._best_by_level(probability)
         return scores, classes, anchors, offsets[anchors]
 
     def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
-        """What condense() gave, on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
+        """Result of condense(), on the CPU, and the source image's (H, W). OutputError for NaN or infinity."""
         scores, classes, anchors, offsets = outputs
-        expect_finite(f"the list of {len(scores)} candidates", total_of(scores) + total_of(offsets))
+        expect_finite(f"the scores or boxes of {len(scores)} candidates", total_of(scores) + total_of(offsets))
         decoder = self._decoder
         chosen = scores > decoder.score_threshold
         scores, classes = scores[chosen], classes[chosen]
@@ -79,26 +79,26 @@ class AnchorCandidates:
         first = batched_nms(boxes, scores, classes, decoder.iou_threshold)
         return decoder.report(boxes[first], scores[first], classes[first], source_size)
 
-    def _of_levels(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(N, classes) -> the best of each feature map: scores, classes, anchors' numbers."""
+    def _best_by_level(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N, classes) -> the best of each feature map: scores, classes, anchor indices."""
         found, begin = [], 0
         for size in self._decoder.level_sizes:
             flat = probability[begin : begin + size].flatten()
-            scores, places = flat.topk(min(self._most, len(flat)))
+            scores, indices = flat.topk(min(self._most, len(flat)))
             count = probability.shape[1]
-            found.append((scores, places % count, torch.div(places, count, rounding_mode="floor") + begin))
+            found.append((scores, indices % count, torch.div(indices, count, rounding_mode="floor") + begin))
             begin += size
         scores, classes, anchors = (torch.cat(parts) for parts in zip(*found, strict=True))
         return scores, classes, anchors
 
-    def _of_classes(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(N, classes), the first of them background -> the best of each class."""
+    def _best_by_class(self, probability: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N, classes), class 0 is background -> the best of each class: scores, classes, anchor indices."""
         labels = self._labels_on(probability.device, probability.shape[1])
         scores, anchors = probability[:, labels].T.topk(min(self._most, len(probability)))
         return scores.flatten(), labels[:, None].expand_as(scores).flatten(), anchors.flatten()
 
     def _labels_on(self, device: torch.device, count: int) -> Tensor:
-        """Classes that may be reported; copied to the device with the first frame."""
+        """Classes that may be reported, as a tensor on `device`; created in the first call."""
         if device not in self._labels:
             kept = self._decoder.kept or range(1, count)
             self._labels[device] = torch.tensor([label for label in kept if label], device=device)

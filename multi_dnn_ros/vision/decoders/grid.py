@@ -1,4 +1,4 @@
-"""Grid heads: one box per cell, objectness and class probabilities apart (FastestDet)."""
+"""Grid heads: one box per cell, with separate objectness and class probabilities (FastestDet)."""
 
 from __future__ import annotations
 

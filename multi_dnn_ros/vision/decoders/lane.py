@@ -1,4 +1,4 @@
-"""Lane segmentation -> numbered lane lines with a fitted curve each."""
+"""Decodes lane segmentation to numbered lane lines with fitted curves."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Geometry, Preprocess
 from multi_dnn_ros.vision.results import Lane, Lanes, OutputError
 
-#: Masks wider than this are scaled down before lines are looked for.
+#: Wider masks are scaled down before lines are detected.
 MAX_WIDTH = 640
-#: Most lines: the mask is uint8 and 0 means none.
+#: Maximum number of lines: the mask is uint8 and 0 means none.
 MAX_LANES = 255
 _POINTS = 48
 
@@ -27,9 +27,9 @@ _POINTS = 48
 class LaneDecoder(Decoder):
     """(1, classes, h, w) logits of any resolution -> Lanes.
 
-    One class: its logit against none. Several: softmax logits; the lane classes are those that `keep` names, or the
-    second of two. A pixel is lane where its probability is at least `score_threshold`. `max_detections` bounds the
-    number of lines, the longest first; `iou_threshold` has no meaning here.
+    One class: logit of lane against background. Several: softmax logits; the lane classes are those in `keep`, or the
+    second of two. A pixel is lane if its probability is at least `score_threshold`. At most `max_detections` lines are
+    reported, the longest ones; `iou_threshold` has no effect.
     """
 
     name = "lane"
@@ -40,7 +40,7 @@ class LaneDecoder(Decoder):
 
     @classmethod
     def check_labels(cls, labels: Sequence[str], keep: Sequence[str]) -> None:
-        """As of every decoder; with several classes `keep` must tell those of lanes from the background."""
+        """As in the base class; with more than two classes, `keep` must name the lane classes."""
         super().check_labels(labels, keep)
         if len(labels) > 2 and not keep:
             raise ValueError(f"keep = []: name the lane class(es) of {len(labels)}: {', '.join(labels)}")
@@ -62,22 +62,22 @@ class LaneDecoder(Decoder):
         return self.decode_map(self.lane_logits(outputs[0][0]), source_size)
 
     def in_two_parts(self) -> TwoParts | None:
-        """With several classes the first part makes one map of all of theirs."""
+        """With several classes the first part reduces their maps to one."""
         return _LaneMap(self) if len(self.labels) > 1 and len(self.lane_classes) < len(self.labels) else None
 
     def decode_map(self, lane: torch.Tensor, source_size: tuple[int, int]) -> Lanes:
-        """Decode a map (h, w) float32 of logits of lane against none, on the CPU."""
+        """Decode a map (h, w) float32 of logits of lane against background, on the CPU."""
         logits = self._content(lane.contiguous().numpy(), self.preprocess.geometry(source_size))
         height, width = logits.shape
         threshold = min(max(self.score_threshold, 1e-6), 1.0 - 1e-6)
         mask = (logits >= math.log(threshold / (1.0 - threshold))).view(np.uint8)
-        # Close one-pixel notches and holes: each would end a piece.
+        # Close one-pixel gaps and holes: each of them would end a piece.
         mask = np.asarray(cv2.morphologyEx(mask, cv2.MORPH_CLOSE, np.ones((3, 3), np.uint8)), np.uint8)
         runs = find_runs(mask)
         scale = (source_size[1] / width, source_size[0] / height)
         found = []
         for line in group_runs(runs, width)[: min(self.max_detections, MAX_LANES)]:
-            curve = _in_source(line.curve, scale)
+            curve = _curve_in_source(line.curve, scale)
             found.append((_bottom_u(runs, line, curve, scale, source_size[0]), line.members, curve))
         found.sort(key=lambda line: line[0])
 
@@ -93,18 +93,18 @@ class LaneDecoder(Decoder):
         return Lanes(numbers, lanes, source_size)
 
     def lane_logits(self, logits: torch.Tensor) -> torch.Tensor:
-        """(classes, h, w) float32 on any device -> (h, w), lane against none; nothing in it depends on values."""
+        """(classes, h, w) float32 on any device -> (h, w) lane against background. No shape depends on values."""
         if len(logits) == 1:
             return logits[0]
         others = [index for index in range(len(logits)) if index not in self.lane_classes]
-        lane, none = (torch.stack([logits[index] for index in of]) for of in (self.lane_classes, others))
+        lane, none = (torch.stack([logits[index] for index in classes]) for classes in (self.lane_classes, others))
         return torch.logsumexp(lane, 0) - torch.logsumexp(none, 0)
 
-    def _content(self, logits: npt.NDArray[np.float32], place: Geometry) -> npt.NDArray[np.float32]:
-        """The part of the map that shows the image, without padding, at most MAX_WIDTH wide."""
+    def _content(self, logits: npt.NDArray[np.float32], geometry: Geometry) -> npt.NDArray[np.float32]:
+        """The map without padding, scaled to at most MAX_WIDTH columns."""
         across, down = logits.shape[1] / self.preprocess.width, logits.shape[0] / self.preprocess.height
-        left, right = round(place.left * across), round((place.left + place.width) * across)
-        top, bottom = round(place.top * down), round((place.top + place.height) * down)
+        left, right = round(geometry.left * across), round((geometry.left + geometry.width) * across)
+        top, bottom = round(geometry.top * down), round((geometry.top + geometry.height) * down)
         content = logits[top : max(bottom, top + 1), left : max(right, left + 1)]
         if content.shape[1] > MAX_WIDTH:
             height = max(1, round(content.shape[0] * MAX_WIDTH / content.shape[1]))
@@ -113,13 +113,13 @@ class LaneDecoder(Decoder):
 
 
 class _LaneMap:
-    """Gives what `decoder` gives; of a map a class, which may be 20 megabytes a frame, one is left for the CPU."""
+    """The two parts of `decoder`: the maps of all classes, up to 20 megabytes per frame, are reduced to one map."""
 
     def __init__(self, decoder: LaneDecoder) -> None:
         self._decoder = decoder
 
     def condense(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """(1, classes, h, w) logits on any device -> lane against none (h, w), and the total of all logits ()."""
+        """(1, classes, h, w) logits on any device -> lane against background (h, w), and the sum of all logits ()."""
         logits = outputs[0][0].float()
         return self._decoder.lane_logits(logits), total_of(logits)
 
@@ -133,7 +133,7 @@ class _LaneMap:
 def _pixels(
     runs: Runs, lines: Sequence[npt.NDArray[np.int64]], width: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Of a mask `width` pixels wide those of lines, in ascending order, and which line, from 1, each belongs to."""
+    """Flat indices of the lines' pixels in a mask of `width` columns, ascending, and their line numbers, from 1."""
     number_of_run = np.zeros(len(runs.row), np.uint8)
     for number, members in enumerate(lines, start=1):
         number_of_run[members] = number
@@ -144,8 +144,8 @@ def _pixels(
     return pixels + np.arange(len(pixels)), np.repeat(number_of_run[chosen], counts)
 
 
-def _in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:
-    """A curve of mask pixels in source pixels; scale: source pixels across, down, a mask pixel."""
+def _curve_in_source(curve: npt.NDArray[np.float64], scale: tuple[float, float]) -> npt.NDArray[np.float64]:
+    """Convert a curve from mask to source pixels. scale: source pixels per mask pixel, horizontal and vertical."""
     across, down = scale
     c0, c1, c2 = curve.tolist()
     shift = 0.5 / down - 0.5  # v of the mask = v of the source / down + shift
@@ -160,27 +160,27 @@ def _points(
     down: float,
     source_size: tuple[int, int],
 ) -> npt.NDArray[np.float32]:
-    """(K, 2) points u, v on the curve, bottom up, from the line's lowest row to its highest, in source pixels.
+    """(K, 2) points u, v on the curve in source pixels, from the line's lowest row to its highest.
 
-    All lie in 0..W-1, 0..H-1. A curve may leave the image where its line does, or between two dashes: there it has no
-    points. down: source pixels per mask row. source_size: (H, W).
+    Only points inside the image (0..W-1, 0..H-1) are returned; a curve may leave it between two dashes. down: source
+    pixels per mask row. source_size: (H, W).
     """
     height, width = source_size
     rows = runs.row[members]
-    # An image of fewer rows than the mask has no row for the middle of the mask's first and last one.
+    # If the image has fewer rows than the mask, the centers of the mask's outer rows lie outside of it: clamp.
     high, low = (min(max((int(row) + 0.5) * down - 0.5, 0.0), height - 1.0) for row in (rows.min(), rows.max()))
     v = np.linspace(low, high, min(_POINTS, int(rows.max() - rows.min()) + 1))
     u = curve[0] + v * (curve[1] + v * curve[2])
     inside = (u >= 0.0) & (u <= width - 1)
     if inside.any():
         u, v = u[inside], v[inside]
-    else:  # a line along the image's edge, less than half its thickness inside
+    else:  # a line along the image's edge whose center is outside
         u = np.clip(u, 0.0, width - 1)
     return np.stack([u, v], axis=1).astype(np.float32)
 
 
 def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tuple[float, float], height: int) -> float:
-    """Where the line meets the bottom of the image, straight on from its lowest point."""
+    """u where the line, extended along its tangent at the lowest point, meets the bottom of the image."""
     lowest = (float(runs.row[line.members].max()) + 0.5) * scale[1] - 0.5
     c0, c1, c2 = curve.tolist()
     return float(c0 + lowest * (c1 + lowest * c2) + (c1 + 2.0 * c2 * lowest) * (height - 1 - lowest))

@@ -1,9 +1,9 @@
-"""Lane lines in a binary mask: its pixels grouped into one line each, dashes linked along the road's perspective.
+"""Detects lane lines in a binary mask: groups its pixels into lines and joins the dashes of a line.
 
-Every row of the mask is cut into runs of set pixels. Runs that touch one another, one to one, from row to row make a
-piece; where lines meet or part, pieces end. Two pieces are one line when each one's end, extended along its direction,
-hits the other's end within what its length leaves uncertain; the surest pair is joined first, and the joined piece, now
-longer and surer, is compared anew.
+Every row of the mask is split into runs of set pixels. Runs that touch one-to-one from row to row form a piece; a piece
+ends where lines merge or split. Two pieces belong to one line if the end of each, extended along its direction, meets
+the end of the other within the uncertainty given by its length. The best pair is joined first; the joined piece is
+longer, its direction therefore more certain, and it is compared again with the rest.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-#: Longest pieces that are looked at; the comparison of all with all stays below a millisecond.
+#: Number of longest pieces considered; comparing all pairs stays below a millisecond.
 MAX_PIECES = 48
-#: Longest chains of runs that become pieces; noise has thousands.
+#: Number of longest chains of runs that become pieces; noise yields thousands of chains.
 MAX_CHAINS = 256
-# Lengths below are shares of the mask's width.
-_NOISE = 0.6 / 320  # position noise of one run's center, across the line
+# The lengths below are relative to the mask's width.
+_NOISE = 0.6 / 320  # position noise of a run's center, perpendicular to the line
 _SHORTEST_PIECE = 3.0 / 320
 _SHORTEST_LINE = 14.0 / 320
 _THICKEST_LINE = 20.0 / 320
 _LONGEST_GAP = 0.35
 _WIDEST_MISS = 6.0 / 320
 _LONGEST_GAP_PER_LENGTH = 8.0
-_SHALLOWEST = 14.0  # pixels sideways a row; a line flatter than this is none of the road ahead
-_NO_BEND = (0.0, 0.0, 1.0)  # row and column of the normal equations that make c2 zero
+_MAX_SLOPE = 14.0  # columns per row; flatter lines are no lane lines of the road ahead
+_NO_BEND = (0.0, 0.0, 1.0)  # row and column of the normal equations for c2 = 0
 _NORMAL = np.array([0, 1, 2, 1, 2, 3, 2, 3, 4])  # sums of the powers of t, 0 to 4, as the 3 x 3 normal equations
-_CURVATURE = 0.35  # how far a line may bend away from its tangent: this times gap squared, per mask width
+_CURVATURE = 0.35  # maximum deviation of a line from its tangent: this * gap^2 / mask width
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Runs:
 
 
 def find_runs(mask: npt.NDArray[np.uint8]) -> Runs:
-    """mask: (h, w), 0 or 1."""
+    """The runs of a mask (h, w) of 0 and 1."""
     height, width = mask.shape
     padded = np.zeros((height, width + 2), np.bool_)
     padded[:, 1:-1] = mask
-    # A row begins and ends unset, so that the edges are in turn the begin and the end of a run.
+    # Rows begin and end unset, so the edges alternate between begin and end of a run.
     edges = np.flatnonzero(padded[:, 1:] != padded[:, :-1])
     row, begin = np.divmod(edges[0::2], width + 1)
     return Runs(row, begin, edges[1::2] - row * (width + 1))
@@ -68,9 +68,9 @@ class Line:
 
 
 def group_runs(runs: Runs, width: int) -> list[Line]:
-    """Group the runs of a mask `width` pixels wide into lane lines, longest line first.
+    """Group the runs of a mask of `width` columns into lane lines, longest line first.
 
-    Runs of no line (specks, blobs, horizontal bars) are in none.
+    Runs of specks, blobs and horizontal bars are in no line.
     """
     pieces = _fit(runs, _touching(runs, width))
     pieces = [piece for piece in pieces if piece.length >= _SHORTEST_PIECE * width and _is_thin(piece, width)]
@@ -90,9 +90,9 @@ def group_runs(runs: Runs, width: int) -> list[Line]:
 def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool_]) -> Floats:
     """Robust fits of u = c0 + c1 v + c2 v^2 (c2 = 0 unless `bend`) by reweighted least squares, Huber weights.
 
-    v, u: (K,) coordinates, curve after curve. counts: (P,) points of each, 1 or more. bend: (P,). Returns (P, 3) c0,
-    c1, c2. All curves at once: one by one, the calls into numpy take ten times as long as what they compute, and hold
-    Python's lock for it.
+    v, u: (K,) coordinates, curve after curve. counts: (P,) number of points of each curve, at least 1. bend: (P,).
+    Returns (P, 3) c0, c1, c2. All curves are fitted at once: one by one, the overhead of numpy calls, during which the
+    GIL is held, is ten times the computation.
     """
     begins = np.cumsum(counts) - counts
     number = np.repeat(np.arange(len(counts)), counts)
@@ -120,15 +120,15 @@ def fit_curves(v: Floats, u: Floats, counts: Integers, bend: npt.NDArray[np.bool
 
 
 def _medians(values: npt.NDArray[Any], number: Integers, middles: Integers) -> Floats:
-    """Of each group of values, 0 or more, the upper of the middle ones. number: of a value's group, ascending."""
-    # As one sort, which is several times as quick as one by two keys; the steps cost 1e-12 of a pixel.
+    """Upper median of each group of nonnegative values. number: group of each value, ascending."""
+    # One sort of values shifted by group: several times faster than a sort by two keys, at an error of 1e-12 pixels.
     steps = number * (float(values.max()) + 1.0)
     result: Floats = np.sort(values + steps)[middles] - steps[middles]
     return result
 
 
 def _touching(runs: Runs, width: int) -> list[Integers]:
-    """Chains of runs that touch one another one to one in neighboring rows, 8-connected; of many the longest."""
+    """Chains of runs that touch one-to-one in adjacent rows (8-connected); at most the MAX_CHAINS longest."""
     count = len(runs.row)
     if not count:
         return []
@@ -140,7 +140,7 @@ def _touching(runs: Runs, width: int) -> list[Integers]:
     below = np.searchsorted(begins, ends + stride, "right") - np.searchsorted(ends, begins + stride, "left")
     follows = (above == 1) & (below[np.minimum(first_above, count - 1)] == 1)
     chain = np.where(follows, first_above, np.arange(count))
-    while (further := chain[chain]).tobytes() != chain.tobytes():  # twice as far up each time
+    while (further := chain[chain]).tobytes() != chain.tobytes():  # pointer doubling
         chain = further
     order = np.argsort(chain, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(chain[order])), count - 1) + 1
@@ -154,7 +154,7 @@ def _touching(runs: Runs, width: int) -> list[Integers]:
 
 
 class _Piece(NamedTuple):
-    """Part of a line. Slopes are du/dv; the thickness is across the line."""
+    """Part of a line. Slopes are du/dv; thickness is perpendicular to the line."""
 
     members: Integers
     curve: Floats
@@ -177,7 +177,7 @@ def _fit(runs: Runs, groups: list[Integers]) -> list[_Piece]:
     curves = fit_curves(v, runs.center[members], counts, (rows >= 12) & (counts > 2))
     c0, c1, c2 = curves.T
     top, bottom = (np.stack([c0 + c1 * y + c2 * y * y, y, c1 + 2 * c2 * y], axis=1) for y in (high, low))
-    # An end row of a shallow line holds only the rest of a run that is cut by the line's own end.
+    # From the curve, not from the runs in the end rows, which a shallow line's own end cuts off.
     stretch = np.hypot(1.0, (bottom[:, 0] - top[:, 0]) / np.maximum(rows - 1.0, 1.0))
     number = np.repeat(np.arange(len(groups)), counts)
     widths = _medians((runs.end - runs.begin)[members], number, begins + counts // 2)
@@ -191,11 +191,11 @@ def _is_thin(piece: _Piece, width: int) -> bool:
 
 def _is_line(piece: _Piece) -> bool:
     slope = (piece.bottom[0] - piece.top[0]) / max(piece.bottom[1] - piece.top[1], 1.0)
-    return piece.length >= 2.5 * piece.thickness and abs(slope) <= _SHALLOWEST
+    return piece.length >= 2.5 * piece.thickness and abs(slope) <= _MAX_SLOPE
 
 
 def _misfits(pieces: list[_Piece], width: int) -> Floats:
-    """[lower, upper]: how far two pieces miss each other, 1 being the most that can still be one line."""
+    """[lower, upper]: distance by which two extended pieces miss each other; up to 1 they can be one line."""
     top = np.array([piece.top for piece in pieces]).T[:, :, None]  # of the lower piece
     bottom = np.array([piece.bottom for piece in pieces]).T[:, None, :]  # of the upper piece
     length = np.array([piece.length for piece in pieces])
@@ -208,7 +208,7 @@ def _misfits(pieces: list[_Piece], width: int) -> Floats:
     bend = _CURVATURE * gap * gap / width
 
     def allowed(known_length: Floats) -> Floats:
-        # The direction of a piece of n noisy points over a length l is known to about noise * sqrt(12 / n) / l.
+        # Standard error of the direction of a line fitted to n points over a length l: noise * sqrt(12 / n) / l.
         direction = noise * np.sqrt(12.0 / known_length) / known_length
         result: Floats = np.minimum(2.5 * (noise + gap * direction) + bend, _WIDEST_MISS * width + 0.0 * gap)
         return result
@@ -216,7 +216,7 @@ def _misfits(pieces: list[_Piece], width: int) -> Floats:
     misfit: Floats = np.maximum(miss_of_lower / allowed(length[:, None]), miss_of_upper / allowed(length[None, :]))
     longest = np.maximum(length[:, None], length[None, :])
     apart = (rows < -1.0) | (gap > _LONGEST_GAP * width) | (gap > _LONGEST_GAP_PER_LENGTH * longest)
-    # Of two equally good continuations the nearer one.
+    # Prefer the nearer of two equally good continuations.
     misfit = misfit + 0.2 * gap / (_LONGEST_GAP * width)
     misfit[apart] = np.inf
     np.fill_diagonal(misfit, np.inf)

@@ -1,4 +1,4 @@
-"""Decoders by name: what turns the raw outputs of a DNN into results."""
+"""Registry of decoders, which convert the raw outputs of a DNN to results."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """What is known about a decoder before it is made. Used in the engine process.
+    """Properties of a decoder that are known before it is created. Used in the engine process.
 
-    name: value of the parameter `dnn.<dnn>.decoder`.
-    factory: (preprocess, labels, *, keep, score_threshold, own_threshold, iou_threshold, max_detections) -> Decoder,
-    usually the Decoder's class; see :class:`multi_dnn_ros.vision.decoders.base.Decoder` for the arguments.
-    signature: shapes of the outputs that it reads, for people, such as "(1, 4 + classes, N)". Whether outputs fit is
-    decided by Decoder.check, which is called while configuring.
-    result_kind: name of the result kind of what it returns.
-    preprocess: keyword arguments of Preprocess for models that do not say how they were trained.
-    default_labels: class names of a model of one class that brings none.
-    takes_detector: the factory gets the network itself before the other arguments and takes it apart: the layers that
-    run on the device are the decoder's attribute `core`. A model source says so by Source.detector.
-    loss: for `multi-dnn retrain`: (dnn, source) -> loss, or where to find it as "module:function"; None: without one,
-    the network can only be taught by another.
+    name: value of the parameter `dnn.<dnn>.decoder`. factory: (preprocess, labels, *, keep, score_threshold,
+    own_threshold, iou_threshold, max_detections) -> Decoder, usually the Decoder's class; see
+    :class:`multi_dnn_ros.vision.decoders.base.Decoder` for the arguments. signature: shapes of the outputs that it
+    reads, for documentation, such as "(1, 4 + classes, N)". Decoder.check, called during configuration, decides whether
+    a DNN's outputs fit. result_kind: name of its results' kind. preprocess: keyword arguments of Preprocess for models
+    without preprocessing metadata. default_labels: class names of a model with one class and without labels.
+    takes_detector: the factory takes the network as its first argument and moves the layers that run on the device to
+    the decoder's attribute `core`. For model sources that set Source.detector. loss: for `multi-dnn retrain`: (dnn,
+    source) -> loss, or "module:function"; None: the network can only be trained by distillation from another network.
     """
 
     name: str

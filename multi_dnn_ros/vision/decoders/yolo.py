@@ -15,7 +15,7 @@ from multi_dnn_ros.vision.results import Detections, OutputError
 class YoloDecoder(Decoder):
     """(1, 4 + classes, N): cx, cy, w, h in input pixels, then a probability per class, for N anchor points.
 
-    That is what Ultralytics exports since YOLOv8 (without built-in NMS) and what our own detectors return.
+    The format of Ultralytics' exports since YOLOv8 (without built-in NMS) and of the built-in detectors.
     """
 
     name = "yolo"
@@ -30,7 +30,7 @@ class YoloDecoder(Decoder):
         if len(shape) == 3 and shape[2] == rows:
             message += "; it is transposed: export the DNN with the anchor points last"
         elif len(shape) == 3 and shape[2] > shape[1] > 4:
-            message += f"; (1, {shape[1]}, N) would be {shape[1] - 4} classes"
+            message += f"; (1, {shape[1]}, N) has {shape[1] - 4} classes"
         raise OutputError(message)
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:

@@ -15,22 +15,22 @@ def draw_boxes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
     """Boxes with class name and score, best scores on top."""
     colors = _colors([layer.output for layer in layers])
     for layer in layers:
-        _draw(canvas, layer.output, colors, layer.held, scale)
+        _draw(canvas, layer.output, colors, layer.stale, scale)
 
 
 def _colors(outputs: Sequence[Detections]) -> Mapping[str, Color]:
-    """One colour for each class name, the same from frame to frame, whichever of the classes are in it."""
+    """A colour for each class name, the same in all frames."""
     names = sorted({label for output in outputs for label in output.labels})
     return {name: PALETTE[(2 * number + 1) % len(PALETTE)] for number, name in enumerate(names)}
 
 
-def _draw(canvas: Image, found: Detections, colors: Mapping[str, Color], held: bool, scale: float) -> None:
+def _draw(canvas: Image, found: Detections, colors: Mapping[str, Color], stale: bool, scale: float) -> None:
     for box, score, class_id in zip(found.boxes[::-1], found.scores[::-1], found.class_ids[::-1], strict=True):
         label = found.labels[class_id] if 0 <= class_id < len(found.labels) else str(class_id)
         color = colors.get(label, PALETTE[int(class_id) % len(PALETTE)])
         x1, y1, x2, y2 = (round(float(value)) for value in box)
-        cv2.rectangle(canvas, (x1, y1), (x2, y2), color, line_width(scale, held), cv2.LINE_AA)
-        if not held:
+        cv2.rectangle(canvas, (x1, y1), (x2, y2), color, line_width(scale, stale), cv2.LINE_AA)
+        if not stale:
             draw_tag(canvas, f"{label} {score:.2f}", (x1, y1), color, scale)
 
 

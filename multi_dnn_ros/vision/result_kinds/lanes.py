@@ -1,4 +1,4 @@
-"""Lane lines: a mask of their numbers, and points with a fitted curve each."""
+"""Lane lines: a mask of line numbers, and points on fitted curves."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def lane_color(number: int) -> Color:
 
 
 def draw_lanes(canvas: Image, layers: Sequence[Layer], scale: float) -> None:
-    """Areas in the colour of their line, and the lines. ValueError for a mask of another size than the canvas."""
+    """Draw the lines and the pixels of each. ValueError if a mask's size is not the canvas's."""
     for layer in layers:
-        _draw(canvas, layer.output, layer.held, scale)
+        _draw(canvas, layer.output, layer.stale, scale)
 
 
-def _draw(canvas: Image, lanes: Lanes, held: bool, scale: float) -> None:
+def _draw(canvas: Image, lanes: Lanes, stale: bool, scale: float) -> None:
     mask = lanes.mask
     if mask.shape != canvas.shape[:2]:
-        raise ValueError(f"lane mask is {mask.shape}; the image needs {canvas.shape[:2]}")
-    if not held and mask.any():
+        raise ValueError(f"lane mask has shape {mask.shape}; expected, as the image: {canvas.shape[:2]}")
+    if not stale and mask.any():
         table = np.zeros((256, 3), np.float32)
         for number in range(1, 256):
             table[number] = lane_color(number)
@@ -39,7 +39,7 @@ def _draw(canvas: Image, lanes: Lanes, held: bool, scale: float) -> None:
     for lane in lanes.lanes:
         if len(lane.points) > 1:
             line = np.round(lane.points).astype(np.int32).reshape(-1, 1, 2)
-            cv2.polylines(canvas, [line], False, lane_color(lane.number), line_width(scale, held), cv2.LINE_AA)
+            cv2.polylines(canvas, [line], False, lane_color(lane.number), line_width(scale, stale), cv2.LINE_AA)
 
 
 KIND = ResultKind(

@@ -1,4 +1,4 @@
-"""Networks that several tests of the backends share, each made ready once."""
+"""Prepared networks shared by the tests of the backends."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from gpu_stages import Prepared, prepare_residual
 
 @pytest.fixture(scope="session")
 def prepared() -> Callable[[str, str], Prepared]:
-    """By backend and precision. Whoever runs the stages runs them on inputs of their own."""
+    """Prepared stages by backend and precision; every test uses its own inputs."""
     return functools.cache(prepare_residual)

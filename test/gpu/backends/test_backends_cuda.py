@@ -28,10 +28,10 @@ from multi_dnn_ros.pipeline.choices import choose_backend
         *(("inductor", precision) for precision in ("auto", "fp16", "bf16")),
     ],
 )
-def test_every_precision_agrees_with_the_cpu_and_every_job_is_captured(
+def test_every_precision_agrees_with_the_cpu_and_every_stage_is_captured(
     backend: str, precision: str, prepared: Callable[[str, str], Prepared]
 ):
-    """Convolutions are fused with their ReLUs among it."""
+    """With convolutions fused with their ReLUs."""
     needs(precision, backend)
     ready = prepared(backend, precision)
     assert ready.warnings == []
@@ -43,8 +43,8 @@ def test_every_precision_agrees_with_the_cpu_and_every_job_is_captured(
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_tf32_is_decided_when_a_graph_is_captured_and_not_when_it_is_launched(tf32: bool):
-    """fp32 is exact to float32, tf32 is not, whatever the process is set to afterwards."""
+def test_tf32_is_fixed_when_a_graph_is_captured(tf32: bool):
+    """fp32 has float32 accuracy, tf32 has not, regardless of later settings of the process."""
     needs("tf32", "cuda_graph")
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(512, 512, generator=generator)
@@ -68,7 +68,7 @@ def test_tf32_is_decided_when_a_graph_is_captured_and_not_when_it_is_launched(tf
     assert (error > 1e-5) == tf32
 
 
-def test_fp16_convolutions_lie_channels_last(prepared: Callable[[str, str], Prepared]):
+def test_fp16_convolutions_are_channels_last(prepared: Callable[[str, str], Prepared]):
     needs("fp16", "cuda_graph")
     stages = prepared("cuda_graph", "fp16").stages
     between = stages[0].outputs  # type: ignore[attr-defined]
@@ -78,8 +78,8 @@ def test_fp16_convolutions_lie_channels_last(prepared: Callable[[str, str], Prep
     assert output.dtype is torch.float32
 
 
-def test_compiled_kernels_are_found_on_disk_by_the_next_process(tmp_path):
-    """A second process compiles nothing: it hits Inductor's cache for each job."""
+def test_the_next_process_finds_compiled_kernels_on_disk(tmp_path):
+    """A second process compiles nothing: Inductor's cache has every stage."""
     needs("fp16", "inductor")
     script = tmp_path / "prepare.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""Captured graphs: in one launch, at once, before others, on a share of the GPU. CPU twins: test/backends, engine."""
+"""Captured graphs: single launch, concurrency, priority, shares of the SMs. CPU twins: test/backends, test/engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from gpu_stages import EXAMPLE, GPU, Prepared, fire, needs, needs_compiler, on_g
 from multi_dnn_ros.backends import Backend, Tensors, green_contexts
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
-from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph, in_one_launch
+from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.choices import choose_backend
 from multi_dnn_ros.vision.preprocess import Preprocess
@@ -25,13 +26,13 @@ partitioned = pytest.mark.skipif(not green_contexts.supported(), reason="needs a
 
 @pytest.mark.parametrize("backend", ["cuda_graph", "inductor"])
 @pytest.mark.parametrize("precision", ["auto", "fp16"])
-def test_all_jobs_in_one_launch_give_the_same_in_the_same_place(
+def test_a_single_launch_writes_the_same_results_to_the_same_memory(
     backend: str, precision: str, prepared: Callable[[str, str], Prepared]
 ):
     needs(precision, backend)
     ready = prepared(backend, precision)
     stages, inputs = ready.stages, on_gpu(ready.inputs)
-    whole = in_one_launch({1: stages})[1]
+    whole = single_launches({1: stages})[1]
     with torch.inference_mode():
         expected = through(stages, inputs)
         for place in stages[-1].outputs:  # type: ignore[attr-defined]
@@ -43,12 +44,12 @@ def test_all_jobs_in_one_launch_give_the_same_in_the_same_place(
         check_agreement(results, expected, 1e-5)
 
 
-def test_a_single_job_is_one_launch_already():
-    assert in_one_launch({1: CudaGraph().prepare(cut(fire(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
+def test_a_single_stage_has_no_further_single_launch():
+    assert single_launches({1: CudaGraph().prepare(cut(fire(), EXAMPLE, 1), EXAMPLE, GPU)}) == {}
 
 
-def test_dnns_captured_on_one_stream_may_run_at_once():
-    """Those on a share of the SMs are captured so. Products of few rows and much depth need cuBLAS's workspace."""
+def test_dnns_captured_on_one_stream_may_run_at_the_same_time():
+    """As those on a share of the SMs. Products with few rows and a long inner dimension need cuBLAS's workspace."""
 
     class Products(torch.nn.Module):
         def __init__(self, seed: int) -> None:
@@ -103,7 +104,7 @@ def test_captured_preprocessing_computes_the_same_and_allocates_nothing(
 
 
 class SmallProducts(torch.nn.Module):
-    """A chain of small kernels: each waits for room on a GPU that others fill."""
+    """A chain of small kernels: each waits for free SMs on a busy GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ def stage() -> Callable[[], object]:
 
 def all_in_one() -> Callable[[], object]:
     stages = CudaGraph().prepare([SmallProducts(), SmallProducts()], (torch.zeros(256, 256),), GPU)
-    whole = in_one_launch({1: stages})[1]
+    whole = single_launches({1: stages})[1]
     return lambda: whole(stages[0].inputs)  # type: ignore[attr-defined]
 
 
@@ -146,8 +147,8 @@ def preprocessing() -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("make", [stage, all_in_one, function, preprocessing])
-def test_a_graph_has_the_priority_of_the_stream_that_it_is_launched_on(make: Callable[[], Callable[[], object]]):
-    """Captured once, and launched in turn on a low and a high stream while four low streams fill the GPU."""
+def test_a_graph_has_the_priority_of_the_launching_stream(make: Callable[[], Callable[[], object]]):
+    """One graph is launched on streams of low and high priority while four low-priority streams occupy the GPU."""
     values = torch.randn(4096, 4096, device=GPU)
     others = [torch.cuda.Stream(GPU) for _ in range(4)]
     low, high = (torch.cuda.Stream(GPU, priority=priority) for priority in (0, -3))
@@ -208,8 +209,8 @@ def test_a_graph_captured_on_a_share_runs_on_that_share():
 
 
 @partitioned
-def test_kernels_are_chosen_on_the_share_that_the_dnn_runs_on(monkeypatch: pytest.MonkeyPatch):
-    """Also after a DNN of the same shapes on the whole GPU: `tiles` is asked for each, with the SMs of each."""
+def test_tiles_are_selected_on_the_share_that_the_dnn_runs_on(monkeypatch: pytest.MonkeyPatch):
+    """Also after a DNN of the same shapes on the whole GPU: `tiles` is called for both numbers of SMs."""
     needs_compiler("Triton")
     from multi_dnn_ros.backends import triton_convolution
 
@@ -227,7 +228,7 @@ def test_kernels_are_chosen_on_the_share_that_the_dnn_runs_on(monkeypatch: pytes
     count = torch.cuda.get_device_properties(GPU).multi_processor_count
     for sms in (0, 16, 0):
         backend = choose_backend("cuda_graph", GPU, "fp16", dnn="a")
-        green_contexts.planned_apart(sms, partial(_prepared_on, sms, backend, cut(layers, example, 1), example))
+        green_contexts.with_own_cudnn_plans(sms, partial(_prepared_on, sms, backend, cut(layers, example, 1), example))
     assert asked == [count, 16]
     keys = {key[-1]: tile for key, tile in triton_convolution._chosen.items()}
     assert keys.keys() == {count, 16}

@@ -23,9 +23,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.cuda_graph import Captured, CudaGraph
-from multi_dnn_ros.backends.fused_activations import FusedActivations, fused
+from multi_dnn_ros.backends.fused_activations import FusedActivations, fuse
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision, cast_stage, float32_products
 from multi_dnn_ros.graph.cut import cut
@@ -44,15 +44,15 @@ NCHW, NHWC = torch.contiguous_format, torch.channels_last
         ("depthwise", "fp16"),
     ],
 )
-def test_the_gpu_bears_what_is_fused(name: str, precision: str):
-    """Each kind of layer in float32 and in 16 bits; each precision by residual() is for test_backends_cuda.py."""
+def test_fused_layers_run_on_the_gpu(name: str, precision: str):
+    """All kinds of layers in float32 and in 16 bits; residual() in every precision: test_backends_cuda.py."""
     needs(precision, "cuda_graph")
     module = NETWORKS[name]()
     stages = cut(module, EXAMPLE, 2, fold_batch_norm=True)
     kernels = Recorder()
     tolerance = PRECISIONS[precision].tolerance(GPU)
     fusing = FusedActivations(CudaGraph(tolerance, kernels=kernels, dnn="a"), tolerance, "a")
-    inputs = probe(EXAMPLE)
+    inputs = noise_like(EXAMPLE)
     with torch.inference_mode():  # before the stages, which share the weights, are moved
         expected = (module(*inputs),)
     with Warnings() as warnings:
@@ -61,12 +61,12 @@ def test_the_gpu_bears_what_is_fused(name: str, precision: str):
     assert all(isinstance(stage, Captured) for stage in prepared)
     # In float32 cuDNN may be slower at one call for each of so few layers.
     fewest = 0 if PRECISIONS[precision].dtype is torch.float32 else 1
-    assert fewest <= sum(map(fusions, kernels.given)) <= sum(fusions(fused(stage)) for stage in stages)
+    assert fewest <= sum(map(fusions, kernels.given)) <= sum(fusions(fuse(stage)) for stage in stages)
     check_agreement(through(prepared, on_gpu(inputs)), expected, 2 * tolerance)
 
 
 def convolutions(dtype: torch.dtype, layout: torch.memory_format) -> list[tuple[Tensors, torch.Tensor, tuple]]:
-    """(input, weight, bias), z and geometry, of several sizes."""
+    """(input, weight, bias), z and geometry in several sizes."""
     generator = torch.Generator(GPU).manual_seed(0)
     made = []
     for images, channels, outputs, side, window, step, groups in (
@@ -99,10 +99,10 @@ def convolutions(dtype: torch.dtype, layout: torch.memory_format) -> list[tuple[
         )
     ],
 )
-def test_what_lay_in_memory_before_does_no_harm(
+def test_uninitialized_memory_does_not_affect_results(
     precision: str, layout: torch.memory_format, tries: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """PyTorch passes memory that it has not written yet as what is added, times 0; what is no number stays none so."""
+    """PyTorch passes uninitialized memory as z, with factor 0; NaN in it must not reach the result."""
     needs(precision, "cuda_graph")
     chosen = PRECISIONS[precision]
     hits = 0
@@ -125,7 +125,7 @@ def test_what_lay_in_memory_before_does_no_harm(
 
 @pytest.mark.parametrize("layout", [NCHW, NHWC], ids=["nchw", "nhwc"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_results_lie_as_compilers_are_told(precision: str, layout: torch.memory_format):
+def test_results_have_the_strides_of_the_fake(precision: str, layout: torch.memory_format):
     needs(precision, "cuda_graph")
     mode = FakeTensorMode()
     chosen = PRECISIONS[precision]
@@ -149,11 +149,11 @@ def test_results_lie_as_compilers_are_told(precision: str, layout: torch.memory_
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_fewer_kernels_run(precision: str):
+def test_fused_layers_launch_fewer_kernels(precision: str):
     chosen = PRECISIONS[precision]
     (stage,) = cut(residual(), EXAMPLE, 1, fold_batch_norm=True)
     plain = cast_stage(stage, chosen.dtype, channels_last=True).to(GPU) if precision == "fp16" else stage.to(GPU)
-    inputs = on_gpu(probe(EXAMPLE))
+    inputs = on_gpu(noise_like(EXAMPLE))
 
     def kernels(module: nn.Module) -> int:
         with torch.inference_mode(), float32_products(chosen.tf32):
@@ -164,6 +164,6 @@ def test_fewer_kernels_run(precision: str):
                 torch.cuda.synchronize(GPU)
         return sum(event.count for event in profile.key_averages() if event.self_device_time_total)
 
-    apart, together = kernels(plain), kernels(fused(plain))
+    apart, together = kernels(plain), kernels(fuse(plain))
     # Each of nine ReLUs was a kernel. So were the biases and sums, but a kernel of our own may be two.
     assert together <= apart - 9

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from multi_dnn_ros.backends import inductor
-from multi_dnn_ros.backends.agreement import check_agreement, probe
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations
 from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, by_cudnn
@@ -37,7 +37,7 @@ def test_convolutions_in_groups_are_faster(channels: int, groups: int, side: int
     stages = cut(nn.Sequential(*layers).eval(), example, 1)
     InPrecision(PRECISIONS["fp16"], FusedActivations(kernels, tolerance, "a"), "a").prepare(stages, example, GPU)
     assert fusions(kernels.given[0]) == 1
-    inputs = on_gpu(probe(example))
+    inputs = on_gpu(noise_like(example))
 
     def ms(stage: nn.Module) -> float:
         with torch.inference_mode():
@@ -93,7 +93,7 @@ def test_what_is_slower_as_one_operation_stays_apart() -> None:
     chosen = PRECISIONS["fp16"]
     stages = cut(nn.Sequential(grouped, nn.ReLU(), nn.Conv2d(512, 64, 1), nn.ReLU()).eval(), example, 1)
     InPrecision(chosen, FusedActivations(kernels, chosen.tolerance(GPU), "a"), "a").prepare(stages, example, GPU)
-    inputs = on_gpu(probe(example))
+    inputs = on_gpu(noise_like(example))
 
     def ms(stage: nn.Module) -> float:
         with torch.inference_mode():
@@ -113,7 +113,7 @@ def test_small_products_are_faster_as_sums(
     needs("fp16", "inductor")
     torch.manual_seed(0)
     module = torchvision.ops.SqueezeExcitation(channels, squeezed).eval()
-    inputs = probe((torch.zeros(images, channels, 14, 14),))
+    inputs = noise_like((torch.zeros(images, channels, 14, 14),))
     with torch.inference_mode():
         expected = (module(*inputs),)
 

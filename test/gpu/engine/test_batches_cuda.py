@@ -11,9 +11,10 @@ import torch
 from gpu_stages import EXAMPLE, GPU, needs, residual, through
 from torch import nn
 
-from multi_dnn_ros.backends.agreement import check_agreement, probe
-from multi_dnn_ros.backends.batches import prepare_batches, stacked
-from multi_dnn_ros.backends.cuda_graph import Captured, together
+from multi_dnn_ros.backends.agreement import check_agreement, noise_like
+from multi_dnn_ros.backends.batches import prepare_batches, repeat_inputs
+from multi_dnn_ros.backends.cuda_graph import Captured
+from multi_dnn_ros.backends.static_stages import stack_inputs
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.pipeline.build import build
@@ -26,7 +27,7 @@ IDENTICAL = 1e-3
 
 
 def ready_for(module: nn.Module, sizes: tuple[int, ...], backend: str = "cuda_graph", jobs: int = 3) -> dict:
-    chains = {size: cut(module, stacked(EXAMPLE, size), jobs, fold_batch_norm=True) for size in sizes}
+    chains = {size: cut(module, repeat_inputs(EXAMPLE, size), jobs, fold_batch_norm=True) for size in sizes}
     return prepare_batches(choose_backend(backend, GPU, "fp16", dnn="a"), chains, EXAMPLE, GPU, 1e-2)
 
 
@@ -38,9 +39,9 @@ def test_a_batch_gives_what_its_images_give_alone(backend: str, caplog: pytest.L
     ready = ready_for(module, sizes, backend, jobs)
     assert all(isinstance(stage, Captured) for stages in ready.values() for stage in stages)
     assert not [record for record in caplog.records if record.name.startswith("multi_dnn_ros")]
-    images = probe(stacked(EXAMPLE, sizes[-1]))[0].to(GPU)
+    images = noise_like(repeat_inputs(EXAMPLE, sizes[-1]))[0].to(GPU)
     with torch.inference_mode():
-        (joined,) = together([(image[None],) for image in images], ready[sizes[-1]][0])
+        (joined,) = stack_inputs([(image[None],) for image in images], ready[sizes[-1]][0])
     assert joined is ready[sizes[-1]][0].inputs[0]  # where it is read, without a copy in between
     assert torch.equal(joined, images)
     alone = [through(ready[1], (image[None],)) for image in images]

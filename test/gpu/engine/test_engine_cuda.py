@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from multi_dnn_ros.backends import Backend
-from multi_dnn_ros.backends.cuda_graph import CudaGraph, in_one_launch
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
 from multi_dnn_ros.backends.eager import Eager
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine import DnnTask, DropReason, Engine, Frame
 from multi_dnn_ros.graph.cut import cut
 
@@ -40,7 +41,7 @@ def make_task(name: str, seed: int, device: torch.device, backend: Backend, jobs
     stages = backend.prepare(cut(network(seed), example, jobs), example, device)
     return DnnTask(
         name, ("front",), preprocess, stages, lambda outputs, size: outputs[0].numpy().copy(),
-        single_launch=in_one_launch({1: stages}),
+        single_launch=single_launches({1: stages}),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from multi_dnn_ros.engine.task import DnnTask
 from multi_dnn_ros.pipeline.build import build
 from multi_dnn_ros.pipeline.choices import timing_target
-from multi_dnn_ros.pipeline.fit_check import fit_of
+from multi_dnn_ros.pipeline.fit_check import measure_fit
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import LINEAR_FEATURES
 from multi_dnn_ros.planning.launch_cost import launch_cost_s
@@ -98,6 +98,6 @@ def test_prediction_on_the_gpu_cuts_and_judges(tmp_path: Path, monkeypatch: pyte
     assert line.endswith("by predicted layer times")
     timed = sum(layer.kind != "view" for layer in layers)
     assert pipeline.tasks[0].remaining_ns[0] > timed * 0.1e6
-    verdict = fit_of(config, pipeline, {"front": (640, 480)}, {"front": 1.0}, pipeline.predictor).verdict()
+    verdict = measure_fit(config, pipeline, {"front": (640, 480)}, {"front": 1.0}, pipeline.predictor).verdict()
     assert not verdict.doubts
     assert verdict.needs["object"] > timed * 0.1e-3

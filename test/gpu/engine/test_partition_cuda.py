@@ -35,7 +35,7 @@ def test_a_gpu_and_the_cpu_give_the_outputs_of_one_of_them(tmp_path: Path) -> No
 
 
 def test_shares_of_one_gpu_run_at_the_same_time(tmp_path: Path) -> None:
-    problem = green_contexts.unmet(torch.device("cuda:0"), 16)
+    problem = green_contexts.sms_problem(torch.device("cuda:0"), 16)
     if problem:
         pytest.skip(problem)
     report = measured_and_run(tmp_path, "cuda:0/16sms,cuda:0/8sms", precision="fp16", batch=16)

@@ -13,7 +13,8 @@ import torch
 from gpu_stages import GPU
 
 from multi_dnn_ros.backends import Tensors
-from multi_dnn_ros.backends.cuda_graph import CudaGraph, in_one_launch
+from multi_dnn_ros.backends.cuda_graph import CudaGraph
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.engine import DnnTask, Engine, Frame, Result
 
 WAIT = 60.0
@@ -41,7 +42,7 @@ def make_task(name: str, side: int, kernels: int, jobs: int) -> DnnTask:
     stages = CudaGraph().prepare([Products(side, kernels // jobs) for _ in range(jobs)], inputs, GPU)
     return DnnTask(
         name, (name,), lambda image: inputs, stages, lambda outputs, size: None,
-        condense=lambda outputs: (outputs[0][0, :1],), single_launch=in_one_launch({1: stages}),
+        condense=lambda outputs: (outputs[0][0, :1],), single_launch=single_launches({1: stages}),
     )  # fmt: skip
 
 

@@ -1,0 +1,38 @@
+"""Stages that read and write fixed memory: their common input, and the launch that runs all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from multi_dnn_ros.backends import Stage, StaticStage, Tensors
+
+
+def single_launches(chains: Mapping[int, Sequence[Stage]]) -> dict[int, Stage]:
+    """By number of images, the stage that runs all stages of the DNN in one launch, where the backend prepared one.
+
+    chains: prepared stages by number of images. The backend leaves that stage in the attribute `single_launch` of the
+    first one. It reads the inputs of the first stage and returns the outputs of the last one. It saves the time between
+    launches when no other frame may run in between. It must not run at the same time as the stages.
+    """
+    found = {size: getattr(stages[0], "single_launch", None) for size, stages in chains.items()}
+    return {size: stage for size, stage in found.items() if stage is not None}
+
+
+def stack_inputs(images: Sequence[Tensors], first: Stage) -> Tensors:
+    """Concatenate inputs for one image each, in the memory that `first` reads if it is a static stage.
+
+    The previous launches of the stages must have finished. Without memory of the right shape, new tensors are returned.
+    """
+    memory = first.inputs if isinstance(first, StaticStage) else (None,) * len(images[0])
+    return tuple(
+        _concatenate(tensors, target) for tensors, target in zip(zip(*images, strict=True), memory, strict=True)
+    )
+
+
+def _concatenate(tensors: Tensors, target: torch.Tensor | None) -> torch.Tensor:
+    if target is None or target.shape != (len(tensors), *tensors[0].shape[1:]):
+        return torch.cat(tensors)
+    torch.cat(tensors, out=target)
+    return target

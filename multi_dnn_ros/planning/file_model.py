@@ -1,0 +1,11 @@
+"""Base class of the data that planning stores in JSON files."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class FileModel(BaseModel):
+    """Immutable; rejects unknown fields and numbers that are not finite."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
