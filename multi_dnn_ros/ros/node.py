@@ -41,15 +41,15 @@ MakeHost = Callable[[str, "Build | None"], Host]
 
 def make_host(isolation: str, build: Build | None) -> Host:
     """The engine in processes of its own (`process`), or in this one (`none`), which imports PyTorch here."""
-    from multi_dnn_ros.serving import builds
+    from multi_dnn_ros.serving import default_build
 
     if isolation == "none":
         from multi_dnn_ros.serving.local_host import LocalHost
 
-        return LocalHost(build or builds.build)
+        return LocalHost(build or default_build.build)
     from multi_dnn_ros.serving.process_host import ProcessHost
 
-    return ProcessHost(build or builds.build)
+    return ProcessHost(build or default_build.build)
 
 
 class MultiDnnNode(LifecycleNode):
@@ -344,7 +344,7 @@ class MultiDnnNode(LifecycleNode):
             statuses = [
                 node_status(self._report, self._view()),
                 *capacity_statuses(self._report, self._capacity.current if description is not None else None),
-                *host_statuses(self._report, host.conditions() if host is not None else ()),
+                *host_statuses(self._report, host.statuses() if host is not None else ()),
                 *(serving.statuses(self._report) if serving is not None else ()),
             ]
             self._diagnostics.publish(self._report.message(self.get_clock().now().to_msg(), statuses))
@@ -355,7 +355,7 @@ class MultiDnnNode(LifecycleNode):
 
     def _on_size(self, camera: str, size: tuple[int, int]) -> None:
         """An image of this (width, height) was served."""
-        self._tell_capacity(self._capacity.see(camera, size))
+        self._tell_capacity(self._capacity.observe(camera, size))
 
     def _tell_capacity(self, found: Capacity | None) -> None:
         if found is None:

@@ -150,7 +150,7 @@ class Accounts:
             self._count_drop(Drop(dnn, entry.frame, reason, message))
             self._release(entry)
 
-    def give_up(self, dnns: Iterable[str], reason: DropReason, message: str) -> int:
+    def drop_unanswered(self, dnns: Iterable[str], reason: DropReason, message: str) -> int:
         """Every frame that these DNNs have not answered is lost; how many answers that were."""
         gone = set(dnns)
         with self._lock:

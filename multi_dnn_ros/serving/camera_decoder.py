@@ -22,9 +22,9 @@ from multi_dnn_ros.serving.host import Buffer, Host
 log = logging.getLogger(__name__)
 
 #: From the image's (height, width) to the memory that it goes to, (H, W, 3) uint8, C-contiguous.
-Room = Callable[[int, int], npt.NDArray[np.uint8]]
+Allocate = Callable[[int, int], npt.NDArray[np.uint8]]
 #: Writes the image, RGB, into the room that it asks for, and returns that. Raises FrameError.
-Decode = Callable[[Room], npt.NDArray[np.uint8]]
+Decode = Callable[[Allocate], npt.NDArray[np.uint8]]
 
 #: How often a host without an engine for the camera, or without a free buffer, is asked again.
 _RETRY_S = 0.02

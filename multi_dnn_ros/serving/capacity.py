@@ -29,9 +29,9 @@ class CapacityForImages:
     def __init__(self, fit: Fit | None) -> None:
         self._lock = threading.Lock()
         self._seen = None if fit is None else ObservedSizes(fit)
-        self.current = None if fit is None else shown(fit.verdict())
+        self.current = None if fit is None else capacity_of(fit.verdict())
 
-    def see(self, camera: str, size: Size) -> Capacity | None:
+    def observe(self, camera: str, size: Size) -> Capacity | None:
         """To be told the (width, height) of each image; the new verdict, if there is one."""
         if self._seen is None:
             return None
@@ -39,11 +39,11 @@ class CapacityForImages:
             verdict = self._seen.observe(camera, size)
             if verdict is None:
                 return None
-            self.current = shown(verdict)
+            self.current = capacity_of(verdict)
             return self.current
 
 
-def shown(verdict: Verdict) -> Capacity:
+def capacity_of(verdict: Verdict) -> Capacity:
     """A verdict as it is told."""
     values: dict[str, str] = {"workers needed (%)": f"{100 * verdict.utilization:.1f}"}
     values.update({f"{dnn} needs (% of a worker)": f"{100 * need:.1f}" for dnn, need in verdict.needs.items()})

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from multi_dnn_ros.serving import builds, wire
+from multi_dnn_ros.serving import default_build, wire
 from multi_dnn_ros.serving.board import Board, board_fd
 from multi_dnn_ros.serving.child_processes import Lines, kill_group, kill_session
 from multi_dnn_ros.serving.oom_kills import oom_kills
@@ -56,7 +56,7 @@ class EngineProcess:
         pools: Mapping[str, SlotPool],
         on_message: Callable[[EngineProcess, Any], None],
         on_end: Callable[[EngineProcess, End], None],
-        modules: Sequence[str] = builds.MODULES,
+        modules: Sequence[str] = default_build.MODULES,
     ) -> None:
         self.label = label
         self.dnns = tuple(dnns)

@@ -18,7 +18,7 @@ from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.engine_conditions import ProcessFigures, condition
+from multi_dnn_ros.serving.engine_status import ProcessFigures, condition
 from multi_dnn_ros.serving.groups import (
     Action,
     Begin,
@@ -33,7 +33,7 @@ from multi_dnn_ros.serving.groups import (
     Say,
     Spawn,
 )
-from multi_dnn_ros.serving.host import Build, Condition, Description
+from multi_dnn_ros.serving.host import Build, Description, EngineStatus
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
 from multi_dnn_ros.serving.served_process import FirstAnswer, MakeProcess, ServedProcess, ThreadsEnded
@@ -127,7 +127,8 @@ class Fleet:
                 self._condemn(member.key, process, verdict)
             hanging = list(self._hanging)
         if accounts is not None:
-            accounts.give_up(accounts.streams, DropReason.SHUTDOWN, "still under way when the engine's stop timed out")
+            message = "still in progress when the engine's stop timed out"
+            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, message)
         return hanging
 
     def update(self, dnn: str, name: str, value: Any) -> None:
@@ -138,7 +139,7 @@ class Fleet:
                 for process in self._processes.values():
                     process.send(wire.Update(dnn, name, value))
 
-    def conditions(self) -> list[Condition]:
+    def statuses(self) -> list[EngineStatus]:
         """One for each group of DNNs that share a process."""
         with self._lock:
             now_ns = time.monotonic_ns()
@@ -170,7 +171,7 @@ class Fleet:
             self._routes = Routes()
             processes, accounts = list(self._processes.values()), self._accounts
         if accounts is not None:
-            accounts.give_up(accounts.streams, DropReason.SHUTDOWN, "the engine was closed")
+            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "the engine was closed")
         for process in processes:
             process.kill("the engine was closed")
         for process in processes:

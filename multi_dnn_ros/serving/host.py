@@ -82,7 +82,7 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True)
-class Condition:
+class EngineStatus:
     """How one part of a host is, for diagnostics. name: of the status (`engine cuda:0`)."""
 
     name: str
@@ -153,7 +153,7 @@ class Host(Protocol):
         """A runtime parameter of a DNN (the part of its name behind `dnn.<dnn>.`) has changed."""
         ...
 
-    def conditions(self) -> list[Condition]:
+    def statuses(self) -> list[EngineStatus]:
         """How its parts are."""
         ...
 

@@ -16,15 +16,15 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.observer import NullObserver
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
     Buffer,
     Build,
     Cancelled,
-    Condition,
     ConfigureError,
     Description,
+    EngineStatus,
     Level,
     Progress,
 )
@@ -46,7 +46,7 @@ class LocalHost:
     """A :class:`multi_dnn_ros.serving.host.Host`. build, check: what makes and checks a pipeline."""
 
     def __init__(
-        self, build: Build = builds.build, check: Callable[[NodeConfig], Sequence[str]] = builds.check
+        self, build: Build = default_build.build, check: Callable[[NodeConfig], Sequence[str]] = default_build.check
     ) -> None:
         self._build = build
         self._check = check
@@ -135,7 +135,7 @@ class LocalHost:
             if self._engine is not None:
                 self._engine.update(dnn, name, value)
 
-    def conditions(self) -> list[Condition]:
+    def statuses(self) -> list[EngineStatus]:
         pipeline, engine = self._pipeline, self._engine
         if pipeline is None:
             return []
@@ -145,12 +145,13 @@ class LocalHost:
         ended = engine.ended() if engine is not None else []
         if self._device.failure:
             text = f"the device failed, and nothing in this process can use it any more: {self._device.failure}"
-            return [Condition(name, Level.ERROR, f"{text}; with isolation: process it would be replaced")]
+            return [EngineStatus(name, Level.ERROR, f"{text}; with isolation: process it would be replaced")]
         if ended:
-            return [Condition(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
+            return [EngineStatus(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
         if hanging:
-            return [Condition(name, Level.ERROR, f"threads hang: {', '.join(hanging)}")]
-        return [Condition(name, Level.OK, "serves in the node's process" if engine else "idle in the node's process")]
+            return [EngineStatus(name, Level.ERROR, f"threads hang: {', '.join(hanging)}")]
+        state = "serves" if engine else "idle"
+        return [EngineStatus(name, Level.OK, f"{state} in the node's process")]
 
     def memory(self) -> Mapping[str, int]:
         from multi_dnn_ros.serving.memory_use import memory_use
@@ -258,6 +259,6 @@ class _OneThread:
 _THREAD = _OneThread()
 
 
-def still_loads() -> bool:
+def is_loading() -> bool:
     """Whether what was cancelled is still under way. To end the interpreter now would abort the process."""
     return _THREAD.busy

@@ -12,13 +12,13 @@ from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.conversation import Conversation
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.fleet import Fleet, Orders
 from multi_dnn_ros.serving.groups import Limits
-from multi_dnn_ros.serving.host import Buffer, Build, Cancelled, Condition, ConfigureError, Description, Progress
+from multi_dnn_ros.serving.host import Buffer, Build, Cancelled, ConfigureError, Description, EngineStatus, Progress
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, open_pools, slots_needed
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -47,7 +47,7 @@ class ProcessHost:
 
     def __init__(
         self,
-        build: Build = builds.build,
+        build: Build = default_build.build,
         *,
         restart_s: tuple[float, ...] = Limits.restart_s,
         retry_s: tuple[float, ...] = Limits.retry_s,
@@ -55,7 +55,7 @@ class ProcessHost:
     ) -> None:
         self._build = build
         self._restart_s, self._try_s = restart_s, retry_s
-        self._make = make or partial(EngineProcess, modules=builds.modules_of(build))
+        self._make = make or partial(EngineProcess, modules=default_build.modules_of(build))
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by check and configure
         self._checked: _Prepared | None = None
@@ -178,9 +178,9 @@ class ProcessHost:
 
     # -- questions
 
-    def conditions(self) -> list[Condition]:
+    def statuses(self) -> list[EngineStatus]:
         fleet = self._fleet
-        return [] if fleet is None else fleet.conditions()
+        return [] if fleet is None else fleet.statuses()
 
     def memory(self) -> Mapping[str, int]:
         fleet = self._fleet

@@ -133,7 +133,7 @@ def test_every_frame_that_arrived_ends_exactly_once(seed: int) -> None:
             bench.accounts.arrived(camera)
             bench.accounts.lost(Frame(camera, 0), DropReason.OVERWRITTEN, "")
         elif action < 0.45:
-            bench.accounts.give_up([chance.choice(("lane", "object"))], DropReason.ENGINE_LOST, "")
+            bench.accounts.drop_unanswered([chance.choice(("lane", "object"))], DropReason.ENGINE_LOST, "")
         elif numbers:
             number, camera = chance.choice(numbers)
             dnn = chance.choice(("lane", "object"))
@@ -141,7 +141,7 @@ def test_every_frame_that_arrived_ends_exactly_once(seed: int) -> None:
                 bench.accounts.result(number, dnn, None, TIMING)
             else:
                 bench.accounts.drop(number, dnn, DropReason.OVERWRITTEN, "")
-    bench.accounts.give_up(("lane", "object"), DropReason.SHUTDOWN, "")
+    bench.accounts.drop_unanswered(("lane", "object"), DropReason.SHUTDOWN, "")
     assert bench.accounts.wait_idle(0)
     published = dropped = 0
     for stream in bench.accounts.statistics().streams.values():

@@ -20,7 +20,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
+from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, slots_needed
 
 MS = 1_000_000
@@ -45,14 +45,14 @@ class Bench:
         self.permits = threading.Semaphore(0 if gate else 1000)
         self.decoder.start()
 
-    def send(self, number: int, decode: Callable[[Room], npt.NDArray[np.uint8]] | None = None) -> None:
+    def send(self, number: int, decode: Callable[[Allocate], npt.NDArray[np.uint8]] | None = None) -> None:
         """An image full of `number`."""
 
-        def fill(room: Room) -> npt.NDArray[np.uint8]:
+        def fill(allocate: Allocate) -> npt.NDArray[np.uint8]:
             self.decoding.release()
             assert self.permits.acquire(timeout=WAIT_S)
             self.decoded.append(number)
-            image = room(2, 3)
+            image = allocate(2, 3)
             image[:] = number
             return image
 
@@ -109,9 +109,9 @@ def test_an_image_that_arrives_behind_a_later_one_is_counted_as_overwritten(make
 def test_decode_time_is_measured(make: Callable[..., Bench]) -> None:
     bench = make()
 
-    def slow(room: Room) -> npt.NDArray[np.uint8]:
+    def slow(allocate: Allocate) -> npt.NDArray[np.uint8]:
         bench.clock.now += 5 * MS
-        return room(2, 3)
+        return allocate(2, 3)
 
     bench.send(1, slow)
     bench.host.wait_offered(1)
@@ -186,8 +186,8 @@ def test_a_bad_image_is_told_once_and_lost_by_all_and_the_next_one_served(
 ) -> None:
     bench = make(dnns=("lane", "object"), buffers=1)
 
-    def fail(room: Room) -> npt.NDArray[np.uint8]:
-        room(2, 3)
+    def fail(allocate: Allocate) -> npt.NDArray[np.uint8]:
+        allocate(2, 3)
         raise error
 
     bench.send(1, fail)
@@ -207,7 +207,7 @@ def test_callbacks_that_raise_cost_nothing_else(make: Callable[..., Bench]) -> N
     def raises(error: FrameError) -> None:
         raise KeyError("front")
 
-    def fail(room: Room) -> npt.NDArray[np.uint8]:
+    def fail(allocate: Allocate) -> npt.NDArray[np.uint8]:
         raise FrameError("no image")
 
     bench.decoder._on_bad = raises
@@ -287,7 +287,7 @@ def test_nothing_of_an_image_lives_on_while_the_thread_waits(make: Callable[...,
     bench = make()
     frame = Frame("front", 1, context=1)
     message = np.zeros(3, np.uint8)
-    bench.decoder.arrived(frame, lambda room, message=message: room(2, 3))  # type: ignore[misc]
+    bench.decoder.arrived(frame, lambda allocate, message=message: allocate(2, 3))  # type: ignore[misc]
     bench.host.wait_offered(1)
     bench.host.answer("object")
     gone = weakref.ref(frame), weakref.ref(message)
@@ -326,7 +326,7 @@ class Worker(threading.Thread):
                 (number, frame), self.mail = self.mail, None
             time.sleep(self.service_s * self.chance.random() * 2)
             if self.chance.random() < 0.1:
-                self.accounts.give_up([self.dnn], DropReason.ENGINE_LOST, "")
+                self.accounts.drop_unanswered([self.dnn], DropReason.ENGINE_LOST, "")
             now_ns = time.monotonic_ns()
             self.accounts.result(number, self.dnn, None, Timing(frame.received_ns, 0, now_ns, 0, 0, 0, 0))
 
@@ -373,13 +373,13 @@ def test_fast_and_slow_dnns_under_load_account_for_every_image(seed: int) -> Non
     for thread in (*workers, decoder):
         thread.start()
 
-    def fill(room: Room, value: int) -> npt.NDArray[np.uint8]:
-        image = room(1, 2)
+    def fill(allocate: Allocate, value: int) -> npt.NDArray[np.uint8]:
+        image = allocate(1, 2)
         image[:] = value
         return image
 
     for number in range(300):
-        decoder.arrived(Frame("front", number), lambda room, value=number % 256: fill(room, value))  # type: ignore[misc]
+        decoder.arrived(Frame("front", number), lambda allocate, value=number % 256: fill(allocate, value))  # type: ignore[misc]
         time.sleep(0.002 * chance.random())
     assert decoder.close(WAIT_S)
     assert accounts.wait_idle(WAIT_S)

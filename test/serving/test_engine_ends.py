@@ -169,11 +169,11 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from engine_rig import Rig
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
-from multi_dnn_ros.serving import builds, wire
+from multi_dnn_ros.serving import default_build, wire
 config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
     name: DnnConfig(role=name, model="builtin:" + name, backend="eager", jobs=1) for name in ("object", "lane")})
-engines = [Rig(config, f"engine {number}", modules=() if number else builds.MODULES) for number in range(3)]
-served = engines[0].serve(builds.build).outcomes(100, size=(480, 640))
+engines = [Rig(config, f"engine {number}", modules=() if number else default_build.MODULES) for number in range(3)]
+served = engines[0].serve(default_build.build).outcomes(100, size=(480, 640))
 assert engines[0].all(wire.Progressed)[-1].progress.ready == 2
 for engine in engines:
     while not engine.process.board.last_beat_ns():

@@ -17,7 +17,7 @@ from fake_pipelines import settings
 
 from multi_dnn_ros.benchmark.faults import ExitingBuild
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import builds, wire
+from multi_dnn_ros.serving import default_build, wire
 from multi_dnn_ros.vision.results import Detections, Lanes
 
 Make = Callable[..., Rig]
@@ -195,6 +195,6 @@ def test_what_pickle_cannot_name_is_the_callers_mistake(rig: Make) -> None:
 
 
 def test_what_is_imported_before_configuring_follows_from_the_build() -> None:
-    assert builds.modules_of(builds.build) == builds.MODULES
-    assert builds.modules_of(fake.build) == ("fake_pipelines",)
-    assert builds.modules_of(ExitingBuild(builds.build, "flag")) == builds.MODULES
+    assert default_build.modules_of(default_build.build) == default_build.MODULES
+    assert default_build.modules_of(fake.build) == ("fake_pipelines",)
+    assert default_build.modules_of(ExitingBuild(default_build.build, "flag")) == default_build.MODULES

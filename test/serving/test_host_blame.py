@@ -27,8 +27,8 @@ def test_the_guilty_dnn_alone_ends_disabled_is_tried_again_and_all_come_back(val
         rig.values["front"] = value
 
         def is_disabled() -> bool:
-            condition = rig.condition("guilty")
-            return condition is not None and condition.level is Level.ERROR and "disabled" in condition.text
+            status = rig.status("guilty")
+            return status is not None and status.level is Level.ERROR and "disabled" in status.text
 
         rig.until(is_disabled, "guilty to be disabled", 180)
         assert rig.traffic.seen.failures[-1].dnn == "guilty"
@@ -46,7 +46,7 @@ def test_the_guilty_dnn_alone_ends_disabled_is_tried_again_and_all_come_back(val
         rig.values["front"] = 200
         rig.wait_results("guilty")
         if standby == "hot":
-            rig.until(lambda: len(rig.host.conditions()) == 1, "one process for all", 180)
+            rig.until(lambda: len(rig.host.statuses()) == 1, "one process for all", 180)
             rig.wait_results()
             assert {dnn: _lost(rig, dnn) for dnn in ("lane", "object")} == lost, "merging loses no frame"
         assert not rig.traffic.accounts.statistics().disabled

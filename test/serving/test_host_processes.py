@@ -42,12 +42,12 @@ def test_configure_tells_progress_describes_and_serves(make: Callable[..., HostR
     assert {report.total for report in rig.progress} == {2}
     assert rig.description.device == "cpu"
     assert rig.description.dnns["object"].cameras == ("front",)
-    (idle,) = rig.host.conditions()
+    (idle,) = rig.host.statuses()
     assert (idle.name, idle.level, idle.text) == ("engine cpu", Level.OK, "ready")
     assert not rig.host.serves("front")
     rig.start()
     assert rig.host.serves("front")
-    (serves,) = rig.host.conditions()
+    (serves,) = rig.host.statuses()
     assert (serves.level, serves.text) == (Level.OK, "serves")
     assert serves.values["pid"] == engine_pids()[0]
     rig.until(lambda: rig.host.memory().get("engine processes resident memory (bytes)", 0) > 10_000_000)
@@ -70,7 +70,7 @@ def test_a_configure_that_fails_says_why_and_leaves_nothing_behind(build: Any, w
     assert caught.value.expected is expected
     assert not engine_pids()
     assert descriptors() == before
-    assert host.conditions() == []
+    assert host.statuses() == []
     host.close()
 
 
@@ -138,17 +138,17 @@ def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str
     rig.until(lambda: rig.pid() not in (0, pid), "another process")
     rig.wait_results()
     assert spare in (0, rig.pid())
-    condition = rig.condition()
-    assert condition is not None
-    assert condition.level is Level.WARN
-    assert condition.values["restarts"] == 1
-    assert "killed by SIGKILL" in condition.text
-    assert float(str(condition.values["gap (ms)"])) == pytest.approx(
+    status = rig.status()
+    assert status is not None
+    assert status.level is Level.WARN
+    assert status.values["restarts"] == 1
+    assert "killed by SIGKILL" in status.text
+    assert float(str(status.values["gap (ms)"])) == pytest.approx(
         max(rig.traffic.gap_ms("lane"), rig.traffic.gap_ms("object")), rel=0.5
     )
-    print(f"gap with standby {standby}: {condition.values['gap (ms)']} ms")
+    print(f"gap with standby {standby}: {status.values['gap (ms)']} ms")
     if standby == "none":  # the standby has no part in it
-        rig.until(lambda: (one := rig.condition()) is not None and one.level is Level.OK, "OK after fault_window_s")
+        rig.until(lambda: (one := rig.status()) is not None and one.level is Level.OK, "OK after fault_window_s")
     if standby != "none":
         rig.wait_standby(f"{standby}, ready")
 
@@ -164,15 +164,15 @@ def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..
     while rig.pid() == pid:
         begin = time.monotonic()
         rig.host.update("object", "score_threshold", 0.1)
-        rig.host.conditions()
+        rig.host.statuses()
         rig.host.serves("front")
         longest = max(longest, time.monotonic() - begin)
         time.sleep(0.002)
     assert longest < 0.25
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "no sign of life" in str(condition.values["last loss"])
+    status = rig.status()
+    assert status is not None
+    assert "no sign of life" in str(status.values["last loss"])
 
 
 def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., HostRig]) -> None:
@@ -184,10 +184,10 @@ def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., Ho
     rig.once["front"] = GPU_FAULT
     rig.until(lambda: rig.pid() not in (0, pid), "the standby")
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "illegal memory access" in str(condition.values["last loss"])
-    assert float(str(condition.values["gap (ms)"])) < 3000.0
+    status = rig.status()
+    assert status is not None
+    assert "illegal memory access" in str(status.values["last loss"])
+    assert float(str(status.values["gap (ms)"])) < 3000.0
 
 
 def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
@@ -196,9 +196,9 @@ def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
     rig.once["front"] = BUSY
     rig.until(lambda: rig.pid() != pid, "another process")
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(condition.values["last loss"])
+    status = rig.status()
+    assert status is not None
+    assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(status.values["last loss"])
 
 
 def test_a_loading_process_is_not_condemned_for_being_slow(make: Callable[..., HostRig]) -> None:
@@ -206,9 +206,9 @@ def test_a_loading_process_is_not_condemned_for_being_slow(make: Callable[..., H
     rig = make("object", heartbeat_timeout_s=0.2, job_timeout_s=0.2, standby="none").start()
     os.kill(rig.pid(), signal.SIGKILL)
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert condition.values["restarts"] == 1
+    status = rig.status()
+    assert status is not None
+    assert status.values["restarts"] == 1
 
 
 def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:
@@ -241,11 +241,11 @@ def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]
     rig = make("lane", "object", standby="hot").start()
     rig.wait_standby("hot, ready")
     rig.once["front"] = SEGFAULT
-    rig.until(lambda: (one := rig.condition()) is not None and one.values["restarts"] == 1, "a restart")
+    rig.until(lambda: (one := rig.status()) is not None and one.values["restarts"] == 1, "a restart")
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "killed by SIGSEGV" in condition.text
+    status = rig.status()
+    assert status is not None
+    assert "killed by SIGSEGV" in status.text
     lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
     assert max(lost) <= slots_needed(2), lost  # as many as it can have
     assert sum(lost) >= 1

@@ -93,7 +93,7 @@ def test_description_and_progress(serving: Callable[..., Session]) -> None:
     assert description.versions["torch"]
     assert [(report.ready, report.total) for report in session.reports][:2] == [(1, 2), (2, 2)]
     assert session.host.memory()["resident memory (bytes)"] > 0
-    assert [condition.level for condition in session.host.conditions()] == [Level.OK]
+    assert [status.level for status in session.host.statuses()] == [Level.OK]
 
 
 def test_runtime_parameters_reach_decoder_and_engine(serving: Callable[..., Session]) -> None:
@@ -139,9 +139,9 @@ def test_a_device_that_failed_is_an_error_for_good(serving: Callable[..., Sessio
     session = serving("object")
     session.send(fake_pipelines.GPU_FAULT)
     session.send(200)
-    (condition,) = session.host.conditions()
-    assert condition.level is Level.ERROR
-    assert "an illegal memory access was encountered" in condition.text
+    (status,) = session.host.statuses()
+    assert status.level is Level.ERROR
+    assert "an illegal memory access was encountered" in status.text
 
 
 def test_mistakes_are_told_in_words_and_the_host_may_be_configured_again() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from multi_dnn_ros.serving.groups import Group, Phase
-from multi_dnn_ros.serving.host import Condition, Level
+from multi_dnn_ros.serving.host import EngineStatus, Level
 from multi_dnn_ros.serving.supervision import Supervisor
 
 
@@ -19,7 +19,7 @@ class ProcessFigures:
     memory: Mapping[str, int] = field(default_factory=dict)
 
 
-def condition(supervisor: Supervisor, group: Group, figures: ProcessFigures, now_ns: int) -> Condition:
+def condition(supervisor: Supervisor, group: Group, figures: ProcessFigures, now_ns: int) -> EngineStatus:
     """Of one group: ERROR while nobody serves it, WARN for fault_window_s after a loss or while under suspicion."""
     level, text = _judge(supervisor, group, now_ns)
     values: dict[str, object] = {
@@ -38,7 +38,7 @@ def condition(supervisor: Supervisor, group: Group, figures: ProcessFigures, now
         values["standby"] = supervisor.standby_state()
         if supervisor.merging.key is not None:
             values["preparing one process for"] = ", ".join(supervisor.merged)
-    return Condition(supervisor.name(group), level, text, values)
+    return EngineStatus(supervisor.name(group), level, text, values)
 
 
 def _judge(supervisor: Supervisor, group: Group, now_ns: int) -> tuple[Level, str]:
