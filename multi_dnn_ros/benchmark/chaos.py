@@ -207,9 +207,9 @@ class _Watch:
         self.engines = max(self.engines, len(engine_pids()))
         for status in self._host.statuses():
             values = status.values
-            gap = values.get("gap (ms)", "lasts")
+            gap = values.get("gap (ms)", "ongoing")
             key = status.name, values["pid"], gap
-            if gap != "lasts" and key not in self._seen:
+            if gap != "ongoing" and key not in self._seen:
                 self._seen.add(key)
                 self.gaps_ms.append(float(str(gap)))
 

@@ -1,4 +1,4 @@
-"""ProcessHost with real engine processes: configuring, serving, and what becomes of it when they end or hang."""
+"""ProcessHost with real engine processes: configuring, serving, and replacing processes that end or hang."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make() -> Iterator[Callable[..., HostRig]]:
         rig.close()
 
 
-def test_configure_tells_progress_describes_and_serves(make: Callable[..., HostRig]) -> None:
+def test_configure_reports_progress_and_describes_the_engine(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object")
     assert {report.total for report in rig.progress} == {2}
     assert rig.description.device == "cpu"
@@ -48,7 +48,7 @@ def test_configure_tells_progress_describes_and_serves(make: Callable[..., HostR
     rig.start()
     assert rig.host.serves("front")
     (serves,) = rig.host.statuses()
-    assert (serves.level, serves.text) == (Level.OK, "serves")
+    assert (serves.level, serves.text) == (Level.OK, "serving")
     assert serves.values["pid"] == engine_pids()[0]
     rig.until(lambda: rig.host.memory().get("engine processes resident memory (bytes)", 0) > 10_000_000)
 
@@ -61,7 +61,7 @@ def test_configure_tells_progress_describes_and_serves(make: Callable[..., HostR
         (fake_pipelines.build_crashing, "the engine process ended while configuring: killed by SIGABRT", True),
     ],
 )
-def test_a_configure_that_fails_says_why_and_leaves_nothing_behind(build: Any, words: str, expected: bool) -> None:
+def test_a_failed_configure_reports_the_reason_and_frees_everything(build: Any, words: str, expected: bool) -> None:
     host = ProcessHost(build)
     before = descriptors()
     with pytest.raises(ConfigureError) as caught:
@@ -75,7 +75,7 @@ def test_a_configure_that_fails_says_why_and_leaves_nothing_behind(build: Any, w
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-def test_configuring_can_be_ended_within_a_second(end: str) -> None:
+def test_configuring_can_be_cancelled_within_a_second(end: str) -> None:
     host = ProcessHost(fake_pipelines.build_slowly)
     progress: list[Any] = []
     failures: list[BaseException] = []
@@ -114,7 +114,7 @@ def test_check_keeps_its_process_for_configuring_and_close_ends_it() -> None:
     assert not engine_pids()
 
 
-def test_stop_finishes_the_frames_and_the_same_process_starts_again(make: Callable[..., HostRig]) -> None:
+def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object").start()
     pid = rig.pid()
     for _ in range(2):
@@ -147,14 +147,16 @@ def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str
         max(rig.traffic.gap_ms("lane"), rig.traffic.gap_ms("object")), rel=0.5
     )
     print(f"gap with standby {standby}: {status.values['gap (ms)']} ms")
-    if standby == "none":  # the standby has no part in it
+    if standby == "none":  # independent of the standby
         rig.until(lambda: (one := rig.status()) is not None and one.level is Level.OK, "OK after fault_window_s")
     if standby != "none":
         rig.wait_standby(f"{standby}, ready")
 
 
 @pytest.mark.parametrize("standby", ["none", "hot"])
-def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..., HostRig], standby: str) -> None:
+def test_a_process_stopped_by_a_signal_is_replaced_without_blocking_callers(
+    make: Callable[..., HostRig], standby: str
+) -> None:
     rig = make("lane", "object", standby=standby, heartbeat_timeout_s=0.5).start()
     if standby == "hot":
         rig.wait_standby("hot, ready")
@@ -172,10 +174,10 @@ def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..
     rig.wait_results()
     status = rig.status()
     assert status is not None
-    assert "no sign of life" in str(status.values["last loss"])
+    assert "no heartbeat" in str(status.values["last loss"])
 
 
-def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., HostRig]) -> None:
+def test_a_process_with_a_fault_is_replaced_before_it_has_ended(make: Callable[..., HostRig]) -> None:
     rig = make(
         "lane", "object", standby="hot", build=fake_pipelines.build_ending_slowly, heartbeat_timeout_s=30.0
     ).start()
@@ -190,7 +192,7 @@ def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., Ho
     assert float(str(status.values["gap (ms)"])) < 3000.0
 
 
-def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
+def test_a_process_with_a_hanging_job_is_replaced(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object", job_timeout_s=0.5).start()
     pid = rig.pid()
     rig.once["front"] = BUSY
@@ -201,8 +203,8 @@ def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
     assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(status.values["last loss"])
 
 
-def test_a_loading_process_is_not_condemned_for_being_slow(make: Callable[..., HostRig]) -> None:
-    """Importing alone takes longer than these limits."""
+def test_loading_has_no_timeout(make: Callable[..., HostRig]) -> None:
+    """The imports alone take longer than these timeouts."""
     rig = make("object", heartbeat_timeout_s=0.2, job_timeout_s=0.2, standby="none").start()
     os.kill(rig.pid(), signal.SIGKILL)
     rig.wait_results()
@@ -212,7 +214,7 @@ def test_a_loading_process_is_not_condemned_for_being_slow(make: Callable[..., H
 
 
 def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:
-    """A threshold that is above every score: results are empty."""
+    """With a threshold above every score results are empty."""
     rig = make("object", standby="hot").start()
     rig.host.update("object", "max_detections", 7)
     rig.wait_standby("hot, ready")
@@ -237,7 +239,7 @@ def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[...
     rig.until(lambda: sizes[-1] == 1, "a result with a box")
 
 
-def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]) -> None:
+def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object", standby="hot").start()
     rig.wait_standby("hot, ready")
     rig.once["front"] = SEGFAULT
@@ -247,5 +249,5 @@ def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]
     assert status is not None
     assert "killed by SIGSEGV" in status.text
     lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
-    assert max(lost) <= slots_needed(2), lost  # as many as it can have
+    assert max(lost) <= slots_needed(2), lost  # as many frames as it can have
     assert sum(lost) >= 1

@@ -1,4 +1,4 @@
-"""Supervision on paper: which process serves whom after which events, in any order."""
+"""Supervision of simulated processes: which one serves which DNN after any order of events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from host_world import DNNS, World  # isort: skip
 MODES = ("none", "warm", "hot")
 
 
-def test_a_lost_process_is_replaced_at_once_and_later_ones_after_growing_pauses() -> None:
+def test_a_lost_process_is_replaced_at_once_after_fault_window_s_of_service() -> None:
     world = World(dnns=("lane",))
     gaps = []
     for _ in range(3):
@@ -22,11 +22,11 @@ def test_a_lost_process_is_replaced_at_once_and_later_ones_after_growing_pauses(
         world.end(world.common, "killed by SIGKILL", "lane")
         begin = world.time_s
         world.wait(10)
-        gaps.append(world.spawned[-1] - begin)
+        gaps.append(world.started[-1] - begin)
     assert gaps == [0, 0, 0], "each had served for the fault window"
 
 
-def test_a_process_that_never_comes_up_is_tried_with_growing_pauses() -> None:
+def test_attempts_to_configure_are_repeated_with_growing_pauses() -> None:
     world = World()
     world.wait(1)
     world.end(world.common, "killed by SIGKILL")
@@ -45,7 +45,7 @@ def test_a_process_that_never_comes_up_is_tried_with_growing_pauses() -> None:
     assert pauses == [1.0, 5.0, 30.0, 60.0, 60.0, 60.0]
 
 
-def test_a_hot_standby_takes_over_in_the_event_itself_and_is_made_again_in_the_background() -> None:
+def test_a_hot_standby_takes_over_immediately_and_a_new_one_is_prepared() -> None:
     world = World("hot")
     world.wait(5)
     standby = world.supervisor.standby.key
@@ -54,7 +54,7 @@ def test_a_hot_standby_takes_over_in_the_event_itself_and_is_made_again_in_the_b
     world.end(world.common, "killed by SIGKILL", "lane")
     assert world.common == standby
     world.wait(5)
-    assert world.supervisor.standby_state() == "hot, ready"
+    assert world.supervisor.standby.state_text() == "hot, ready"
     assert world.common == standby
     (level, text), *_ = [line for line in world.lines if "again after" in line[1]]
     assert level == logging.WARNING
@@ -72,43 +72,43 @@ def test_a_warm_standby_is_configured_in_place_of_a_new_process() -> None:
     assert world.common == standby
 
 
-def test_a_standby_in_the_making_is_used_as_far_as_it_is() -> None:
+def test_a_standby_that_is_still_being_prepared_is_used() -> None:
     world = World("hot")
     standby = world.supervisor.standby.key
     assert standby is not None
     world.step(standby)
     assert world.state[standby] == "configuring"
     world.end(world.common)
-    assert len(world.spawned) == 1
+    assert len(world.started) == 1
     world.step(standby)
     assert world.common == standby
 
 
-def test_a_standby_that_dies_while_it_takes_over_accuses_nobody() -> None:
+def test_a_standby_that_ends_while_taking_over_makes_no_dnn_suspected() -> None:
     world = World("hot")
     world.wait(5)
     world.end(world.common, "killed by SIGKILL", "lane")
     world.end(world.common, "killed by SIGSTOP and SIGKILL")
     world.wait(20)
     assert world.common
-    assert not any(group.own for group in world.supervisor.groups)
+    assert not any(group.isolated for group in world.supervisor.groups)
 
 
-def test_a_standby_that_does_not_fit_into_memory_is_left_out_and_tried_later() -> None:
+def test_a_standby_that_does_not_fit_into_memory_is_retried_after_a_pause() -> None:
     world = World("hot")
     standby = world.supervisor.standby.key
     assert standby is not None
     world.step(standby)
-    world.refuse(standby, memory=True)
-    assert world.supervisor.standby_state() == "none at this moment: out of memory"
+    world.refuse(standby, out_of_memory=True)
+    assert world.supervisor.standby.state_text() == "none at this moment: out of memory"
     world.wait(55)
-    assert len(world.spawned) == 1
+    assert len(world.started) == 1
     world.wait(10)
-    assert world.supervisor.standby_state() == "hot, ready"
+    assert world.supervisor.standby.state_text() == "hot, ready"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back(mode: str) -> None:
+def test_the_dnn_at_fault_is_disabled_and_retried_and_the_others_are_merged(mode: str) -> None:
     world = World(mode)
     world.wait(5)
     world.end(world.common, "killed by SIGSEGV", "lane", "object")
@@ -116,7 +116,7 @@ def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back
     first = world.common
     world.end(first, "killed by SIGSEGV", "lane", "object")
     if mode == "hot":
-        assert world.common, "the standby serves all until the others are ready"
+        assert world.common, "the standby serves all DNNs until their own processes are ready"
     world.wait(5)
     keys = {dnn: world.serving(dnn) for dnn in DNNS}
     assert None not in keys.values()
@@ -124,7 +124,7 @@ def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back
     lane = keys["lane"]
     assert lane is not None
     world.end(lane, "killed by SIGSEGV", "lane")
-    assert "killed by SIGSEGV; next try in 10 s" in world.disabled["lane"]
+    assert "killed by SIGSEGV; next retry in 10 s" in world.disabled["lane"]
     assert world.serving("object") == keys["object"]
     assert world.serving("pedestrian") == keys["pedestrian"]
     disabled_at = world.time_s
@@ -136,14 +136,14 @@ def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back
     assert again is not None
     assert again != keys["lane"]
     world.end(again, "killed by SIGSEGV", "lane")
-    assert "next try in 60 s" in world.disabled["lane"]
+    assert "next retry in 60 s" in world.disabled["lane"]
     world.wait(55)
     assert world.serving("object") == world.serving("pedestrian"), "served for fault_window_s without a fault"
     world.wait(90)
-    assert world.common, "lane was innocent for fault_window_s, too"
+    assert world.common, "lane served without a fault for fault_window_s, too"
     world.wait(5)
     assert (
-        world.supervisor.standby_state()
+        world.supervisor.standby.state_text()
         == {
             "none": "none (parameter standby)",
             "warm": "warm, ready",
@@ -153,7 +153,7 @@ def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back
     assert len(world.state) == (1 if mode == "none" else 2)
 
 
-def test_without_a_job_under_way_all_are_under_suspicion() -> None:
+def test_without_a_running_job_all_dnns_are_suspected() -> None:
     world = World()
     for _ in range(2):
         world.wait(5)
@@ -163,7 +163,7 @@ def test_without_a_job_under_way_all_are_under_suspicion() -> None:
     assert len(world.supervisor.routes) == 3
 
 
-def test_two_faults_further_apart_than_the_window_accuse_nobody() -> None:
+def test_faults_further_apart_than_the_window_make_no_dnn_suspected() -> None:
     world = World()
     for _ in range(5):
         world.end(world.common, "killed by SIGSEGV", "lane")
@@ -171,7 +171,7 @@ def test_two_faults_further_apart_than_the_window_accuse_nobody() -> None:
     assert world.common
 
 
-def test_a_dnn_that_is_alone_is_guilty_at_the_second_fault() -> None:
+def test_a_single_dnn_is_disabled_at_the_second_fault() -> None:
     world = World(dnns=("lane",))
     world.wait(5)
     world.end(world.common, "killed by SIGSEGV", "lane")
@@ -183,7 +183,7 @@ def test_a_dnn_that_is_alone_is_guilty_at_the_second_fault() -> None:
     assert not world.disabled
 
 
-def test_a_merge_that_does_not_fit_into_memory_leaves_things_as_they_are() -> None:
+def test_merging_without_enough_memory_leaves_the_processes_unchanged() -> None:
     world = World()
     for _ in range(2):
         world.wait(5)
@@ -195,44 +195,44 @@ def test_a_merge_that_does_not_fit_into_memory_leaves_things_as_they_are() -> No
     key = world.supervisor.merging.key
     while world.state[key] != "configuring":
         world.step(key)
-    world.refuse(key, memory=True)
+    world.refuse(key, out_of_memory=True)
     world.end(key)
     assert world.supervisor.routes == serving
     world.wait(20)
-    assert world.common, "tried again"
+    assert world.common, "retried"
 
 
-def split(mode: str, *accused: str) -> World:
-    """Two faults: these DNNs are under suspicion, their processes not ready yet."""
+def isolate(mode: str, *suspects: str) -> World:
+    """After two faults these DNNs are suspected; their own processes are not ready yet."""
     world = World(mode)
     world.wait(5)
     for _ in range(2):
         world.step(world.common)
-        world.end(world.common, "killed by SIGSEGV", *accused)
-        if (mode == "hot" and not any(group.own for group in world.supervisor.groups)) or mode == "none":
+        world.end(world.common, "killed by SIGSEGV", *suspects)
+        if (mode == "hot" and not any(group.isolated for group in world.supervisor.groups)) or mode == "none":
             world.wait(5)
     return world
 
 
-def test_the_standby_shelters_a_dnn_until_its_own_process_is_ready_however_long_that_takes() -> None:
-    world = split("hot", "lane", "object")
-    shelter = world.common
-    (lane,) = [group.coming for group in world.supervisor.groups if group.dnns == ("lane",)]
+def test_the_standby_serves_a_suspected_dnn_until_its_own_process_is_ready() -> None:
+    world = isolate("hot", "lane", "object")
+    common = world.common
+    (lane,) = [group.replacement for group in world.supervisor.groups if group.dnns == ("lane",)]
     assert lane is not None
     while world.serving("lane") != lane:
         world.step(lane)
     for _ in range(140):
         world.time_s += 0.5
         world.do(world.supervisor.tick())
-    assert world.serving("object") == shelter, "nothing is merged as long as somebody is on the way out"
-    assert world.serving("pedestrian") == shelter
+    assert world.serving("object") == common, "no DNN is merged while another one is being isolated"
+    assert world.serving("pedestrian") == common
     assert world.serving("lane") == lane
     world.wait(130)
     assert world.common
 
 
-def test_a_fault_while_dnns_are_merged_calls_that_off() -> None:
-    world = split("none", "lane", "object")
+def test_a_fault_cancels_merging() -> None:
+    world = isolate("none", "lane", "object")
     while world.supervisor.merging.key is None:
         world.wait(0.5)
     merging = world.supervisor.merging.key
@@ -247,8 +247,8 @@ def test_a_fault_while_dnns_are_merged_calls_that_off() -> None:
     assert world.common
 
 
-def test_dnns_that_are_merged_while_inactive_leave_no_process_behind() -> None:
-    world = split("none", "lane", "object")
+def test_merging_while_inactive_leaves_one_process() -> None:
+    world = isolate("none", "lane", "object")
     while world.supervisor.merging.key is None:
         world.wait(0.5)
     merging = world.supervisor.merging.key
@@ -268,7 +268,7 @@ def test_a_process_that_hangs_is_replaced_before_it_is_reaped() -> None:
     assert world.common == standby
 
 
-def test_a_process_lost_while_inactive_is_there_again_for_the_next_start() -> None:
+def test_a_process_lost_while_inactive_is_replaced_for_the_next_start() -> None:
     world = World()
     world.wait(5)
     key = world.common
@@ -310,8 +310,8 @@ EVENTS = st.lists(
 
 @settings(max_examples=150)
 @given(mode=st.sampled_from(MODES), count=st.integers(1, 3), events=EVENTS)
-def test_any_order_of_events_leaves_every_dnn_served_restored_or_disabled(mode: str, count: int, events: list) -> None:
-    """World.check() holds after each event; and once nothing fails any more, all are served as in the beginning."""
+def test_any_order_of_events_leaves_every_dnn_served_or_disabled(mode: str, count: int, events: list) -> None:
+    """World.check() passes after each event; without further faults one process serves all DNNs in the end."""
     world = World(mode, DNNS[:count])
     for kind, pick, dnns in events:
         keys = sorted(world.state)
@@ -326,27 +326,27 @@ def test_any_order_of_events_leaves_every_dnn_served_restored_or_disabled(mode: 
             world.wait(pick)
         elif kind == "heal":
             world.wait(55 + pick)
-        elif kind == "fault":  # of one that serves
+        elif kind == "fault":  # of a serving process
             serving = sorted(set(world.supervisor.routes.values()))
             if serving:
                 key = serving[pick % len(serving)]
                 world.step(key)
-                world.end(key, "killed by SIGSEGV", *[dnn for dnn in dnns if dnn in world.holds[key]])
+                world.end(key, "killed by SIGSEGV", *[dnn for dnn in dnns if dnn in world.configured_for[key]])
         elif kind == "toggle":
             supervisor = world.supervisor
-            busy = "finishing" in world.state.values()  # stop() waits for them
+            busy = "finishing" in world.state.values()  # stop() waits for these
             if not busy:
                 world.do(supervisor.deactivate() if supervisor.active else supervisor.activate())
         elif key in world.state:
             if kind == "step":
                 world.step(key)
             elif kind == "end":
-                under_way = [dnn for dnn in dnns if dnn in world.holds.get(key, ())]
-                world.end(key, "killed by SIGSEGV", *under_way)
+                running = [dnn for dnn in dnns if dnn in world.configured_for.get(key, ())]
+                world.end(key, "killed by SIGSEGV", *running)
             elif kind == "hang":
-                world.hang(key, *[dnn for dnn in dnns if dnn in world.holds.get(key, ())])
+                world.hang(key, *[dnn for dnn in dnns if dnn in world.configured_for.get(key, ())])
             else:
-                world.refuse(key, memory=kind == "memory")
+                world.refuse(key, out_of_memory=kind == "memory")
     if not world.supervisor.active:
         world.wait(5)
         world.do(world.supervisor.activate())
@@ -359,8 +359,8 @@ def test_any_order_of_events_leaves_every_dnn_served_restored_or_disabled(mode: 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("phase", ["starting", "configuring", "serving"])
-def test_what_always_fails_is_not_restarted_in_a_tight_loop(mode: str, phase: str) -> None:
-    """Whichever step every process dies in, for ten minutes."""
+def test_a_process_that_always_fails_is_restarted_with_pauses(mode: str, phase: str) -> None:
+    """Every process ends in the same phase, for ten minutes."""
     world = World(mode)
     world.wait(1)
     world.end(world.common, "killed by SIGSEGV")
@@ -375,7 +375,7 @@ def test_what_always_fails_is_not_restarted_in_a_tight_loop(mode: str, phase: st
                 world.step(key)
         world.time_s += 0.1
         world.do(world.supervisor.tick())
-    assert len(world.spawned) < 90
+    assert len(world.started) < 90
 
 
 def test_without_a_common_group_no_standby_is_configured() -> None:
@@ -388,6 +388,6 @@ def test_without_a_common_group_no_standby_is_configured() -> None:
     standby = world.supervisor.standby.key
     assert standby is not None
     world.step(standby)
-    assert world.state[standby] == "ready", "there is no DNN that it could replace"
+    assert world.state[standby] == "ready", "there is no process that it could replace"
     world.wait(90)
-    assert world.supervisor.standby_state() == "hot, ready"
+    assert world.supervisor.standby.state_text() == "hot, ready"
