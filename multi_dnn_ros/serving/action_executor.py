@@ -89,7 +89,7 @@ class ActionExecutor:
             elif isinstance(action, StartServing):
                 assert accounts is not None
                 for dnn, key in routes.items():
-                    if key == action.key:  # a DNN disabled in its former process starts anew
+                    if key == action.key:  # also one that its former process had disabled
                         accounts.enabled(dnn)
                 process.start_serving(accounts, {dnn: dict(values) for dnn, values in self.runtime.items()})
             elif isinstance(action, StopServing):

@@ -1,4 +1,4 @@
-"""Starts one engine process, exchanges messages with it, ends it, and tells why it ended."""
+"""Starts an engine process, exchanges messages with it, ends it, and determines the cause of its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No result waits for the decoding of another frame's image."""
+"""Decoding an image does not delay the result of another frame."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GpuHost:
 
 
 def test_results_are_reported_while_the_next_frame_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU: decoding in the DNN's thread made 90 ms out of 52 (a decode of 40 ms, 10 ms of layers)."""
+    """On a GPU, decoding in the DNN's thread took 90 ms instead of 52 (a decode of 40 ms, layers of 10 ms)."""
     FakeGpu(monkeypatch)
     recorder = Recorder()
     through = threading.Event()  # the kernels of the first frame

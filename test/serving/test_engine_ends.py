@@ -1,4 +1,4 @@
-"""How engine processes end, and what is left of them: nothing."""
+"""How engine processes end: the reported causes, and that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S
 
 @pytest.fixture(scope="module")
 def spares() -> Iterator[list[Rig]]:
-    """Engine processes for those tests that wait for their imports: all started at once."""
+    """Engine processes for the tests that wait for the imports, all started at once."""
     config = settings("object", "rear_object", cameras=("front", "rear"))
     config.dnns["object"].cameras = ["front"]
     config.dnns["rear_object"].cameras = ["rear"]
@@ -73,7 +73,7 @@ def test_a_crash_while_configuring(spares: list[Rig]) -> None:
         (fake.GPU_FAULT, None, EXIT_DEVICE_FAILED, "CUDA error: an illegal memory access was encountered"),
     ],
 )
-def test_a_dnn_that_ends_the_process(
+def test_a_dnn_ends_the_process(
     spares: list[Rig], value: int, number: int | None, code: int | None, cause: str
 ) -> None:
     engine = spares.pop().serve()
@@ -86,7 +86,7 @@ def test_a_dnn_that_ends_the_process(
 
 
 def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
-    """Without Python's lock: the heart beats, the job ages, and the end of the connection is noticed."""
+    """It does not hold the GIL: heartbeats continue, the job times out, the end of the connection is noticed."""
     engine = spares.pop().serve()
     engine.offer(fake.BUSY)
     engine.offer(fake.BUSY, "rear")
@@ -100,9 +100,9 @@ def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
     assert set(end.running) == {"object", "rear_object"}
 
 
-def test_a_native_call_that_keeps_pythons_lock(spares: list[Rig]) -> None:
+def test_a_native_call_that_holds_the_gil(spares: list[Rig]) -> None:
     engine = spares.pop().serve()
-    engine.offer(fake.GRIP)
+    engine.offer(fake.HOLD_GIL)
     _until(lambda: time.monotonic_ns() - engine.process.status.last_heartbeat_ns() > 10**9, "missing beats")
     engine.process.kill("hung: no heartbeat for 1 s")
     engine.process.kill("another cause")
@@ -111,7 +111,7 @@ def test_a_native_call_that_keeps_pythons_lock(spares: list[Rig]) -> None:
     assert end.running == ("object",)
 
 
-def test_a_process_that_takes_no_messages_is_killed(rig: Make) -> None:
+def test_a_process_that_receives_no_messages_is_killed(rig: Make) -> None:
     engine = rig("object")
     os.kill(engine.process.pid, signal.SIGSTOP)
     begin = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_process_that_takes_no_messages_is_killed(rig: Make) -> None:
     assert engine.end().cause == "hung: it took no message for 1 s"
 
 
-def test_killed_by_others_and_by_the_kernel(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sigkill_of_the_kernel_is_distinguished_from_others(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = rig("object")
     os.kill(engine.process.pid, signal.SIGKILL)
     assert engine.end().cause == "killed by SIGKILL"
@@ -132,9 +132,7 @@ def test_killed_by_others_and_by_the_kernel(rig: Make, monkeypatch: pytest.Monke
     assert other.end().cause == "killed by the kernel's out-of-memory killer"
 
 
-def test_an_earlier_kill_of_another_process_is_not_taken_for_its_own(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_oom_kill_of_another_process_is_not_the_cause(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = rig("object").serve()
     before = oom_kills()
     monkeypatch.setattr(engine_process, "oom_kills", lambda: before + 1)
@@ -193,14 +191,14 @@ def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed(
             torch, lane, detections, *numbers = node.stdout.readline().split()
             assert (torch, lane, detections) == ("False", "Lanes", "Detections")
             pids = [int(number) for number in numbers]
-            os.kill(pids[1], signal.SIGSTOP)  # its reader notices nothing; the kernel ends it
+            os.kill(pids[1], signal.SIGSTOP)  # it cannot notice the end of the node; the kernel kills it
         finally:
             node.kill()
     _until(lambda: not any(_runs(pid) for pid in pids), "end of the engine processes", 1.0)
 
 
 def test_nothing_is_left_of_many_processes() -> None:
-    """Killed at once, while they import, and after they served."""
+    """Killed at once, during the imports, and after serving."""
     with contextlib.closing(Rig(settings("object"))) as first:
         first.serve().outcomes(200)
     del first

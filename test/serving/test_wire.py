@@ -1,4 +1,4 @@
-"""Messages and results as they travel between the processes."""
+"""Messages and results between the processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
 
 @given(sizes=st.lists(SIZES, max_size=12))
 def test_messages_of_any_size_arrive_complete_and_in_order(sizes: list[int]) -> None:
-    """Those that fit into the receiver's buffer, fill it, or are larger."""
+    """Smaller than, equal to, and larger than the receive buffer."""
     one, other = (wire.Channel(end) for end in socket.socketpair())
     messages = [bytes([number]) * size for number, size in enumerate(sizes)]
     sender = threading.Thread(target=lambda: [one.send(message) for message in messages])
@@ -93,7 +93,7 @@ def test_results_are_unchanged_with_any_space_in_the_slot(mask: Any, count: int,
         assert sum(large) <= room
         assert all(size >= wire.LARGE_BYTES for size in large)
         found = wire.unpack(wire.FrameResult(1, "object", TIMING, data, large), memory)
-        memory[:] = 99  # the slot is used again
+        memory[:] = 99  # the slot is reused
         if isinstance(result, dict):
             np.testing.assert_array_equal(found["large"][0], mask)
             np.testing.assert_array_equal(found["large"][1], boxes)
