@@ -33,6 +33,12 @@ from multi_dnn_ros.serving.engine_reports import ChannelLogHandler, OutcomeSende
 from multi_dnn_ros.serving.host import Progress
 from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
 from multi_dnn_ros.serving.process_arguments import EXIT_DEVICE_FAILED, EXIT_ERROR, ProcessArguments
+from multi_dnn_ros.serving.process_priority import (
+    current_nice,
+    lower_process_priority,
+    lower_thread_priority,
+    nice_increment,
+)
 from multi_dnn_ros.serving.shared_status import SharedStatus
 from multi_dnn_ros.serving.slots import SlotMemory
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -84,6 +90,7 @@ class EngineMain:
         self._device: torch.device | None = None
         self._outcomes = OutcomeSender(channel, self._slots)
         self._stopping: threading.Thread | None = None
+        self._node_nice = current_nice()  # inherited
 
     def run(self) -> NoReturn:
         """The main thread."""
@@ -203,7 +210,8 @@ class EngineMain:
         from multi_dnn_ros.backends.device_errors import is_device_failure
         from multi_dnn_ros.serving.configure import configure, describe_failure
 
-        _set_nice(_BACKGROUND_NICE if request.in_background else 0)
+        if request.in_background:
+            lower_thread_priority(_BACKGROUND_NICE)
 
         def send_progress(progress: Progress) -> None:
             self._channel.send(wire.Progressed(progress))
@@ -221,6 +229,9 @@ class EngineMain:
         part = {name: request.config.dnns[name] for name in request.dnns}
         self._config = request.config.model_copy(update={"dnns": part}).model_copy(deep=True)
         self._pipeline, self._device = pipeline, pipeline.device
+        increment = nice_increment(pipeline.device.type, request.config.engine_nice)
+        if increment:
+            lower_process_priority(self._node_nice, increment)
         self._channel.send(wire.Configured(description))
 
     # -- the other threads
@@ -246,11 +257,3 @@ class EngineMain:
                 time.sleep(_REPORT_S)
 
         self._guarded(send_reports)
-
-
-def _set_nice(nice: int) -> None:
-    """Set the nice value of the calling thread; threads and processes that it starts later inherit it."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-    except OSError:  # only root may take back a low priority
-        logging.getLogger(__name__).info("the priority of configuring stays as it is")

@@ -286,6 +286,13 @@ class NodeConfig(_Section):
         description="process: the DNNs run in an engine process, which is replaced when it crashes or hangs. none: "
         "they run in the node's process, for debuggers and profilers.",
     )
+    engine_nice: int = Field(
+        5,
+        ge=0,
+        le=19,
+        description="Added to the nice value of an engine process that runs DNNs on the CPU, so that the node receives "
+        "and decodes images in time on a busy CPU. 0: the priority of the node. No effect with a GPU.",
+    )
     standby: Literal["none", "warm", "hot"] = Field(
         "none",
         description="What replaces a lost engine process. none: a new process. warm: a process that has done its "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.serving import wire
@@ -144,6 +145,11 @@ class Rig:
         self.end()
         for pool in self.pools.values():
             pool.close()
+
+
+def thread_nice(pid: int) -> dict[int, int]:
+    """The nice value of each thread of a process."""
+    return {thread.id: psutil.Process(thread.id).nice() for thread in psutil.Process(pid).threads()}
 
 
 def same(one: Any, other: Any) -> bool:

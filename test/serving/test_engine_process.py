@@ -12,7 +12,7 @@ import fake_pipelines as fake
 import numpy as np
 import psutil
 import pytest
-from engine_rig import Rig, same
+from engine_rig import Rig, same, thread_nice
 from fake_pipelines import settings
 
 from multi_dnn_ros.benchmark.faults import ExitingBuild
@@ -62,6 +62,7 @@ def _check_configuring(engine: Rig) -> None:
     assert "build_broken" in refused.text
     description = engine.configure().description
     assert description.device == "cpu"
+    assert psutil.Process(engine.process.pid).nice() == psutil.Process().nice() + 5  # the default of engine_nice
     assert description.dnns["object"].cameras == ("front", "rear")
     reports = [message.progress for message in engine.all(wire.Progressed)]
     assert [(progress.ready, progress.total) for progress in reports][:2] == [(1, 2), (2, 2)]
@@ -181,13 +182,10 @@ def _check_priorities(engine: Rig) -> None:
     assert "nice 19" in [message.progress.text for message in engine.all(wire.Progressed)]
     engine.answer(wire.Start({}), wire.Started)
     engine.outcomes(200)
-    nice = {}
-    for thread in Path(f"/proc/{engine.process.pid}/task").iterdir():
-        nice[int(thread.name)] = os.getpriority(os.PRIO_PROCESS, int(thread.name))
-    low = [thread for thread, value in nice.items() if value > 0]
-    assert engine.process.pid in low  # the main thread, which configures
-    engines = [thread for thread, value in nice.items() if value == os.getpriority(os.PRIO_PROCESS, 0)]
-    assert len(engines) >= 6  # heartbeat, receive, report, workers, DNN
+    nice = thread_nice(engine.process.pid)
+    assert nice.pop(engine.process.pid) == 19  # the main thread, which configures
+    serving = [value for value in nice.values() if value == psutil.Process().nice() + engine.config.engine_nice]
+    assert len(serving) >= 6  # heartbeat, receive, report, workers, DNN
 
 
 def test_a_build_that_cannot_be_pickled_raises_in_the_caller(rig: Make) -> None:

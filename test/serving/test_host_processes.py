@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import fake_pipelines
+import psutil
 import pytest
+from engine_rig import thread_nice
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
 from host_rig import HostRig, descriptors
 
@@ -18,6 +20,7 @@ from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.serving.process_priority import nice_increment
 from multi_dnn_ros.serving.slots import slots_needed
 
 
@@ -190,6 +193,19 @@ def test_a_process_with_a_fault_is_replaced_before_it_has_ended(make: Callable[.
     assert status is not None
     assert "illegal memory access" in str(status.values["last loss"])
     assert float(str(status.values["gap (ms)"])) < 3000.0
+
+
+@pytest.mark.parametrize("engine_nice", [0, 7])
+def test_engine_nice_is_added_to_the_nice_value_of_every_thread(make: Callable[..., HostRig], engine_nice: int) -> None:
+    rig = make("object", engine_nice=engine_nice).start()
+    nice = thread_nice(rig.pid())
+    assert len(nice) >= 6
+    assert set(nice.values()) == {psutil.Process().nice() + engine_nice}
+
+
+def test_the_priority_is_unchanged_on_a_gpu() -> None:
+    assert nice_increment("cuda", 5) == 0
+    assert nice_increment("cpu", 5) == 5
 
 
 def test_a_process_with_a_hanging_job_is_replaced(make: Callable[..., HostRig]) -> None:
