@@ -29,6 +29,7 @@ from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.engine_reports import ChannelLogHandler, OutcomeSender, StatusObserver, exit_with_cause
 from multi_dnn_ros.serving.host import Progress
 from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
@@ -62,7 +63,7 @@ def main(argument: str) -> NoReturn:
     threading.current_thread().name = "configure"
     connected = socket.socket(fileno=arguments.channel)
     os.register_at_fork(after_in_child=connected.close)  # a child must not keep the connection open
-    channel = wire.Channel(connected)
+    channel = Channel(connected)
     status = SharedStatus(arguments.dnns, arguments.status)
     try:
         with short_switch_interval():
@@ -78,7 +79,7 @@ def main(argument: str) -> NoReturn:
 class EngineMain:
     """Handles the messages of the node's process. Created before PyTorch is imported."""
 
-    def __init__(self, arguments: ProcessArguments, channel: wire.Channel, status: SharedStatus) -> None:
+    def __init__(self, arguments: ProcessArguments, channel: Channel, status: SharedStatus) -> None:
         self._channel = channel
         self._status = status
         self._modules = arguments.modules

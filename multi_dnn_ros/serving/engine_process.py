@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from multi_dnn_ros.serving import default_build, wire
+from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.child_processes import LineReader, kill_group, kill_session
 from multi_dnn_ros.serving.oom_kills import oom_kills
 from multi_dnn_ros.serving.process_arguments import Pool, ProcessArguments
@@ -166,7 +167,7 @@ class EngineProcess:
         seconds, microseconds = divmod(round(_SEND_TIMEOUT_S * 1e6), 1_000_000)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
         self._socket = ours
-        self._channel = wire.Channel(ours)
+        self._channel = Channel(ours)
 
     def _open_pid(self) -> int:
         """A file descriptor that becomes readable when the process ends."""

@@ -12,7 +12,9 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.process_arguments import EXIT_DEVICE_FAILED
+from multi_dnn_ros.serving.result_packing import pack
 from multi_dnn_ros.serving.shared_status import SharedStatus
 from multi_dnn_ros.serving.slots import SlotMemory
 
@@ -26,7 +28,7 @@ class OutcomeSender:
     slots: by camera.
     """
 
-    def __init__(self, channel: wire.Channel, slots: dict[str, SlotMemory]) -> None:
+    def __init__(self, channel: Channel, slots: dict[str, SlotMemory]) -> None:
         self._channel = channel
         self._slots = slots
         self._frame_in: dict[tuple[str, int], int] = {}  # by camera and slot, the number of the newest frame
@@ -43,7 +45,7 @@ class OutcomeSender:
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
         camera, slot = self._slot_of[number]
-        data, large = wire.pack(output, self._slots[camera].output(slot, dnn))
+        data, large = pack(output, self._slots[camera].output(slot, dnn))
         self._channel.send(wire.FrameResult(number, dnn, timing, data, large))
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
@@ -60,7 +62,7 @@ class StatusObserver:
     next one has only just started, and its time counts from then.
     """
 
-    def __init__(self, status: SharedStatus, channel: wire.Channel) -> None:
+    def __init__(self, status: SharedStatus, channel: Channel) -> None:
         self._status = status
         self._channel = channel
         self._running = dict.fromkeys(status.dnns, 0)
@@ -89,7 +91,7 @@ class StatusObserver:
 class ChannelLogHandler(logging.Handler):
     """Sends log records to the node's process."""
 
-    def __init__(self, channel: wire.Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         super().__init__()
         self._channel = channel
 
@@ -102,7 +104,7 @@ class ChannelLogHandler(logging.Handler):
             self.handleError(record)
 
 
-def exit_with_cause(channel: wire.Channel, cause: str, code: int) -> NoReturn:
+def exit_with_cause(channel: Channel, cause: str, code: int) -> NoReturn:
     """Send the cause and exit at once, without cleaning up: after a fault any call into the driver may hang."""
     timer = threading.Timer(_DYING_S, os._exit, (code,))  # another thread may hang while it holds the channel's lock
     timer.daemon = True

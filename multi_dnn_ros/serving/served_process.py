@@ -11,10 +11,11 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.process_end import End
+from multi_dnn_ros.serving.result_packing import unpack
 from multi_dnn_ros.serving.shared_status import SharedStatus
 from multi_dnn_ros.serving.slots import Slot, SlotPool
+from multi_dnn_ros.serving.unanswered_frames import UnansweredFrames
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class ServedProcess:
         self.last_result_ns: int | None = None
         self._results = 0  # since it began to serve
         self._accounts: Accounts | None = None
-        self._ledger = Ledger()
+        self._unanswered = UnansweredFrames()
         self._process = make(label, dnns, pools, self._on_message, self._on_end)
 
     @property
@@ -85,7 +86,7 @@ class ServedProcess:
     @property
     def has_ended(self) -> bool:
         """Whether the process was reaped."""
-        return self._ledger.closed
+        return self._unanswered.closed
 
     def start_serving(self, accounts: Accounts, runtime: Mapping[str, Mapping[str, Any]]) -> None:
         """Let the process serve; its results and drops go to `accounts`. runtime: by DNN, its runtime parameters."""
@@ -106,7 +107,7 @@ class ServedProcess:
 
     def offer(self, number: int, frame: Frame, slot: Slot, dnns: tuple[str, ...]) -> bool:
         """Send a decoded frame to these DNNs; False: the process has ended."""
-        if not self._ledger.add(number, slot, dnns):
+        if not self._unanswered.add(number, slot, dnns):
             return False
         height, width = frame.image().shape[:2]
         self.send(
@@ -132,7 +133,7 @@ class ServedProcess:
         elif isinstance(message, wire.FrameDropped):
             if self._accounts is not None:
                 self._accounts.drop(message.number, message.dnn, message.reason, message.message)
-            self._ledger.answered(message.number, message.dnn)
+            self._unanswered.answered(message.number, message.dnn)
         elif isinstance(message, wire.Failed):
             if self._accounts is not None:
                 self._accounts.failure(message.failure)
@@ -146,18 +147,18 @@ class ServedProcess:
             self._pass_on(self, message)
 
     def _on_result(self, result: wire.FrameResult) -> None:
-        buffer = self._ledger.buffer(result.number, result.dnn)
+        buffer = self._unanswered.buffer(result.number, result.dnn)
         if buffer is None or self._accounts is None:
             return
         try:
-            output = wire.unpack(result, buffer.output(result.dnn))
+            output = unpack(result, buffer.output(result.dnn))
         except Exception as error:  # unpickling raises arbitrary errors
             log.exception("a result of DNN %s cannot be unpickled", result.dnn)
             reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
             self._accounts.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason)
         else:
             self._accounts.result(result.number, result.dnn, output, result.timing)
-        self._ledger.answered(result.number, result.dnn)
+        self._unanswered.answered(result.number, result.dnn)
         self.last_result_ns = time.monotonic_ns()
         self._results += 1
         if self._results == 1:
@@ -166,7 +167,7 @@ class ServedProcess:
     def _on_end(self, process: Process, end: End) -> None:
         """The process was reaped, so it reads no slot any more."""
         accounts = self._accounts
-        for number, dnn in self._ledger.close():
+        for number, dnn in self._unanswered.close():
             if accounts is not None:
                 accounts.drop(number, dnn, DropReason.ENGINE_LOST, end.cause)
         process.status.close()

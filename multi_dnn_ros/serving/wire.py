@@ -1,32 +1,19 @@
-"""The messages between the node's process and an engine process, and their transport over a socket pair.
+"""The messages between the node's process and an engine process.
 
-Messages are pickled dataclasses: both ends run the same version of this package. Images and large results are passed in
-shared memory (:mod:`multi_dnn_ros.serving.slots`) instead.
+They are sent over a :class:`multi_dnn_ros.serving.channel.Channel`. Images and large results are passed in shared
+memory instead (:mod:`multi_dnn_ros.serving.slots`).
 """
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Timing
 from multi_dnn_ros.serving.host import Build, Description, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
-
-#: Arrays of a result of at least this size are passed in shared memory.
-LARGE_BYTES = 16_384
-_BUFFER_BYTES = 65_536
-_LENGTH = struct.Struct("=I")
-
 
 # -- node to engine process
 
@@ -201,78 +188,3 @@ class Dying:
     """The process cannot continue (a CUDA fault, an internal error) and ends itself. cause: a phrase for messages."""
 
     cause: str
-
-
-class Channel:
-    """One end of the socket pair. Any thread may send; one thread receives.
-
-    A message is its length (4 bytes) and its pickle. One system call receives all messages that have arrived.
-    """
-
-    def __init__(self, connected: socket.socket) -> None:
-        self._socket = connected
-        self._lock = threading.Lock()
-        self._buffer = bytearray(_BUFFER_BYTES)
-        self._begin = self._end = 0  # of the received bytes that were not taken yet
-
-    def send(self, message: Any) -> None:
-        """Raises ConnectionError if the other end is closed, BlockingIOError after the socket's send timeout."""
-        data = pickle.dumps(message, protocol=5)
-        with self._lock:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
-
-    def receive(self) -> Any:
-        """Wait for the next message. Raises EOFError or ConnectionError if the other end is closed."""
-        (size,) = _LENGTH.unpack(self._take(_LENGTH.size))
-        return pickle.loads(self._take(size))  # noqa: S301  (sent by our own process)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _take(self, size: int) -> memoryview:
-        """The next bytes, valid until the next call."""
-        if self._begin + size > len(self._buffer):  # not enough space: move the bytes to a new buffer
-            rest = self._buffer[self._begin : self._end]
-            self._buffer = rest + bytearray(max(_BUFFER_BYTES, size) - len(rest))
-            self._begin, self._end = 0, len(rest)
-        view = memoryview(self._buffer)
-        while self._end - self._begin < size:
-            count = self._socket.recv_into(view[self._end :])
-            if not count:
-                raise EOFError("the other end of the channel is closed")
-            self._end += count
-        begin, self._begin = self._begin, self._begin + size
-        if self._begin == self._end:
-            self._begin = self._end = 0
-        return view[begin : begin + size]
-
-
-def pack(output: Any, space: npt.NDArray[np.uint8]) -> tuple[bytes, tuple[int, ...]]:
-    """`output` and `large` of a FrameResult.
-
-    Arrays of at least LARGE_BYTES are copied into `space`, (bytes,) uint8, if they fit; otherwise they are pickled.
-    """
-    sizes: list[int] = []
-    used = 0
-
-    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
-        """Whether pickle has to write the array itself."""
-        nonlocal used
-        raw = buffer.raw()
-        if raw.nbytes < LARGE_BYTES or used + raw.nbytes > len(space):
-            return True
-        space[used : used + raw.nbytes] = np.frombuffer(raw, dtype=np.uint8)
-        sizes.append(raw.nbytes)
-        used += raw.nbytes
-        return False
-
-    return pickle.dumps(output, protocol=5, buffer_callback=keep_in_band), tuple(sizes)
-
-
-def unpack(result: FrameResult, space: npt.NDArray[np.uint8]) -> Any:
-    """The output of a FrameResult. Its large arrays are copied from `space`, which is reused for later frames."""
-    arrays, begin = [], 0
-    for size in result.large:
-        arrays.append(space[begin : begin + size].copy())
-        begin += size
-    return pickle.loads(result.output, buffers=arrays)  # noqa: S301  (sent by our own process)

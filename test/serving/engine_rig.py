@@ -15,6 +15,7 @@ from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.host import Build
 from multi_dnn_ros.serving.process_end import End
+from multi_dnn_ros.serving.result_packing import unpack
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, open_pools
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -125,7 +126,7 @@ class Rig:
 
         self.until(complete, "answers")
         results = {
-            dnn: wire.unpack(answer, slot.output(dnn)) if isinstance(answer, wire.FrameResult) else answer
+            dnn: unpack(answer, slot.output(dnn)) if isinstance(answer, wire.FrameResult) else answer
             for dnn, answer in found.items()
         }
         slot.release()

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from multi_dnn_ros.engine.task import Timing
-from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving import result_packing, wire
+from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.process_arguments import Pool, ProcessArguments
 from multi_dnn_ros.serving.slots import SlotLayout
 from multi_dnn_ros.vision.results import Detections, Lanes
@@ -25,8 +26,8 @@ SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
-    one, other = (wire.Channel(end) for end in socket.socketpair())
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, other = (Channel(end) for end in socket.socketpair())
     yield one, other
     one.close()
     other.close()
@@ -35,7 +36,7 @@ def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
 @given(sizes=st.lists(SIZES, max_size=12))
 def test_messages_of_any_size_arrive_complete_and_in_order(sizes: list[int]) -> None:
     """Smaller than, equal to, and larger than the receive buffer."""
-    one, other = (wire.Channel(end) for end in socket.socketpair())
+    one, other = (Channel(end) for end in socket.socketpair())
     messages = [bytes([number]) * size for number, size in enumerate(sizes)]
     sender = threading.Thread(target=lambda: [one.send(message) for message in messages])
     sender.start()
@@ -47,7 +48,7 @@ def test_messages_of_any_size_arrive_complete_and_in_order(sizes: list[int]) -> 
     other.close()
 
 
-def test_several_threads_may_send(ends: tuple[wire.Channel, wire.Channel]) -> None:
+def test_several_threads_may_send(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     count = 200
     threads = [
@@ -63,7 +64,7 @@ def test_several_threads_may_send(ends: tuple[wire.Channel, wire.Channel]) -> No
         assert [number for sender, number in received if sender == name] == list(range(count))
 
 
-def test_a_truncated_message_ends_the_connection(ends: tuple[wire.Channel, wire.Channel]) -> None:
+def test_a_truncated_message_ends_the_connection(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     one._socket.sendall(wire._LENGTH.pack(100) + b"half")
     one.close()
@@ -89,17 +90,17 @@ def test_results_are_unchanged_with_any_space_in_the_slot(mask: Any, count: int,
     )
     for result in results:
         memory = np.zeros(room, np.uint8)
-        data, large = wire.pack(result, memory)
+        data, large = result_packing.pack(result, memory)
         assert sum(large) <= room
-        assert all(size >= wire.LARGE_BYTES for size in large)
-        found = wire.unpack(wire.FrameResult(1, "object", TIMING, data, large), memory)
+        assert all(size >= result_packing.LARGE_BYTES for size in large)
+        found = result_packing.unpack(wire.FrameResult(1, "object", TIMING, data, large), memory)
         memory[:] = 99  # the slot is reused
         if isinstance(result, dict):
             np.testing.assert_array_equal(found["large"][0], mask)
             np.testing.assert_array_equal(found["large"][1], boxes)
         else:
             assert same(found, result)
-    assert wire.pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
+    assert result_packing.pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
 
 
 def test_arguments_are_equal_in_the_other_process() -> None:

@@ -15,7 +15,7 @@ class _Entry:
     unanswered: set[str]  # DNNs
 
 
-class Ledger:
+class UnansweredFrames:
     """Thread-safe. Holds the buffer of each frame until all DNNs of the process have answered it, or until `close`.
 
     A slot is therefore not reused while the process may read it, even if the accounts have dropped the frame already.
@@ -27,7 +27,7 @@ class Ledger:
         self._closed = False
 
     def add(self, number: int, buffer: Buffer, dnns: Iterable[str]) -> bool:
-        """Add a frame before it is sent to the process; False if the ledger is closed."""
+        """Add a frame before it is sent to the process; False if the process has ended."""
         with self._lock:
             if self._closed:
                 return False

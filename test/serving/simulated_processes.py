@@ -20,7 +20,7 @@ DNNS = ("lane", "object", "pedestrian")
 TIMES = SupervisionTimes(fault_window_s=60.0)
 
 
-class World:
+class Simulation:
     """time_s: the clock. state: of each process that was not reaped; it determines its next step."""
 
     def __init__(self, standby: str = "none", dnns: tuple[str, ...] = DNNS, times: SupervisionTimes = TIMES) -> None:
