@@ -18,7 +18,7 @@ import psutil
 from multi_dnn_ros.benchmark.faults import KINDS, ExitingBuild, Faults, engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
 from multi_dnn_ros.common.reporting import distribution, table
-from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.host import Build, Progress
 from multi_dnn_ros.serving.process_host import ProcessHost
 from multi_dnn_ros.settings.schema import NodeConfig
@@ -63,7 +63,7 @@ class ResourceUse:
     shared: int
 
 
-def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = builds.build) -> dict[str, Any]:
+def measure_chaos(config: NodeConfig, plan: ChaosPlan, build: Build = default_build.build) -> dict[str, Any]:
     """Run the plan; returns figures with the verdict `passed` and, if False, the reasons as `findings`."""
     before = _resource_use()
     with tempfile.TemporaryDirectory(prefix="multi_dnn_chaos_") as folder:
@@ -129,7 +129,7 @@ def _run(config: NodeConfig, plan: ChaosPlan, host: ProcessHost, flag: Path) -> 
         if not watch.wait_settled(traffic):
             findings.append(
                 f"not recovered {_RECOVERY_S:g} s after the last fault: "
-                + "; ".join(f"{it.name}: {it.text}, standby {it.values.get('standby')}" for it in host.conditions())
+                + "; ".join(f"{it.name}: {it.text}, standby {it.values.get('standby')}" for it in host.statuses())
             )
         recovery_s = time.monotonic() - begin
         last = _settled_resource_use(first)
@@ -180,7 +180,7 @@ class _Watch:
 
     def serving(self) -> set[int]:
         """Process IDs that serve a group."""
-        pids = (condition.values["pid"] for condition in self._host.conditions())
+        pids = (status.values["pid"] for status in self._host.statuses())
         return {int(str(pid)) for pid in pids if pid != "none"}
 
     def sleep(self, seconds: float) -> None:
@@ -196,8 +196,8 @@ class _Watch:
         counts = {dnn: traffic.results(dnn) for dnn in traffic.accounts.streams}
         while time.monotonic() < until:
             self._look()
-            conditions = self._host.conditions()
-            settled = [condition.values.get("standby") for condition in conditions] == [wanted]
+            statuses = self._host.statuses()
+            settled = [status.values.get("standby") for status in statuses] == [wanted]
             if settled and all(traffic.results(dnn) > count for dnn, count in counts.items()):
                 return True
             time.sleep(_SAMPLE_S)
@@ -205,11 +205,11 @@ class _Watch:
 
     def _look(self) -> None:
         self.engines = max(self.engines, len(engine_pids()))
-        for condition in self._host.conditions():
-            values = condition.values
-            gap = values.get("gap (ms)", "lasts")
-            key = condition.name, values["pid"], gap
-            if gap != "lasts" and key not in self._seen:
+        for status in self._host.statuses():
+            values = status.values
+            gap = values.get("gap (ms)", "ongoing")
+            key = status.name, values["pid"], gap
+            if gap != "ongoing" and key not in self._seen:
                 self._seen.add(key)
                 self.gaps_ms.append(float(str(gap)))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.host import Build
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -36,8 +36,8 @@ class ExitingBuild:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Those of the build that it wraps; see :func:`multi_dnn_ros.serving.builds.modules_of`."""
-        return builds.modules_of(self.build)
+        """Those of the build that it wraps; see :func:`multi_dnn_ros.serving.default_build.modules_of`."""
+        return default_build.modules_of(self.build)
 
     def __call__(self, config: NodeConfig, progress: Callable[[str], None]) -> Any:
         """Without the file (the usual case) calls `build`."""

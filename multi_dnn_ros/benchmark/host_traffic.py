@@ -16,7 +16,7 @@ from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.statistics import StreamStatistics
 from multi_dnn_ros.engine.task import Drop, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
+from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
 from multi_dnn_ros.serving.host import Description, Host
 
 #: (camera, index of the image) -> image, (H, W, 3) uint8.
@@ -119,10 +119,10 @@ class HostTraffic:
             number += 1
             due = max(due + period_s, time.monotonic())
 
-    def _decode(self, camera: str, number: int) -> Callable[[Room], npt.NDArray[np.uint8]]:
-        def decode(room: Room) -> npt.NDArray[np.uint8]:
+    def _decode(self, camera: str, number: int) -> Callable[[Allocate], npt.NDArray[np.uint8]]:
+        def decode(allocate: Allocate) -> npt.NDArray[np.uint8]:
             picture = self._picture(camera, number)
-            image = room(*picture.shape[:2])
+            image = allocate(*picture.shape[:2])
             image[:] = picture
             return image
 

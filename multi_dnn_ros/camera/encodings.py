@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-Picture = npt.NDArray[np.uint8]
+RgbArray = npt.NDArray[np.uint8]
 
 
 class Encoded(NamedTuple):
@@ -19,10 +19,10 @@ class Encoded(NamedTuple):
     width: int
     encoding: str
     step: int
-    data: Picture
+    data: RgbArray
 
 
-def encode(rgb: Picture, encoding: str) -> Encoded:
+def encode(rgb: RgbArray, encoding: str) -> Encoded:
     """Encode an image, (H, W, 3) uint8 RGB, in a ROS encoding.
 
     The YUV encodings are BT.601 with limited range, as OpenCV reads them, and need an even width (nv12: and height).
@@ -38,7 +38,7 @@ def encode(rgb: Picture, encoding: str) -> Encoded:
     return Encoded(height, width, encoding, step, pixels.view(np.uint8).reshape(-1))
 
 
-def compress(rgb: Picture, image_format: str, quality: int = 90) -> npt.NDArray[np.uint8]:
+def compress(rgb: RgbArray, image_format: str, quality: int = 90) -> npt.NDArray[np.uint8]:
     """Encode an image, (H, W, 3) uint8 RGB, as the bytes of a `jpeg` or `png` file."""
     options = [cv2.IMWRITE_JPEG_QUALITY, quality] if image_format == "jpeg" else []
     done, data = cv2.imencode(f".{image_format}", cv2.cvtColor(rgb, cv2.COLOR_RGB2BGR), options)
@@ -47,7 +47,7 @@ def compress(rgb: Picture, image_format: str, quality: int = 90) -> npt.NDArray[
     return np.asarray(data, np.uint8).reshape(-1)
 
 
-def resize(rgb: Picture, size: tuple[int, int]) -> Picture:
+def resize(rgb: RgbArray, size: tuple[int, int]) -> RgbArray:
     """Stretch an image to `size`, (width, height)."""
     if (rgb.shape[1], rgb.shape[0]) == size:
         return rgb
@@ -55,16 +55,16 @@ def resize(rgb: Picture, size: tuple[int, int]) -> Picture:
     return np.asarray(cv2.resize(rgb, size, interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR), np.uint8)
 
 
-def _convert(code: int) -> Callable[[Picture], Picture]:
+def _convert(code: int) -> Callable[[RgbArray], RgbArray]:
     return lambda rgb: np.asarray(cv2.cvtColor(rgb, code), np.uint8)
 
 
-def _mono16(rgb: Picture) -> npt.NDArray[np.uint16]:
+def _mono16(rgb: RgbArray) -> npt.NDArray[np.uint16]:
     # 257 = 65535 / 255: white stays white. The message says little-endian.
     return (cv2.cvtColor(rgb, cv2.COLOR_RGB2GRAY).astype(np.uint16) * 257).astype("<u2")
 
 
-def _planes(rgb: Picture) -> tuple[Picture, Picture, Picture]:
+def _planes(rgb: RgbArray) -> tuple[RgbArray, RgbArray, RgbArray]:
     """Y of (H, W), U and V of (H / 2, W / 2)."""
     height, width = rgb.shape[:2]
     planar = np.asarray(cv2.cvtColor(rgb, cv2.COLOR_RGB2YUV_I420), np.uint8).reshape(-1)
@@ -72,13 +72,13 @@ def _planes(rgb: Picture) -> tuple[Picture, Picture, Picture]:
     return luma.reshape(height, width), chroma[0], chroma[1]
 
 
-def _nv12(rgb: Picture) -> Picture:
+def _nv12(rgb: RgbArray) -> RgbArray:
     luma, u, v = _planes(rgb)
     return np.concatenate([luma.reshape(-1), np.stack([u, v], axis=-1).reshape(-1)])
 
 
-def _packed_422(luma_first: bool) -> Callable[[Picture], Picture]:
-    def convert(rgb: Picture) -> Picture:
+def _packed_422(luma_first: bool) -> Callable[[RgbArray], RgbArray]:
+    def convert(rgb: RgbArray) -> RgbArray:
         luma, u, v = _planes(rgb)
         height, width = luma.shape
         chroma = np.stack([u, v], axis=-1).reshape(height // 2, width)  # U V U V ...
@@ -88,8 +88,8 @@ def _packed_422(luma_first: bool) -> Callable[[Picture], Picture]:
     return convert
 
 
-def _bayer(pattern: str) -> Callable[[Picture], Picture]:
-    def convert(rgb: Picture) -> Picture:
+def _bayer(pattern: str) -> Callable[[RgbArray], RgbArray]:
+    def convert(rgb: RgbArray) -> RgbArray:
         mosaic = np.empty(rgb.shape[:2], np.uint8)
         for position, color in enumerate(pattern):  # the 2x2 cell from the top left, row by row
             row, column = divmod(position, 2)
@@ -102,7 +102,7 @@ def _bayer(pattern: str) -> Callable[[Picture], Picture]:
 _YUV = ("yuv422", "yuv422_yuy2", "nv12")
 
 #: By encoding: (H, W, 3) uint8 RGB -> array whose bytes are the message's data.
-ENCODERS: dict[str, Callable[[Picture], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]] = {
+ENCODERS: dict[str, Callable[[RgbArray], npt.NDArray[np.uint8] | npt.NDArray[np.uint16]]] = {
     "rgb8": lambda rgb: rgb,
     "bgr8": _convert(cv2.COLOR_RGB2BGR),
     "rgba8": _convert(cv2.COLOR_RGB2RGBA),

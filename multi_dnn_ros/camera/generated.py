@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from multi_dnn_ros.camera.source import Recorded, SourceError, SourceImage
 from multi_dnn_ros.training.scenes import SceneGenerator
 
-#: Seconds after which a generated drive changes road and weather.
-_STRETCH_S = 5.0
+#: Interval in seconds after which a generated drive changes road and weather.
+_SECTION_S = 5.0
 
 
 class SceneSource:
@@ -24,7 +24,7 @@ class SceneSource:
         self.notes: list[str] = []
         self.rate_hz: float | None = rate_hz
         self.length = length
-        self._drive = SceneGenerator(*size, seed).drive(length, rate_hz, _STRETCH_S)
+        self._drive = SceneGenerator(*size, seed).drive(length, rate_hz, _SECTION_S)
 
     def items(self) -> Iterator[SourceImage]:
         for index in range(self.length):
@@ -50,16 +50,16 @@ class PreparedSource:
         self.name = source.name
         self.notes = source.notes
         self.rate_hz = source.rate_hz
-        self._shots: list[SourceImage | Recorded] = []
-        held = 0
-        for shot in source.items():
-            held += shot.image.nbytes + (shot.scene.lane_mask.nbytes if shot.scene else 0)
-            if held > limit_bytes:
+        self._images: list[SourceImage | Recorded] = []
+        total_bytes = 0
+        for image in source.items():
+            total_bytes += image.image.nbytes + (image.scene.lane_mask.nbytes if image.scene else 0)
+            if total_bytes > limit_bytes:
                 raise SourceError(
                     f"{self.name}: {source.length} images take more than {limit_bytes >> 20} MiB; prepare fewer"
                 )
-            self._shots.append(shot)
+            self._images.append(image)
             progress()
 
     def items(self) -> Iterator[SourceImage | Recorded]:
-        return iter(self._shots)
+        return iter(self._images)

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CameraFormat:
-    """Format of the published images. size: (width, height), or None for the source's own.
-    image_format: if compressed.
+    """Format of the published images.
+
+    encoding: of raw images. image_format: of compressed images, jpeg or png. size: (width, height), or None for the
+    source's own. qos: name of the profile.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""Keeps a rate without drift."""
+"""Waits for the times of a fixed rate, without drift."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Pace:
     clock: seconds, monotonic. sleep: pauses for seconds. running: False ends a wait early.
     """
 
-    _SLICE_S = 0.1  # interval of checking `running`
+    _POLL_S = 0.1  # interval of checking `running`
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class Pace:
         now = self._clock()
         if self._start_s is None:
             self._start_s = now - due_s
-        behind_s = now - (self._start_s + due_s)
-        if behind_s > self._slack_s:
+        delay_s = now - (self._start_s + due_s)
+        if delay_s > self._slack_s:
             self.late += 1
-            self._start_s += behind_s
+            self._start_s += delay_s
         while self._running():
             remaining_s = self._start_s + due_s - self._clock()
             if remaining_s <= 0.0:
                 return True
-            self._sleep(min(remaining_s, self._SLICE_S))
+            self._sleep(min(remaining_s, self._POLL_S))
         return False

@@ -118,20 +118,20 @@ class Player:
             yield from ((0.0, 0.0, item) for item in self._subsampled())
             return
         own_hz = self._source.rate_hz or self._pace_hz()
-        passed = 0  # items of earlier loops
-        passed_s = 0.0  # recorded time of earlier loops
+        played = 0  # items of earlier loops
+        played_s = 0.0  # recorded time of earlier loops
         while True:
             index, recorded_s, interval_s = -1, 0.0, 0.0
             for index, item in enumerate(self._source.items()):
-                due_s = (passed + index) / self._pace_hz()
+                due_s = (played + index) / self._pace_hz()
                 if isinstance(item, Recorded) and self._rate_hz is None:
                     interval_s, recorded_s = item.due_ns * 1e-9 - recorded_s, item.due_ns * 1e-9
-                    due_s = passed_s + recorded_s
-                yield due_s, (passed + index) / own_hz, item
+                    due_s = played_s + recorded_s
+                yield due_s, (played + index) / own_hz, item
             if not self._loop or index < 0:
                 return
-            passed += index + 1
-            passed_s += recorded_s + (interval_s or 1.0 / self._pace_hz())
+            played += index + 1
+            played_s += recorded_s + (interval_s or 1.0 / self._pace_hz())
 
     def _subsampled(self) -> Iterator[SourceImage | Recorded]:
         """The images of a live source as they arrive, limited to the requested rate."""

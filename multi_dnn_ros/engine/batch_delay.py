@@ -8,19 +8,19 @@ from collections.abc import Callable
 class BatchDelay:
     """Not thread-safe: the owning DNN thread calls it under its own lock.
 
-    most: maximum frames per inference. delay_ns: maximum wait for further frames, from the moment when the DNN could
-    have started with the first. clock: nanoseconds.
+    max_batch: maximum frames per inference. delay_ns: maximum wait for further frames, from the moment when the DNN
+    could have started with the first. clock: nanoseconds.
     """
 
-    def __init__(self, most: int, delay_ns: int, clock: Callable[[], int]) -> None:
-        self._most = most
+    def __init__(self, max_batch: int, delay_ns: int, clock: Callable[[], int]) -> None:
+        self._max_batch = max_batch
         self._delay_ns = delay_ns
         self._clock = clock
         self._until_ns: int | None = None
 
     def should_start(self, waiting: int) -> bool:
         """Whether the idle DNN starts now with the `waiting` frames (1 or more)."""
-        if waiting >= self._most or not self._delay_ns:
+        if waiting >= self._max_batch or not self._delay_ns:
             return True
         now = self._clock()
         if self._until_ns is None:

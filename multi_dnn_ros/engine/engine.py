@@ -10,7 +10,8 @@ import torch
 
 from multi_dnn_ros.backends.green_contexts import make_stream
 from multi_dnn_ros.backends.stream_priority import stream_priorities
-from multi_dnn_ros.engine.dnn_thread import DnnThread, Limits
+from multi_dnn_ros.engine.dnn_frames import Limits
+from multi_dnn_ros.engine.dnn_thread import DnnThread
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.job import Job
 from multi_dnn_ros.engine.observer import NullObserver, Observer
@@ -79,10 +80,7 @@ class Engine:
         self._policy = make_policy(policy, aging_ns) if isinstance(policy, str) else policy
         self._queue = JobQueue(self._policy, clock)
         device = device or torch.device("cpu")
-        limits = Limits(
-            max_failures=max_failures,
-            window_ns=window_ns,
-        )
+        limits = Limits(max_failures=max_failures, window_ns=window_ns)
         callbacks = Callbacks(on_result, on_drop, on_failure)
         self._device = device
         self._launcher = self._runner() if device.type == "cuda" and len(tasks) == 1 else None
@@ -91,28 +89,26 @@ class Engine:
             for task in tasks
         }
         cameras = dict.fromkeys(camera for task in tasks for camera in task.cameras)
-        self._of_camera = {
+        self._dnns_by_camera = {
             camera: [dnn for dnn in self._dnns.values() if camera in dnn.task.cameras] for camera in cameras
         }
-        orders = (
-            device.type == "cuda" and len(tasks) > 1 and any(self._policy.offset_ns(task) is not None for task in tasks)
-        )
-        waiting = max_launched if orders and max_launched is not None else 0
-        self._is_bounded = waiting > 0
+        may_overtake = len(tasks) > 1 and any(self._policy.offset_ns(task) is not None for task in tasks)
+        bounded = max_launched if device.type == "cuda" and may_overtake and max_launched is not None else 0
+        self._is_bounded = bounded > 0
         self._update_policy()
         self._streams: dict[tuple[str, int, int], torch.cuda.Stream] = {}
         self._streams_lock = threading.Lock()
         self._workers = [
-            Worker(number, self._queue, self._runner(), waits=False if waiting else None) for number in range(workers)
+            Worker(number, self._queue, self._runner(), waits=False if bounded else None) for number in range(workers)
         ]
         self._workers += [
-            Worker(workers + number, self._queue, self._runner(waits=True), waits=True) for number in range(waiting)
+            Worker(workers + number, self._queue, self._runner(waits=True), waits=True) for number in range(bounded)
         ]
 
     @property
     def cameras(self) -> tuple[str, ...]:
         """The cameras that at least one DNN serves."""
-        return tuple(self._of_camera)
+        return tuple(self._dnns_by_camera)
 
     def start(self) -> None:
         for thread in (*self._workers, *self._dnns.values()):
@@ -130,9 +126,10 @@ class Engine:
                 dnn.offer(frame)
 
     def submit(self, frame: Frame, timeout_s: float | None = None) -> bool:
-        """As :meth:`offer`, but waits until each DNN has a free slot, so that no frame is replaced.
+        """As :meth:`offer`, but waits until each DNN's mailbox is empty, so that no frame is replaced.
 
-        False if a DNN had no free slot within `timeout_s` seconds: that DNN and those after it did not get the frame.
+        False if a DNN's mailbox was not emptied within `timeout_s` seconds: that DNN and those after it did not get the
+        frame.
         """
         frame.received_ns = self._clock()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -151,10 +148,10 @@ class Engine:
     def statistics(self) -> Statistics:
         streams, disabled = {}, {}
         for name, dnn in self._dnns.items():
-            of_cameras, failure = dnn.statistics()
-            streams.update({(name, camera): figures for camera, figures in of_cameras.items()})
-            if failure is not None:
-                disabled[name] = failure
+            by_camera, reason = dnn.statistics()
+            streams.update({(name, camera): figures for camera, figures in by_camera.items()})
+            if reason is not None:
+                disabled[name] = reason
         return Statistics(streams, disabled)
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -247,7 +244,7 @@ class Engine:
 
     def _dnns_of(self, camera: str) -> list[DnnThread]:
         try:
-            return self._of_camera[camera]
+            return self._dnns_by_camera[camera]
         except KeyError:
             raise ValueError(f"no DNN serves camera '{camera}'; served are {', '.join(self.cameras)}") from None
 

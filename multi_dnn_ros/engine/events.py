@@ -23,5 +23,5 @@ class EventPool:
         return event
 
     def release(self, events: Iterable[torch.cuda.Event]) -> None:
-        """Return events that nobody waits for or reads any more."""
+        """Return events that no thread waits for or reads any more."""
         self._free.extend(events)

@@ -11,17 +11,17 @@ RETRY_DELAYS_S = (10.0, 60.0, 600.0)
 class Health:
     """Not thread-safe: the owning DNN thread calls it under its own lock.
 
-    most: consecutive failures that disable the DNN; during a retry a single failure does. clock: nanoseconds,
+    max_failures: consecutive failures that disable the DNN; during a retry a single failure does. clock: nanoseconds,
     monotonic.
     """
 
-    def __init__(self, most: int, clock: Callable[[], int]) -> None:
-        self._most = most
+    def __init__(self, max_failures: int, clock: Callable[[], int]) -> None:
+        self._max_failures = max_failures
         self._clock = clock
         self._disabled: str | None = None
         self._retries = 0
         self._retry_ns: int | None = None
-        self.failures = 0  # in a row
+        self.failures = 0  # consecutive
 
     @property
     def disabled(self) -> str | None:
@@ -41,7 +41,7 @@ class Health:
     def failed(self, message: str) -> None:
         """A frame, or a batch of frames, was lost because of the DNN."""
         self.failures += 1
-        if self.disabled is None and (self._retries or self.failures >= self._most):
+        if self.disabled is None and (self._retries or self.failures >= self._max_failures):
             pause_s = RETRY_DELAYS_S[min(self._retries, len(RETRY_DELAYS_S) - 1)]
             self._retries += 1
             self._retry_ns = self._clock() + round(pause_s * 1e9)

@@ -1,4 +1,4 @@
-"""Where frames wait for a DNN: one slot per camera, which keeps the newest frame."""
+"""Where frames wait for a DNN: one mailbox per camera, which keeps the newest frame."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from multi_dnn_ros.engine.frame import Frame
 
 
 class Mailboxes:
-    """The slots of one DNN, emptied round-robin over the cameras.
+    """The mailboxes of one DNN, emptied round-robin over the cameras.
 
     Not thread-safe: the owning DNN thread calls it under its own lock.
     """
 
     def __init__(self, cameras: Iterable[str]) -> None:
         # In serving order: the camera served last is at the end.
-        self._slots: dict[str, Frame | None] = dict.fromkeys(cameras)
+        self._frames: dict[str, Frame | None] = dict.fromkeys(cameras)
         self._waiting = 0
 
     def put(self, frame: Frame) -> Frame | None:
         """Store the newest frame of its camera; return the frame it replaces."""
-        old = self._slots[frame.camera]
-        self._slots[frame.camera] = frame
+        old = self._frames[frame.camera]
+        self._frames[frame.camera] = frame
         self._waiting += old is None
         return old
 
     def take(self) -> Frame | None:
         """Remove and return the next camera's waiting frame, or None. Consecutive calls serve different cameras."""
-        for camera, frame in self._slots.items():
+        for camera, frame in self._frames.items():
             if frame is not None:
-                del self._slots[camera]
-                self._slots[camera] = None
+                del self._frames[camera]
+                self._frames[camera] = None
                 self._waiting -= 1
                 return frame
         return None
 
-    def is_free(self, camera: str) -> bool:
-        return self._slots[camera] is None
+    def is_empty(self, camera: str) -> bool:
+        return self._frames[camera] is None
 
     def clear(self) -> list[Frame]:
         """Remove and return all frames."""
-        frames = [frame for frame in self._slots.values() if frame is not None]
-        self._slots = dict.fromkeys(self._slots)
+        frames = [frame for frame in self._frames.values() if frame is not None]
+        self._frames = dict.fromkeys(self._frames)
         self._waiting = 0
         return frames
 

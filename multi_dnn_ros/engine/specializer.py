@@ -11,9 +11,9 @@ from multi_dnn_ros.engine.task import DnnTask
 log = logging.getLogger(__name__)
 
 #: Maximum number of sizes per DNN; a camera has one or a few.
-_MOST_SIZES = 16
+_MAX_SIZES = 16
 #: A busy device may succeed later, but every attempt delays all DNNs.
-_MOST_ATTEMPTS = 3
+_MAX_ATTEMPTS = 3
 
 
 class Specializer:
@@ -33,7 +33,7 @@ class Specializer:
             if item.lost is not None:
                 continue
             height, width = size = item.frame.image().shape[:2]
-            left = self._attempts.get(size, _MOST_ATTEMPTS if len(self._attempts) < _MOST_SIZES else 0)
+            left = self._attempts.get(size, _MAX_ATTEMPTS if len(self._attempts) < _MAX_SIZES else 0)
             if not left:
                 continue
             self._attempts[size] = 0

@@ -12,12 +12,12 @@ MakeHost = Callable[[str, "Build | None"], Host]
 
 def make_host(isolation: str, build: Build | None) -> Host:
     """A host with engine processes (`process`), or in the process of the node (`none`), which then imports PyTorch."""
-    from multi_dnn_ros.serving import builds
+    from multi_dnn_ros.serving import default_build
 
     if isolation == "none":
         from multi_dnn_ros.serving.local_host import LocalHost
 
-        return LocalHost(build or builds.build)
+        return LocalHost(build or default_build.build)
     from multi_dnn_ros.serving.process_host import ProcessHost
 
-    return ProcessHost(build or builds.build)
+    return ProcessHost(build or default_build.build)

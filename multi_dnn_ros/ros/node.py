@@ -296,13 +296,13 @@ class MultiDnnNode(LifecycleNode):
         host, description, session = self._host, self._description, self._session  # a transition may change them
         yield node_status(report, self._view())
         yield from capacity_statuses(report, self._capacity.current if description is not None else None)
-        yield from host_statuses(report, host.conditions() if host is not None else ())
+        yield from host_statuses(report, host.statuses() if host is not None else ())
         if session is not None:
             yield from session.statuses(report)
 
     def _on_size(self, camera: str, size: tuple[int, int]) -> None:
         """A result for an image of this (width, height) was published."""
-        self._log_capacity(self._capacity.see(camera, size))
+        self._log_capacity(self._capacity.observe(camera, size))
 
     def _log_capacity(self, capacity: Capacity | None) -> None:
         if capacity is None:

@@ -10,7 +10,7 @@ from diagnostic_msgs.msg import DiagnosticStatus
 from multi_dnn_ros.ros.diagnostics import ERROR, OK, WARN, DiagnosticsReport
 from multi_dnn_ros.ros.machine import versions
 from multi_dnn_ros.serving.capacity import Capacity
-from multi_dnn_ros.serving.host import Condition, Description, Level, Progress
+from multi_dnn_ros.serving.host import Description, EngineStatus, Level, Progress
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _LEVELS = {Level.OK: OK, Level.WARN: WARN, Level.ERROR: ERROR}
@@ -59,9 +59,9 @@ def capacity_statuses(report: DiagnosticsReport, capacity: Capacity | None) -> l
     return [report.status("capacity", OK if capacity.fits else WARN, capacity.text, capacity.values)]
 
 
-def host_statuses(report: DiagnosticsReport, conditions: Sequence[Condition]) -> list[DiagnosticStatus]:
+def host_statuses(report: DiagnosticsReport, statuses: Sequence[EngineStatus]) -> list[DiagnosticStatus]:
     """One status for each engine process."""
-    return [report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in conditions]
+    return [report.status(it.name, _LEVELS[it.level], it.text, it.values) for it in statuses]
 
 
 def progress_text(progress: Progress) -> str:

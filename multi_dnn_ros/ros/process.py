@@ -46,7 +46,7 @@ def run(args: list[str] | None = None) -> int:
     with short_switch_interval():
         code = _run(args, params_files, stop)
     local_host = sys.modules.get("multi_dnn_ros.serving.local_host")  # with `isolation: none`
-    if local_host is not None and local_host.still_loads():
+    if local_host is not None and local_host.is_loading():
         _exit_at_once(code)
     return code
 

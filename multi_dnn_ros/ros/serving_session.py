@@ -145,7 +145,8 @@ class ServingSession:
             decoder.close(max(decoded - time.monotonic(), 0.0))
         hanging = self._host.stop(max(end - time.monotonic(), 0.0))
         self._hanging = [thread for thread in threading.enumerate() if thread.name in hanging]
-        self._accounts.give_up(self._accounts.streams, DropReason.SHUTDOWN, "not answered before the engine stopped")
+        accounts = self._accounts
+        accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "not answered before the engine stopped")
         self._overlay.stop(max(end - time.monotonic(), _MIN_OVERLAY_STOP_S))
         for (dnn, camera), stream in self._accounts.statistics().streams.items():
             lost = ", ".join(f"{count} {reason.value}" for reason, count in stream.dropped.items() if count)

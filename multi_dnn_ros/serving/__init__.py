@@ -1,6 +1,10 @@
-"""Where the engine runs, as the node sees it: in processes of its own that are supervised, or in the node's process.
+"""The interface to an engine, which runs in supervised processes of its own or in the node's process.
 
-The node's process imports no PyTorch. These do, and belong to the process of the engine: :mod:`configure`,
-:mod:`served_engine`, :mod:`pinned`, :mod:`warm_up`, :mod:`memory_use`; :mod:`engine_main` and :mod:`local_host` import
-them when they need them.
+Interface: :mod:`host`; implementations: :mod:`process_host` and :mod:`local_host`. In the node's process
+:mod:`camera_decoder` decodes images into shared memory (:mod:`slots`), and :mod:`accounts` counts what became of every
+frame. :mod:`engine_main` is the program of an engine process, :mod:`wire` its protocol, :mod:`supervision` decides when
+a process is replaced.
+
+The node's process must not import PyTorch. Only the engine's process imports :mod:`configure`, :mod:`served_engine`,
+:mod:`pinned`, :mod:`warm_up` and :mod:`memory_use`; :mod:`engine_main` and :mod:`local_host` import them on demand.
 """

@@ -1,7 +1,8 @@
-"""What became of every frame: one account for each DNN on each camera, kept in the node's process.
+"""Accounts for every frame, per DNN and camera, in the node's process.
 
-An engine process may end at any moment, so the frames that it has are counted here and not there: each one that was
-offered ends as published or as dropped for a reason, exactly once.
+An engine process may end at any moment, so its frames are counted here: each DNN *answers* each frame that was handed
+to it exactly once, by a result, which is published, or by a drop with a reason. A frame that all its DNNs have answered
+is *settled*.
 """
 
 from __future__ import annotations
@@ -22,35 +23,36 @@ log = logging.getLogger(__name__)
 Stream = tuple[str, str]  # DNN, camera
 
 
-class _Held(Protocol):
+class _Buffer(Protocol):
     def release(self) -> None: ...
 
 
 @dataclass
-class _Open:
+class _OpenFrame:
     """A frame that some DNNs have not answered yet.
 
-    buffer: with its image. held: DNNs whose answer, with its callback, is not through; the last one releases the
-    buffer. handed_ns: when it was opened.
+    buffer: contains its image. unanswered: DNNs without an answer. users: number of DNNs that have no answer yet, or
+    whose callback is still running; the last one releases the buffer. handed_ns: when it was handed to the engine.
     """
 
     frame: Frame
-    buffer: _Held
-    waiting: set[str]
-    held: int
+    buffer: _Buffer
+    unanswered: set[str]
+    users: int
     handed_ns: int
 
 
-def _nobody(dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
+def _ignore(dnn: str, camera: str, handed_ns: int, timing: Timing | None) -> None:
     pass
 
 
 class Accounts:
     """Thread-safe. The callbacks run in the thread that reports, without the lock.
 
-    streams: the cameras of each DNN. deadlines_ns: by DNN, from arrival; None: none. clock: nanoseconds, monotonic.
-    window_ns: how far back percentiles and rates look. on_answered: told of each answer before its callback runs: DNN,
-    camera, when it was handed the frame, and the timing of a result (None: it lost the frame); must not block or raise.
+    streams: by DNN, its cameras. deadlines_ns: by DNN, from arrival; None: no deadline. clock: nanoseconds, monotonic.
+    window_ns: window of percentiles and rates. on_answered: called with each answer before its callback runs: DNN,
+    camera, when the frame was handed to the engine, and the timing of the result (None: a drop); must not block or
+    raise.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Accounts:
         clock: Callable[[], int],
         deadlines_ns: Mapping[str, int | None] | None = None,
         window_ns: int = 10_000_000_000,
-        on_answered: Callable[[str, str, int, Timing | None], None] = _nobody,
+        on_answered: Callable[[str, str, int, Timing | None], None] = _ignore,
     ) -> None:
         self.streams = dict(streams)
         self._on_answered = on_answered
@@ -69,10 +71,10 @@ class Accounts:
         self._deadlines_ns = dict(deadlines_ns or {})
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
-        self._numbers = 0
-        self._open: dict[int, _Open] = {}
-        self._busy = 0  # answers whose callback runs
-        self._disabled: dict[str, tuple[str, int | None]] = {}  # why, and until when
+        self._last_number = 0
+        self._open: dict[int, _OpenFrame] = {}
+        self._callbacks_running = 0
+        self._disabled: dict[str, tuple[str, int | None]] = {}  # by DNN, the reason and the time of the retry
         self._recorders = {
             (dnn, camera): StreamRecorder(window_ns) for dnn, cameras in streams.items() for camera in cameras
         }
@@ -81,54 +83,55 @@ class Accounts:
             self._dnns[camera] = (*self._dnns.get(camera, ()), dnn)
 
     def dnns_of(self, camera: str) -> tuple[str, ...]:
-        """The DNNs that take its frames."""
+        """The DNNs that serve the camera."""
         return self._dnns.get(camera, ())
 
-    # -- frames on their way in
+    # -- arriving frames
 
     def arrived(self, camera: str) -> None:
-        """An image came in: offered to every DNN of the camera."""
+        """An image arrived: count it as offered to every DNN of the camera."""
         with self._lock:
             for dnn in self.dnns_of(camera):
                 self._recorders[dnn, camera].offered += 1
 
     def lost(self, frame: Frame, reason: DropReason, message: str) -> None:
-        """A frame that arrived was lost by all DNNs of its camera before one had it (overwritten, bad image).
+        """An arrived frame was lost before it was handed to the engine (overwritten, bad image): a drop for every DNN.
 
-        By those that are disabled it is lost for that, unless its image is bad.
+        For a disabled DNN the reason is `disabled`, unless the image is bad.
         """
         for dnn in self.dnns_of(frame.camera):
-            disabled = self._why_disabled(dnn)
+            disabled = self._disabled_reason(dnn)
             if disabled is not None and reason is not DropReason.BAD_IMAGE:
                 self._count_drop(Drop(dnn, frame, DropReason.DISABLED, disabled))
             else:
                 self._count_drop(Drop(dnn, frame, reason, message))
 
-    def open(self, frame: Frame, buffer: _Held, dnns: Iterable[str]) -> int:
-        """A frame that arrived is handed to these DNNs; its number. The buffer is released after the last answer.
+    def open(self, frame: Frame, buffer: _Buffer, dnns: Iterable[str]) -> int:
+        """An arrived frame is handed to the engine for these DNNs. Returns its number.
 
-        Other DNNs of its camera have no engine at this moment: they have lost it.
+        The buffer is released after the last answer. For other DNNs of the camera the frame is dropped: no engine
+        serves them.
         """
-        waiting = set(dnns)
+        served = set(dnns)
         with self._lock:
-            self._numbers += 1
-            number = self._numbers
-            if waiting:
-                self._open[number] = _Open(frame, buffer, waiting, len(waiting), self._clock())
+            self._last_number += 1
+            number = self._last_number
+            if served:
+                self._open[number] = _OpenFrame(frame, buffer, served, len(served), self._clock())
         for dnn in self.dnns_of(frame.camera):
-            if dnn not in waiting:
-                disabled = self._why_disabled(dnn)
+            if dnn not in served:
+                disabled = self._disabled_reason(dnn)
                 reason = DropReason.ENGINE_LOST if disabled is None else DropReason.DISABLED
                 message = disabled or "no engine process serves the DNN at this moment"
                 self._count_drop(Drop(dnn, frame, reason, message))
-        if not waiting:
+        if not served:
             buffer.release()
         return number
 
     # -- answers
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None:
-        """A DNN's result; ignored when the frame was settled already."""
+        """A DNN's result; ignored if the DNN has already answered the frame."""
         entry = self._answer(number, dnn, timing)
         if entry is None:
             return
@@ -144,23 +147,23 @@ class Accounts:
         self._release(entry)
 
     def drop(self, number: int, dnn: str, reason: DropReason, message: str) -> None:
-        """A DNN lost the frame; ignored when it was settled already."""
+        """A DNN dropped the frame; ignored if the DNN has already answered it."""
         entry = self._answer(number, dnn, None)
         if entry is not None:
             self._count_drop(Drop(dnn, entry.frame, reason, message))
             self._release(entry)
 
-    def give_up(self, dnns: Iterable[str], reason: DropReason, message: str) -> int:
-        """Every frame that these DNNs have not answered is lost; how many answers that were."""
-        gone = set(dnns)
+    def drop_unanswered(self, dnns: Iterable[str], reason: DropReason, message: str) -> int:
+        """Drop every frame that these DNNs have not answered. Returns the number of drops."""
+        names = set(dnns)
         with self._lock:
-            open_ = [(number, dnn) for number, entry in self._open.items() for dnn in entry.waiting & gone]
-        for number, dnn in open_:
+            unanswered = [(number, dnn) for number, entry in self._open.items() for dnn in entry.unanswered & names]
+        for number, dnn in unanswered:
             self.drop(number, dnn, reason, message)
-        return len(open_)
+        return len(unanswered)
 
     def failure(self, failure: Failure) -> None:
-        """A DNN lost frames by its own fault."""
+        """A DNN failed: frames were lost by an error of its own."""
         if failure.disabled:
             until_ns = None if failure.retry_s is None else self._clock() + round(failure.retry_s * 1e9)
             with self._lock:
@@ -168,77 +171,77 @@ class Accounts:
         guarded(self._callbacks.on_failure, failure)
 
     def enabled(self, dnn: str) -> None:
-        """A DNN that was disabled is tried again."""
+        """A disabled DNN accepts frames again."""
         with self._lock:
             self._disabled.pop(dnn, None)
 
-    # -- questions
+    # -- queries
 
     def set_deadline(self, dnn: str, deadline_ns: int | None) -> None:
-        """For results from now on."""
+        """Set the deadline of a DNN, from arrival, for results from now on; None: no deadline."""
         with self._lock:
             self._deadlines_ns[dnn] = deadline_ns
 
-    def under_way(self, stream: Stream) -> int:
-        """Frames that a DNN was handed from a camera and has not answered."""
+    def unanswered(self, stream: Stream) -> int:
+        """Number of frames of a stream that were handed to the engine and not answered."""
         dnn, camera = stream
         with self._lock:
-            return sum(dnn in entry.waiting and entry.frame.camera == camera for entry in self._open.values())
+            return sum(dnn in entry.unanswered and entry.frame.camera == camera for entry in self._open.values())
 
     def handed_ns(self, stream: Stream) -> int | None:
-        """When a DNN was handed the oldest frame from a camera that it has not answered; None: it has none."""
+        """When the oldest unanswered frame of a stream was handed to the engine; None: there is none."""
         dnn, camera = stream
         with self._lock:
             for entry in self._open.values():  # oldest first
-                if dnn in entry.waiting and entry.frame.camera == camera:
+                if dnn in entry.unanswered and entry.frame.camera == camera:
                     return entry.handed_ns
         return None
 
     def enabled_dnns(self, camera: str) -> tuple[str, ...]:
         """The DNNs of the camera that are not disabled."""
-        return tuple(dnn for dnn in self.dnns_of(camera) if self._why_disabled(dnn) is None)
+        return tuple(dnn for dnn in self.dnns_of(camera) if self._disabled_reason(dnn) is None)
 
     def statistics(self) -> Statistics:
-        """A snapshot."""
+        """A snapshot of the counts and percentiles."""
         now_ns = self._clock()
         with self._lock:
             recorders = {stream: recorder.copy() for stream, recorder in self._recorders.items()}
-        disabled = {dnn: why for dnn in self.streams if (why := self._why_disabled(dnn)) is not None}
+        disabled = {dnn: reason for dnn in self.streams if (reason := self._disabled_reason(dnn)) is not None}
         return Statistics({stream: recorder.snapshot(now_ns) for stream, recorder in recorders.items()}, disabled)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until every frame was answered and every callback has returned; False when it takes longer."""
+        """Wait until every frame is settled and every callback has returned; False on timeout."""
         with self._lock:
-            return self._settled.wait_for(lambda: not self._open and not self._busy, timeout_s)
+            return self._settled.wait_for(lambda: not self._open and not self._callbacks_running, timeout_s)
 
-    # -- inside
+    # -- internal
 
-    def _why_disabled(self, dnn: str) -> str | None:
-        """None: it is not, or is to be tried again."""
+    def _disabled_reason(self, dnn: str) -> str | None:
+        """None: the DNN is enabled, or due for a retry."""
         with self._lock:
-            why, until_ns = self._disabled.get(dnn, (None, None))
+            reason, until_ns = self._disabled.get(dnn, (None, None))
             if until_ns is not None and self._clock() >= until_ns:
                 del self._disabled[dnn]
                 return None
-            return why
+            return reason
 
-    def _answer(self, number: int, dnn: str, timing: Timing | None) -> _Open | None:
+    def _answer(self, number: int, dnn: str, timing: Timing | None) -> _OpenFrame | None:
         with self._lock:
             entry = self._open.get(number)
-            if entry is None or dnn not in entry.waiting:
+            if entry is None or dnn not in entry.unanswered:
                 return None
-            entry.waiting.discard(dnn)
-            if not entry.waiting:
+            entry.unanswered.discard(dnn)
+            if not entry.unanswered:
                 del self._open[number]
-            self._busy += 1
+            self._callbacks_running += 1
         self._on_answered(dnn, entry.frame.camera, entry.handed_ns, timing)
         return entry
 
-    def _release(self, entry: _Open) -> None:
+    def _release(self, entry: _OpenFrame) -> None:
         with self._lock:
-            self._busy -= 1
-            entry.held -= 1
-            last = not entry.held
+            self._callbacks_running -= 1
+            entry.users -= 1
+            last = not entry.users
             self._settled.notify_all()
         if last:
             entry.buffer.release()

@@ -1,4 +1,4 @@
-"""The thread of one camera: decodes its newest image, once for all DNNs, into memory of the host, and offers it."""
+"""The thread of one camera: decodes its newest image once for all DNNs, into memory of the host, and offers it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from multi_dnn_ros.serving.host import Buffer, Host
 
 log = logging.getLogger(__name__)
 
-#: From the image's (height, width) to the memory that it goes to, (H, W, 3) uint8, C-contiguous.
-Room = Callable[[int, int], npt.NDArray[np.uint8]]
-#: Writes the image, RGB, into the room that it asks for, and returns that. Raises FrameError.
-Decode = Callable[[Room], npt.NDArray[np.uint8]]
+#: (height, width) -> memory for the image, (H, W, 3) uint8, C-contiguous.
+Allocate = Callable[[int, int], npt.NDArray[np.uint8]]
+#: Decodes an image as RGB into memory that it allocates with the given function, and returns it. Raises FrameError.
+Decode = Callable[[Allocate], npt.NDArray[np.uint8]]
 
-#: How often a host without an engine for the camera, or without a free buffer, is asked again.
+#: Interval of asking again a host that has no engine for the camera or no free buffer.
 _RETRY_S = 0.02
 
 
@@ -39,10 +39,10 @@ class _Arrival:
 
 
 class CameraDecoder(threading.Thread):
-    """Decodes while some DNN wants a frame of the camera; until then the newest image waits undecoded.
+    """Decodes the newest image when a DNN needs a frame (see :class:`Demand`); until then it waits undecoded.
 
-    host: started. accounts: those that the host was started with; their `on_answered` must come to :meth:`answered`.
-    on_bad: told once of each image that cannot be decoded, in this thread. clock: nanoseconds, monotonic.
+    host: started. accounts: those the host was started with; their `on_answered` must call :meth:`answered`.
+    on_bad_image: called once for each image that cannot be decoded, in this thread. clock: nanoseconds, monotonic.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class CameraDecoder(threading.Thread):
         camera: str,
         host: Host,
         accounts: Accounts,
-        on_bad: Callable[[FrameError], None],
+        on_bad_image: Callable[[FrameError], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(name=f"decode-{camera}", daemon=True)
         self._camera = camera
         self._host = host
         self._accounts = accounts
-        self._on_bad = on_bad
+        self._on_bad_image = on_bad_image
         self._clock = clock
         self._wake = threading.Condition()
         self._newest: _Arrival | None = None
@@ -65,13 +65,13 @@ class CameraDecoder(threading.Thread):
         self._demand = Demand()
         self._closing = False
 
-    # -- called by others
+    # -- called from other threads
 
     def arrived(self, frame: Frame, decode: Decode, late: bool = False) -> None:
-        """An image came in; never blocks. The image that it replaces undecoded is lost.
+        """An image arrived; never blocks. An undecoded image that it replaces is dropped.
 
-        frame: without image. decode: called at most once, in this thread. late: an image that was sent after this one
-        has arrived before; this one is lost.
+        frame: without image. decode: called at most once, in this thread. late: a newer image of the camera arrived
+        before this one, which is dropped.
         """
         frame.received_ns = now_ns = self._clock()
         self._accounts.arrived(self._camera)
@@ -79,29 +79,29 @@ class CameraDecoder(threading.Thread):
             self._accounts.lost(frame, DropReason.OVERWRITTEN, "a newer image of its camera had arrived before it")
             return
         with self._wake:
-            lost = self._newest
+            replaced = self._newest
             self._newest = _Arrival(frame, decode)
             self._demand.arrived(now_ns)
             self._changed()
-        if lost is None:
+        if replaced is None:
             return
         if self._host.serves(self._camera):
-            self._accounts.lost(lost.frame, DropReason.OVERWRITTEN, "a newer image came before it was decoded")
+            self._accounts.lost(replaced.frame, DropReason.OVERWRITTEN, "a newer image came before it was decoded")
         else:
             message = "no engine process serves the camera at this moment"
-            self._accounts.lost(lost.frame, DropReason.ENGINE_LOST, message)
+            self._accounts.lost(replaced.frame, DropReason.ENGINE_LOST, message)
 
     def answered(self, dnn: str, handed_ns: int, timing: Timing | None) -> None:
-        """A DNN has answered a frame that it was handed at `handed_ns`. timing: of its result; None: it lost it."""
+        """A DNN has answered a frame that was handed to the engine at `handed_ns`. timing: None if it dropped it."""
         with self._wake:
             if timing is not None:
                 self._demand.answered(dnn, handed_ns, timing.finished_ns)
             self._changed()
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread, after the image that waits was offered, if there is room; False when it takes longer.
+        """End the thread; False on timeout. Call it when no more images arrive.
 
-        To be called when no more images arrive; one that still waits is lost.
+        The waiting image is still decoded and offered if the host has a free buffer; otherwise it is dropped.
         """
         with self._wake:
             self._closing = True
@@ -118,45 +118,45 @@ class CameraDecoder(threading.Thread):
 
     def run(self) -> None:
         try:
-            while self._wait_until_wanted():
+            while self._wait_until_needed():
                 self._decode_newest()
-        except BaseException:  # of the host or the accounts: without this the camera would be silent unnoticed
+        except BaseException:  # an error of the host or the accounts; the camera must not stop in silence
             log.exception("the decoding thread of camera %s ended", self._camera)
 
     def _changed(self) -> None:
         self._changes += 1
         self._wake.notify()
 
-    def _wait_until_wanted(self) -> bool:
-        """Wait for an image that is to be decoded now; False: the thread is to end."""
+    def _wait_until_needed(self) -> bool:
+        """Wait until an image should be decoded; False: the thread should end."""
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._newest is not None or self._closing)
-                seen = self._changes
-            # Without the lock: the host may have to take locks of its own.
+                changes = self._changes
+            # Without the lock, because the host takes locks of its own.
             serves = self._host.serves(self._camera)
             dnns = self._accounts.enabled_dnns(self._camera)
             with self._wake:
                 if self._newest is None:
                     return False
                 if serves and dnns:
-                    left_s = 0.0 if self._closing else self._left_s(self._newest.frame, dnns)
-                    if left_s <= 0:
+                    remaining_s = 0.0 if self._closing else self._remaining_s(self._newest.frame, dnns)
+                    if remaining_s <= 0:
                         return True
                 elif self._closing:
                     return False
                 else:
-                    left_s = _RETRY_S
+                    remaining_s = _RETRY_S
                 lost = None
                 if dnns:
-                    self._wake.wait_for(lambda seen=seen: self._changes != seen, left_s)  # type: ignore[misc]
+                    self._wake.wait_for(lambda changes=changes: self._changes != changes, remaining_s)  # type: ignore[misc]
                 else:
                     lost, self._newest = self._newest, None
             if lost is not None:
                 self._accounts.lost(lost.frame, DropReason.DISABLED, "every DNN of the camera is disabled")
 
-    def _left_s(self, frame: Frame, dnns: tuple[str, ...]) -> float:
-        """Seconds until the first of the DNNs wants the frame; the caller holds the lock."""
+    def _remaining_s(self, frame: Frame, dnns: tuple[str, ...]) -> float:
+        """Seconds until the first of the DNNs needs the frame; the caller holds the lock."""
         arrived_ns = frame.received_ns
         due_ns = min(
             self._demand.due_ns(dnn, arrived_ns, self._accounts.handed_ns((dnn, self._camera))) for dnn in dnns
@@ -164,13 +164,13 @@ class CameraDecoder(threading.Thread):
         return (due_ns - self._clock()) / 1e9
 
     def _decode_newest(self) -> None:
-        """Into a free buffer; while there is none, newer images still replace the one that waits."""
+        """Decode into a free buffer; until there is one, newer images still replace the waiting one."""
         buffer = self._host.buffer(self._camera, _RETRY_S)
         if buffer is None:
             return
         with self._wake:
             arrival, self._newest = self._newest, None
-        if arrival is None:  # lost by close() meanwhile
+        if arrival is None:  # close() has dropped it meanwhile
             buffer.release()
             return
         frame = arrival.frame
@@ -181,7 +181,7 @@ class CameraDecoder(threading.Thread):
             buffer.release()
             bad = error if isinstance(error, FrameError) else FrameError(f"{type(error).__name__}: {error}")
             self._accounts.lost(frame, DropReason.BAD_IMAGE, str(bad))
-            guarded(self._on_bad, bad)
+            guarded(self._on_bad_image, bad)
             return
         frame.set_image(image, decode_ns=self._clock() - begin_ns)
         self._offer(frame, buffer)
@@ -193,7 +193,7 @@ class CameraDecoder(threading.Thread):
         number = self._accounts.open(frame, buffer, dnns)
         try:
             self._host.offer(number, frame, buffer)
-        except Exception as error:  # a host that was stopped meanwhile, or is broken: the frame must not stay open
+        except Exception as error:  # the host was stopped meanwhile, or has failed: settle the frame
             log.exception("a frame of camera %s could not be offered", self._camera)
             for dnn in dnns:
                 self._accounts.drop(number, dnn, DropReason.ENGINE_LOST, f"{type(error).__name__}: {error}")

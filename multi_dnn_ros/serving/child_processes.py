@@ -1,4 +1,4 @@
-"""Output and end of a process with all that it has started."""
+"""Reads the output of a process, and kills it with all processes that it has started."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_LONGEST_LINE = 10_000
-_ROUNDS = 10
+_MAX_LINE_BYTES = 10_000
+_MAX_ROUNDS = 10
 
 
-class Lines:
-    """Bytes of a pipe as lines of text."""
+class LineReader:
+    """Splits the bytes of a pipe into lines of text. on_line: called with each line, without its end."""
 
-    def __init__(self, take: Callable[[str], None]) -> None:
-        self._take = take
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
         self._rest = b""
 
     def read(self, pipe: int) -> bool:
-        """All that is there now, without waiting; False when nobody can write any more."""
+        """Read everything available from the non-blocking descriptor `pipe`; False at end of file."""
         try:
             while data := os.read(pipe, 65_536):
                 *whole, self._rest = (self._rest + data).split(b"\n")
                 for line in whole:
-                    self._take(line.decode("utf-8", "replace").rstrip("\r"))
-                if len(self._rest) > _LONGEST_LINE:
+                    self._on_line(line.decode("utf-8", "replace").rstrip("\r"))
+                if len(self._rest) > _MAX_LINE_BYTES:
                     self.close()
         except BlockingIOError:
             return True
         return False
 
     def close(self) -> None:
-        """A last line without an end, or one that has none for too long."""
+        """Pass on a last line without a line end, or the beginning of one that is too long."""
         if self._rest:
-            self._take(self._rest.decode("utf-8", "replace"))
+            self._on_line(self._rest.decode("utf-8", "replace"))
             self._rest = b""
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL to a process group; nothing when it is gone."""
+    """Send SIGKILL to a process group; no effect if it has ended."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
 
 def kill_session(leader: int) -> None:
-    """Kill all that a process has started and that has not left its session. The leader has ended, and is not reaped.
+    """Kill all processes of the session of `leader`, which has ended and is not reaped.
 
-    Most are in its group. The others are looked for again, as one may start another before it is killed.
+    Most are in its process group. The search for others is repeated, because one may start another before it is killed.
     """
     kill_group(leader)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         others = _session(leader)
         if not others:
             return
@@ -61,11 +61,11 @@ def kill_session(leader: int) -> None:
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session that run."""
+    """The running processes of a session."""
     found = []
     try:
         folders = list(Path("/proc").iterdir())
-    except OSError:  # no descriptor is left: those of the group are dead already
+    except OSError:  # no descriptor is left; the process group is dead already
         return []
     for folder in folders:
         if folder.name.isdigit():

@@ -1,4 +1,4 @@
-"""From parameters to a pipeline that is ready to serve, and what others need to know of it."""
+"""From parameters to a pipeline that is ready to serve, and its description for the node's process."""
 
 from __future__ import annotations
 
@@ -21,44 +21,45 @@ if TYPE_CHECKING:
 
 
 def configure(
-    config: NodeConfig, dnns: Sequence[str], build: Build, tell: Callable[[Progress], None], *, judge: bool = True
+    config: NodeConfig, dnns: Sequence[str], build: Build, report: Callable[[Progress], None], *, judge: bool = True
 ) -> tuple[Pipeline, Description]:
-    """Make the DNNs `dnns` of `config` ready: load, cut, warm up; and measure the capacity if `judge` is set.
+    """Load, cut and warm up the DNNs `dnns` of `config`; measure the capacity if `judge` is set.
 
-    Raises what `build` raises (ValueError or OSError for mistakes in parameters and files), and RuntimeError for a DNN
-    that fails on a black image. To be called from one and the same thread of a process: torch.export, which cuts the
-    DNNs, crashes when it runs in a second one.
+    report: called with each step. Raises what `build` raises (ValueError or OSError because of parameters and files),
+    and RuntimeError for a DNN that fails on a black image. Call it always from the same thread of a process, because
+    torch.export crashes in a second one.
     """
     part = config.model_copy(update={"dnns": {name: config.dnns[name] for name in dnns}})
     file = durations_file(part, library_versions())
-    report = ProgressReport(dnns, read_durations(file), tell)
-    pipeline: Pipeline = build(part, report)
-    warm_up(pipeline.tasks, pipeline.device, report)
-    found = _judged(part, pipeline, report) if judge else None
+    progress = ProgressReport(dnns, read_durations(file), report)
+    pipeline: Pipeline = build(part, progress)
+    warm_up(pipeline.tasks, pipeline.device, progress)
+    fit = _measure_fit(part, pipeline, progress) if judge else None
     freeze_heap()
-    keep_durations(file, report.finished())
-    return pipeline, _described(pipeline, found)
+    keep_durations(file, progress.finished())
+    return pipeline, _describe(pipeline, fit)
 
 
-def refusal(error: Exception) -> tuple[str, bool]:
-    """What to tell of an error while configuring, and whether it was expected.
+def describe_failure(error: Exception) -> tuple[str, bool]:
+    """The text for an error of configuring, and whether it was expected.
 
-    Mistakes in parameters and files are told in words; anything else with where it happened.
+    ValueError and OSError are expected: problems of parameters and files, described by their message. The text of any
+    other error is its traceback.
     """
     expected = isinstance(error, (ValueError, OSError))
     return (str(error) if expected else "".join(traceback.format_exception(error)).rstrip()), expected
 
 
 def library_versions() -> dict[str, str]:
-    """Of PyTorch and CUDA, as a bug report needs them."""
-    # PyTorch's version is of a class of its own, which who unpickles it would have to import.
+    """The versions of PyTorch and CUDA, by name."""
+    # torch.__version__ is not a str: unpickling it in the node's process would import torch.
     return {"torch": str(torch.__version__), "CUDA": torch.version.cuda or "none"}
 
 
-def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None]) -> Fit | None:
-    """Measure each DNN alone and among the others, a second or two; None unless every camera has a rate.
+def _measure_fit(config: NodeConfig, pipeline: Pipeline, progress: Callable[[str], None]) -> Fit | None:
+    """Measure each DNN alone and together with the others, for a second or two; None unless every camera has a rate.
 
-    With a predictor times are predicted, as far as it knows the layers.
+    With a predictor, the times of the layers that it knows are predicted instead.
     """
     rates = {name: camera.rate_hz for name, camera in config.cameras.items()}
     if not all(rates.values()):
@@ -68,11 +69,11 @@ def _judged(config: NodeConfig, pipeline: Pipeline, tell: Callable[[str], None])
     try:
         return measure_fit(config, pipeline, {}, rates, pipeline.predictor)
     except ValueError as error:
-        tell(f"capacity is not known: {error}")
+        progress(f"capacity is unknown: {error}")
         return None
 
 
-def _described(pipeline: Pipeline, fit: Fit | None) -> Description:
+def _describe(pipeline: Pipeline, fit: Fit | None) -> Description:
     device = pipeline.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     return Description(

@@ -1,11 +1,12 @@
-"""The engine process, started by :class:`multi_dnn_ros.serving.engine_process.EngineProcess` only.
+"""The program of an engine process, started by :class:`multi_dnn_ros.serving.engine_process.EngineProcess`.
 
-It speaks with the node's process over a socket pair (:mod:`multi_dnn_ros.serving.wire`), reads images where they lie in
-shared memory, and tells on the board what it computes. It never imports rclpy and opens no network socket.
+It exchanges messages with the node's process over a socket pair (:mod:`multi_dnn_ros.serving.wire`), reads images from
+shared memory (:mod:`multi_dnn_ros.serving.slots`) and writes its running jobs to shared memory
+(:mod:`multi_dnn_ros.serving.shared_status`). It never imports rclpy and opens no network socket.
 
-Threads: the main thread configures (torch.export crashes in a second thread of a process, and it may get a low
-priority); one receives, and ends the process when the node's process is gone; one beats on the board; one reports
-memory; the engine's.
+Threads: the main thread configures, because torch.export crashes in a second thread of a process. `receive` handles
+messages, and ends the process when the node's process has ended. `heartbeat` writes the heartbeat. `report` sends the
+memory use. The other threads are the engine's.
 """
 
 from __future__ import annotations
@@ -28,12 +29,19 @@ from multi_dnn_ros.common.thread_names import name_threads
 from multi_dnn_ros.common.thread_switching import short_switch_interval
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.board import Board
+from multi_dnn_ros.serving.channel import Channel
+from multi_dnn_ros.serving.engine_reports import ChannelLogHandler, OutcomeSender, StatusObserver, exit_with_cause
 from multi_dnn_ros.serving.host import Progress
-from multi_dnn_ros.serving.parent import EXIT_ORPHANED
-from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED, EXIT_ERROR, Setup
+from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
+from multi_dnn_ros.serving.process_arguments import EXIT_DEVICE_FAILED, EXIT_ERROR, ProcessArguments
+from multi_dnn_ros.serving.process_priority import (
+    current_nice,
+    lower_process_priority,
+    lower_thread_priority,
+    nice_increment,
+)
+from multi_dnn_ros.serving.shared_status import SharedStatus
 from multi_dnn_ros.serving.slots import SlotMemory
-from multi_dnn_ros.serving.to_node import Answers, BoardObserver, ChannelLog, die
 from multi_dnn_ros.settings.schema import NodeConfig
 
 if TYPE_CHECKING:
@@ -42,54 +50,56 @@ if TYPE_CHECKING:
     from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.serving.served_engine import ServedEngine
 
-_BEAT_S = 0.1
+_HEARTBEAT_S = 0.1
 _REPORT_S = 1.0
-#: Nice value of a process that configures while another one serves; children that compile inherit it.
+#: Nice value of a thread that configures while another process serves; compilers that it starts inherit it.
 _BACKGROUND_NICE = 19
 
 
 def main(argument: str) -> NoReturn:
-    """Run until the node's process says so, or is gone. argument: the Setup."""
-    setup = Setup.from_json(argument)
-    faulthandler.enable(all_threads=False)  # where a crash happened, on stderr
+    """Run until the node's process sends Quit or ends. argument: ProcessArguments as JSON."""
+    arguments = ProcessArguments.from_json(argument)
+    faulthandler.enable(all_threads=False)  # writes the stack of a crash to stderr
     threading.current_thread().name = "configure"
-    connected = socket.socket(fileno=setup.channel)
-    os.register_at_fork(after_in_child=connected.close)  # a child must not keep the connection open after our end
-    channel = wire.Channel(connected)
-    board = Board(setup.dnns, setup.board)
+    connected = socket.socket(fileno=arguments.channel)
+    os.register_at_fork(after_in_child=connected.close)  # a child must not keep the connection open
+    channel = Channel(connected)
+    status = SharedStatus(arguments.dnns, arguments.status)
     try:
         with short_switch_interval():
-            EngineMain(setup, channel, board).run()
-    except ConnectionError:  # the other end is gone
+            EngineMain(arguments, channel, status).run()
+    except ConnectionError:  # the node's process has ended
         os._exit(EXIT_ORPHANED)
     except BaseException as error:
         traceback.print_exc()
-        die(channel, f"an error in the engine process: {type(error).__name__}: {summarize_error(error)}", EXIT_ERROR)
+        cause = f"an error in the engine process: {type(error).__name__}: {summarize_error(error)}"
+        exit_with_cause(channel, cause, EXIT_ERROR)
 
 
 class EngineMain:
-    """The inside of the process. Made before PyTorch is imported."""
+    """Handles the messages of the node's process. Created before PyTorch is imported."""
 
-    def __init__(self, setup: Setup, channel: wire.Channel, board: Board) -> None:
+    def __init__(self, arguments: ProcessArguments, channel: Channel, status: SharedStatus) -> None:
         self._channel = channel
-        self._board = board
-        self._modules = setup.modules
-        self._slots = {pool.layout.camera: SlotMemory(pool.layout, pool.fd) for pool in setup.pools}
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # for the main thread
+        self._status = status
+        self._modules = arguments.modules
+        self._slots = {pool.layout.camera: SlotMemory(pool.layout, pool.fd) for pool in arguments.pools}
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # of the main thread
         self._config: NodeConfig | None = None
         self._pipeline: Pipeline | None = None
         self._engine: ServedEngine | None = None
         self._device: torch.device | None = None
-        self._answers = Answers(channel, self._slots)
+        self._outcomes = OutcomeSender(channel, self._slots)
         self._stopping: threading.Thread | None = None
+        self._node_nice = current_nice()  # inherited
 
     def run(self) -> NoReturn:
-        """In the main thread."""
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        # Before the imports: who starts us may end, or end us, meanwhile.
+        """The main thread."""
+        threading.Thread(target=self._write_heartbeats, name="heartbeat", daemon=True).start()
+        # Before the imports: the node's process may end, or send Quit, during them.
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
-        logging.getLogger("multi_dnn_ros").addHandler(ChannelLog(self._channel))
-        # The imports that take seconds.
+        logging.getLogger("multi_dnn_ros").addHandler(ChannelLogHandler(self._channel))
+        # These imports take seconds.
         from multi_dnn_ros.serving import configure, served_engine  # noqa: F401
 
         for name in self._modules:
@@ -97,12 +107,12 @@ class EngineMain:
             if callable(found):
                 found()
 
-        threading.Thread(target=self._report, name="report", daemon=True).start()
+        threading.Thread(target=self._send_reports, name="report", daemon=True).start()
         self._channel.send(wire.Ready({**configure.library_versions(), "Python": sys.version.split()[0]}))
         while True:
             self._tasks.get()()
 
-    # -- messages
+    # -- the receive thread
 
     def _receive(self) -> None:
         handlers: dict[type, Callable[[Any], None]] = {
@@ -123,16 +133,18 @@ class EngineMain:
             os._exit(EXIT_ORPHANED)
         except BaseException as error:
             traceback.print_exc()
-            die(self._channel, f"a message could not be handled: {type(error).__name__}: {error}", EXIT_ERROR)
+            cause = f"a message could not be handled: {type(error).__name__}: {error}"
+            exit_with_cause(self._channel, cause, EXIT_ERROR)
 
     def _on_offer(self, offer: wire.Offer) -> None:
         engine = self._engine
         if engine is None:
             for dnn in offer.dnns:
-                self._channel.send(wire.Lost(offer.number, dnn, DropReason.SHUTDOWN, "the engine is not started"))
+                dropped = wire.FrameDropped(offer.number, dnn, DropReason.SHUTDOWN, "the engine is not started")
+                self._channel.send(dropped)
             return
         image = self._slots[offer.camera].image(offer.slot, offer.height, offer.width)
-        self._answers.expect(offer)
+        self._outcomes.expect(offer)
         engine.offer(
             offer.number,
             offer.camera,
@@ -158,14 +170,14 @@ class EngineMain:
         if self._pipeline is None or self._config is None:
             raise RuntimeError("Start before Configured")
         if self._stopping is not None:
-            self._stopping.join()  # takes the time-out of its Stop at most
+            self._stopping.join()  # bounded by the timeout of its Stop
         for dnn, values in start.runtime.items():
             if dnn in self._config.dnns:
                 for name, value in values.items():
                     set_runtime(self._config, self._pipeline, dnn, name, value)
-        self._answers = Answers(self._channel, self._slots)  # the numbers begin again
-        observer = BoardObserver(self._board, self._channel)
-        self._engine = ServedEngine(self._pipeline, self._config, self._answers, observer)
+        self._outcomes = OutcomeSender(self._channel, self._slots)  # the numbers of frames start again
+        observer = StatusObserver(self._status, self._channel)
+        self._engine = ServedEngine(self._pipeline, self._config, self._outcomes, observer)
         self._channel.send(wire.Started())
 
     def _on_stop(self, stop: wire.Stop) -> None:
@@ -175,7 +187,7 @@ class EngineMain:
             hanging = engine.stop(stop.timeout_s) if engine is not None else []
             self._channel.send(wire.Stopped(tuple(hanging)))
 
-        # In a thread of its own: this one has to notice that the node's process ends.
+        # In a separate thread: this one has to notice the end of the node's process.
         self._stopping = threading.Thread(target=self._guarded, args=(finish,), name="stop", daemon=True)
         self._stopping.start()
 
@@ -186,65 +198,63 @@ class EngineMain:
             os._exit(EXIT_ORPHANED)
         except BaseException as error:
             traceback.print_exc()
-            die(self._channel, f"{function.__name__}: {type(error).__name__}: {error}", EXIT_ERROR)
+            exit_with_cause(self._channel, f"{function.__name__}: {type(error).__name__}: {error}", EXIT_ERROR)
 
-    # -- in the main thread
+    # -- the main thread
 
     def _check(self, check: wire.Check) -> None:
         from multi_dnn_ros.pipeline.settings_check import check_settings
 
         self._channel.send(wire.Checked(tuple(check_settings(check.config).problems)))
 
-    def _configure(self, order: wire.Configure) -> None:
+    def _configure(self, request: wire.Configure) -> None:
         from multi_dnn_ros.backends.device_errors import is_device_failure
-        from multi_dnn_ros.serving.configure import configure, refusal
+        from multi_dnn_ros.serving.configure import configure, describe_failure
 
-        _set_nice(_BACKGROUND_NICE if order.in_background else 0)
+        if request.in_background:
+            lower_thread_priority(_BACKGROUND_NICE)
 
-        def tell(progress: Progress) -> None:
+        def send_progress(progress: Progress) -> None:
             self._channel.send(wire.Progressed(progress))
 
         try:
-            pipeline, description = configure(order.config, order.dnns, order.build, tell, judge=order.judge)
+            pipeline, description = configure(
+                request.config, request.dnns, request.build, send_progress, judge=request.judge
+            )
         except Exception as error:
             if is_device_failure(error):
-                die(self._channel, f"while configuring: {summarize_error(error)}", EXIT_DEVICE_FAILED)
-            text, expected = refusal(error)
+                exit_with_cause(self._channel, f"while configuring: {summarize_error(error)}", EXIT_DEVICE_FAILED)
+            text, expected = describe_failure(error)
             self._channel.send(wire.Refused(text, expected))
             return
-        part = {name: order.config.dnns[name] for name in order.dnns}
-        self._config = order.config.model_copy(update={"dnns": part}).model_copy(deep=True)
+        part = {name: request.config.dnns[name] for name in request.dnns}
+        self._config = request.config.model_copy(update={"dnns": part}).model_copy(deep=True)
         self._pipeline, self._device = pipeline, pipeline.device
+        increment = nice_increment(pipeline.device.type, request.config.engine_nice)
+        if increment:
+            lower_process_priority(self._node_nice, increment)
         self._channel.send(wire.Configured(description))
 
-    # -- signs of life
+    # -- the other threads
 
-    def _beat(self) -> None:
+    def _write_heartbeats(self) -> None:
         while True:
-            self._board.beat(time.monotonic_ns())
-            time.sleep(_BEAT_S)
+            self._status.set_heartbeat(time.monotonic_ns())
+            time.sleep(_HEARTBEAT_S)
 
-    def _report(self) -> None:
+    def _send_reports(self) -> None:
         import torch
 
         from multi_dnn_ros.serving.memory_use import memory_use
 
         cpu = torch.device("cpu")
 
-        def report() -> None:
+        def send_reports() -> None:
             while True:
                 name_threads()
                 engine = self._engine
                 ended = tuple(engine.ended()) if engine is not None else ()
-                self._channel.send(wire.Memory(memory_use(self._device or cpu), ended))
+                self._channel.send(wire.Report(memory_use(self._device or cpu), ended))
                 time.sleep(_REPORT_S)
 
-        self._guarded(report)
-
-
-def _set_nice(nice: int) -> None:
-    """Of the calling thread, and of threads and processes that it starts from now on."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-    except OSError:  # only root may take back a low priority
-        logging.getLogger(__name__).info("the priority of configuring stays as it is")
+        self._guarded(send_reports)

@@ -1,4 +1,4 @@
-"""The one interface to an engine: in the node's process or in processes of its own."""
+"""The interface to an engine, in the node's process or in processes of its own, and the data that it exchanges."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from multi_dnn_ros.planning.image_sizes import Fit
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Makes the pipeline in the process of the engine: :func:`multi_dnn_ros.pipeline.build.build`, or another that pickle
-#: can name. (config, progress) -> Pipeline.
+#: (config, progress) -> Pipeline: makes the pipeline in the engine's process. By default
+#: :func:`multi_dnn_ros.serving.default_build.build`. Must be picklable: a function of a module.
 Build = Callable[[NodeConfig, Callable[[str], None]], Any]
 
 
 class ConfigureError(Exception):
-    """An engine cannot be configured. text: what is wrong, a line each. expected: a mistake in parameters or files,
-    told in words; else `text` is a traceback."""
+    """An engine cannot be configured. text: the problems, one line each. expected: they are problems of parameters or
+    files; otherwise `text` is a traceback.
+    """
 
     def __init__(self, text: str, *, expected: bool = True) -> None:
         super().__init__(text)
@@ -31,12 +32,14 @@ class ConfigureError(Exception):
 
 
 class Cancelled(Exception):
-    """Configuring was given up because :meth:`Host.cancel` or :meth:`Host.close` asked for it."""
+    """Configuring was cancelled by :meth:`Host.cancel` or :meth:`Host.close`."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far configuring is. text: the newest step, a line. ready, total: DNNs. left_s: estimate; None: not known."""
+    """Progress of configuring. text: the latest step, one line. ready, total: numbers of DNNs. left_s: estimated
+    seconds to the end; None: unknown.
+    """
 
     text: str
     ready: int = 0
@@ -46,9 +49,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class DnnDescription:
-    """cameras: whose frames it takes. labels: class names by index. own_threshold: for score_threshold 0.
-
-    result_kind: name of the kind of its results.
+    """cameras: those it serves. labels: class names by index. own_threshold: score threshold of the decoder, used if
+    the parameter score_threshold is 0. result_kind: name of the kind of its results.
     """
 
     cameras: tuple[str, ...]
@@ -59,10 +61,11 @@ class DnnDescription:
 
 @dataclass(frozen=True)
 class Description:
-    """What configuring made, as far as others need to know.
+    """The configured engine, as the node's process sees it.
 
-    device: as torch names it (`cpu`, `cuda:0`). device_name: the processor's own. dnns: by name. fit: whether the DNNs
-    fit the device, measured; None: not asked for. versions: of torch and CUDA, by name.
+    device: torch's name (`cpu`, `cuda:0`). device_name: name of the processor. workers: number of threads that run
+    jobs. dnns: by name. fit: measured, whether the DNNs fit the device; None: not measured. versions: of torch and
+    CUDA, by name.
     """
 
     device: str
@@ -82,8 +85,8 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True)
-class Condition:
-    """How one part of a host is, for diagnostics. name: of the status (`engine cuda:0`)."""
+class EngineStatus:
+    """A diagnostic status of an engine. name: of the status (`engine cuda:0`). values: by name, with the unit."""
 
     name: str
     level: Level
@@ -92,79 +95,83 @@ class Condition:
 
 
 class Buffer(Protocol):
-    """Memory that one image is decoded into, and that then belongs to the frame."""
+    """Memory that an image is decoded into. It is used until all users have released it."""
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """Where the image goes, (H, W, 3) uint8, C-contiguous."""
+        """View of the memory for the image, (H, W, 3) uint8, C-contiguous. Raises ValueError if it is too large."""
         ...
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
-        """Room for large results of a DNN, (bytes,) uint8; empty: none."""
+        """Space for large results of a DNN, (bytes,) uint8; may be empty."""
         ...
 
     def hold(self) -> None:
-        """One more user."""
+        """Add a user."""
         ...
 
     def release(self) -> None:
-        """One user less; after the last one the memory is used again."""
+        """Remove a user; after the last one the memory is reused."""
         ...
 
 
 class Host(Protocol):
-    """An engine, near or far. Used so: configure, start, (offer, update)*, stop, start, ..., close.
+    """An engine in this process or in others. Order of calls: configure, start, (offer, update)*, stop, start, ...,
+    close.
 
-    Methods may be called from any thread, one of configure, start, stop and close at a time; cancel and close also
-    while configure runs.
+    Methods may be called from any thread, but only one of configure, start, stop and close at a time; cancel and close
+    also while configure is running.
     """
 
     def check(self, config: NodeConfig) -> Sequence[str]:
-        """What is wrong with the settings beyond single values, a line each (files, names, combinations)."""
+        """Problems of the settings beyond single values (files, names, combinations), one line each."""
         ...
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
-        """Load, cut and warm up the DNNs; blocks. Raises ConfigureError, Cancelled; then nothing is left behind."""
+        """Load, cut and warm up the DNNs; blocks. Raises ConfigureError or Cancelled, after freeing everything."""
         ...
 
     def cancel(self) -> None:
-        """Let a configure that runs raise Cancelled within a second; without effect otherwise."""
+        """Make a running configure raise Cancelled within a second; no effect otherwise."""
         ...
 
     def start(self, accounts: Accounts) -> None:
-        """Serve frames. Every frame that is offered ends in `accounts` as a result or a drop."""
+        """Serve frames. Every offered frame is answered in `accounts` by a result or a drop."""
         ...
 
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
-        """Memory for the next image of a camera, held once by the caller; None: none gets free in time."""
+        """Memory for the next image of a camera, held by the caller; None on timeout."""
         ...
 
     def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
         """Hand a decoded frame to every DNN of its camera that has an engine; never blocks.
 
-        number: by which the accounts know it. buffer: with its image; the accounts release it.
+        number: of the frame in the accounts. buffer: contains the image; the accounts release it.
         """
         ...
 
     def serves(self, camera: str) -> bool:
-        """Whether some DNN of the camera has an engine at this moment."""
+        """Whether at least one DNN of the camera has an engine now."""
         ...
 
     def update(self, dnn: str, name: str, value: Any) -> None:
-        """A runtime parameter of a DNN (the part of its name behind `dnn.<dnn>.`) has changed."""
+        """A runtime parameter of a DNN has changed. name: without `dnn.<dnn>.`."""
         ...
 
-    def conditions(self) -> list[Condition]:
-        """How its parts are."""
+    def statuses(self) -> list[EngineStatus]:
+        """The statuses of the engine for diagnostics."""
         ...
 
     def memory(self) -> Mapping[str, int]:
-        """Memory that it takes, bytes, by name (with the unit)."""
+        """Memory in use, by name with the unit."""
         ...
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Finish the frames that wait and are under way, in time or not at all; names threads that hang."""
+        """Finish the frames that are waiting or in progress; drop those left after the timeout.
+
+        Returns the names of threads that hang.
+        """
         ...
 
     def close(self) -> None:
-        """End and free everything. Bounded: 2 s."""
+        """End and free everything, within 2 s."""
         ...

@@ -1,6 +1,6 @@
-"""The engine in the node's own process (`isolation: none`): for debuggers, and as what the other way is compared with.
+"""The engine in the node's own process (`isolation: none`), for debuggers and as the baseline of benchmarks.
 
-PyTorch is imported by the first configure or check, not with this module.
+The first configure or check imports PyTorch, not this module.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.observer import NullObserver
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
     Buffer,
     Build,
     Cancelled,
-    Condition,
     ConfigureError,
     Description,
+    EngineStatus,
     Level,
     Progress,
 )
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from multi_dnn_ros.pipeline.pipeline import Pipeline
     from multi_dnn_ros.serving.served_engine import ServedEngine
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
-#: How often configure looks whether it was cancelled.
+#: Interval in which configure checks whether it was cancelled.
 _POLL_S = 0.05
 _CLOSE_S = 2.0
 
 
 class LocalHost:
-    """A :class:`multi_dnn_ros.serving.host.Host`. build, check: what makes and checks a pipeline."""
+    """A :class:`multi_dnn_ros.serving.host.Host`. build, check: make and check a pipeline."""
 
     def __init__(
-        self, build: Build = builds.build, check: Callable[[NodeConfig], Sequence[str]] = builds.check
+        self, build: Build = default_build.build, check: Callable[[NodeConfig], Sequence[str]] = default_build.check
     ) -> None:
         self._build = build
         self._check = check
@@ -54,32 +54,32 @@ class LocalHost:
         self._config: NodeConfig | None = None
         self._pipeline: Pipeline | None = None
         self._pools: dict[str, SlotPool] = {}
-        self._lock = threading.Lock()  # of the engine, while others offer and update
+        self._lock = threading.Lock()  # guards the engine, which other threads use
         self._engine: ServedEngine | None = None
         self._accounts: Accounts | None = None
-        self._device = _Device()
+        self._device = _DeviceObserver()
         self._hanging: list[ServedEngine] = []
 
     def check(self, config: NodeConfig) -> Sequence[str]:
         return self._check(config)
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
-        """As the interface says; cancelled, it returns at once, and what loads ends with its next step."""
+        """See Host. Once cancelled it returns at once; loading ends with its next step."""
         self._cancelled = cancelled = threading.Event()
 
-        def tell(report: Progress) -> None:
+        def report(step: Progress) -> None:
             if cancelled.is_set():
                 raise Cancelled
-            progress(report)
+            progress(step)
 
-        made = _THREAD.submit(lambda: _configured(config, self._build, tell, cancelled))
+        future = _THREAD.submit(lambda: _configure(config, self._build, report, cancelled))
         while True:
             try:
-                outcome = made.result(_POLL_S)
+                outcome = future.result(_POLL_S)
                 break
-            except NotYet:
+            except FutureTimeoutError:
                 if cancelled.is_set():
-                    made.cancel()
+                    future.cancel()
                     raise Cancelled from None
         if isinstance(outcome, Exception):
             raise outcome
@@ -115,7 +115,7 @@ class LocalHost:
         with self._lock:
             engine, accounts = self._engine, self._accounts
         if accounts is None:
-            raise RuntimeError("a frame was offered to an engine that was not started")
+            raise RuntimeError("a frame was offered before the engine was started")
         if engine is None:
             for dnn in accounts.dnns_of(frame.camera):
                 accounts.drop(number, dnn, DropReason.SHUTDOWN, "the engine has stopped")
@@ -135,7 +135,7 @@ class LocalHost:
             if self._engine is not None:
                 self._engine.update(dnn, name, value)
 
-    def conditions(self) -> list[Condition]:
+    def statuses(self) -> list[EngineStatus]:
         pipeline, engine = self._pipeline, self._engine
         if pipeline is None:
             return []
@@ -144,13 +144,16 @@ class LocalHost:
         hanging = [thread for stopped in self._hanging for thread in stopped.alive()]
         ended = engine.ended() if engine is not None else []
         if self._device.failure:
-            text = f"the device failed, and nothing in this process can use it any more: {self._device.failure}"
-            return [Condition(name, Level.ERROR, f"{text}; with isolation: process it would be replaced")]
+            text = f"the device failed and cannot be used by this process any more: {self._device.failure}"
+            return [
+                EngineStatus(name, Level.ERROR, f"{text}; with isolation: process the engine process would be replaced")
+            ]
         if ended:
-            return [Condition(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
+            return [EngineStatus(name, Level.ERROR, f"threads ended by an error: {', '.join(ended)}")]
         if hanging:
-            return [Condition(name, Level.ERROR, f"threads hang: {', '.join(hanging)}")]
-        return [Condition(name, Level.OK, "serves in the node's process" if engine else "idle in the node's process")]
+            return [EngineStatus(name, Level.ERROR, f"threads hang: {', '.join(hanging)}")]
+        state = "serving" if engine else "idle"
+        return [EngineStatus(name, Level.OK, f"{state} in the node's process")]
 
     def memory(self) -> Mapping[str, int]:
         from multi_dnn_ros.serving.memory_use import memory_use
@@ -168,7 +171,7 @@ class LocalHost:
         return hanging
 
     def close(self) -> None:
-        """As the interface says. What a thread that hangs refers to stays until that thread ends."""
+        """See Host. Memory that a hanging thread refers to is freed when that thread ends."""
         self.cancel()
         self.stop(_CLOSE_S)
         for pool in self._pools.values():
@@ -184,8 +187,8 @@ class LocalHost:
         release_memory(device)
 
 
-class _Device(NullObserver):
-    """Remembers that the device has failed."""
+class _DeviceObserver(NullObserver):
+    """failure: the first error of the device; empty: there was none."""
 
     failure = ""
 
@@ -193,17 +196,17 @@ class _Device(NullObserver):
         self.failure = self.failure or f"DNN {dnn}: {summarize_error(error)}"
 
 
-def _configured(
-    config: NodeConfig, build: Build, tell: Callable[[Progress], None], cancelled: threading.Event
+def _configure(
+    config: NodeConfig, build: Build, report: Callable[[Progress], None], cancelled: threading.Event
 ) -> tuple[Pipeline, Description] | Exception:
-    """The pipeline, or what stopped it: returned without what its traceback refers to, models and memory among it."""
+    """The pipeline, or the error: returned without its traceback, whose frames refer to models and memory."""
     import torch
 
     from multi_dnn_ros.common.memory import release_memory
-    from multi_dnn_ros.serving.configure import configure, refusal
+    from multi_dnn_ros.serving.configure import configure, describe_failure
 
     try:
-        outcome = configure(config, tuple(config.dnns), build, tell)
+        outcome = configure(config, tuple(config.dnns), build, report)
         if not cancelled.is_set():
             return outcome
         del outcome
@@ -211,36 +214,37 @@ def _configured(
     except Cancelled:
         failure = Cancelled()
     except Exception as error:
-        text, expected = refusal(error)
+        text, expected = describe_failure(error)
         failure = ConfigureError(text, expected=expected)
     release_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
     return failure
 
 
-class _OneThread:
-    """Runs what it is given in one thread, one after another.
+class _SingleThread:
+    """Runs functions one after another in the same daemon thread.
 
-    torch.export crashes in a second thread of a process. A daemon: what is being built must not keep the process.
+    One thread, because torch.export crashes in a second thread of a process. A daemon, because building must not delay
+    the end of the process.
     """
 
     def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self.busy = False
 
-    def submit(self, function: Callable[[], Made]) -> Future[Made]:
-        future: Future[Made] = Future()
+    def submit(self, function: Callable[[], Value]) -> Future[Value]:
+        future: Future[Value] = Future()
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="configure", daemon=True)
                 self._thread.start()
-        self._waiting.put((future, function))
+        self._calls.put((future, function))
         return future
 
     def _run(self) -> None:
         while True:
-            future, function = self._waiting.get()
+            future, function = self._calls.get()
             if future.set_running_or_notify_cancel():
                 self.busy = True
                 try:
@@ -252,12 +256,12 @@ class _OneThread:
                     self.busy = False
                     future.set_result(result)
                     del result
-            del future, function  # with the pipeline
+            del future, function  # they refer to the pipeline
 
 
-_THREAD = _OneThread()
+_THREAD = _SingleThread()
 
 
-def still_loads() -> bool:
-    """Whether what was cancelled is still under way. To end the interpreter now would abort the process."""
+def is_loading() -> bool:
+    """Whether a cancelled configure is still running. Ending the interpreter meanwhile would abort the process."""
     return _THREAD.busy

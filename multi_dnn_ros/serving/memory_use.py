@@ -1,4 +1,4 @@
-"""Memory that a process with an engine takes."""
+"""Memory use of a process with an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often the kernel's out-of-memory killer has struck, to tell its SIGKILL from those of others."""
+"""Counts the kills of the kernel's out-of-memory killer, to distinguish its SIGKILL from others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def oom_kills(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """A count that rises with each process killed on this machine or in this process's control group."""
+    """A count that increases with each such kill on this machine or in this process's control group.
+
+    0 where the kernel or the container does not report it.
+    """
     return sum(_count(file) for file in (proc / "vmstat", *_group_files(proc, cgroup)))
 
 

@@ -1,4 +1,4 @@
-"""Shared memory that a GPU reads without another copy."""
+"""Registers shared memory with CUDA, so that images are uploaded without another copy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ log = logging.getLogger(__name__)
 
 
 class PinnedImages:
-    """Registers images with CUDA, once for each place and size: PyTorch then takes the memory for pinned.
+    """Registers the memory of images with CUDA, once per address and size; PyTorch then treats it as pinned.
 
-    Several threads may use it, each for its own places. Without effect on a CPU.
+    Several threads may use it, each for its own slots. No effect on a CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._bytes: dict[int, int] = {}  # registered from each address on
+        self._bytes: dict[int, int] = {}  # by address, the registered bytes
         self._usable = device.type == "cuda"
 
     def pin(self, image: npt.NDArray[np.uint8]) -> None:
-        """Register the memory of an image at the beginning of a slot (page-aligned), before its first upload.
+        """Register the memory of an image, (H, W, 3) uint8, at the beginning of a slot (page-aligned).
 
-        Where CUDA refuses, a warning says so once, and images are copied to pinned memory as any other.
+        If CUDA refuses, a warning is logged once, and images are copied to pinned memory instead.
         """
         if not self._usable:
             return
@@ -35,14 +35,14 @@ class PinnedImages:
             return
         torch.cuda.set_device(self._device)  # per thread
         runtime = torch.cuda.cudart()
-        if before:  # nobody uploads from it: it holds a new image
+        if before:  # no upload from it is in progress: it contains a new image
             runtime.cudaHostUnregister(address)
             del self._bytes[address]
         refusal = runtime.cudaHostRegister(address, size, 0)
         if int(refusal):
             self._usable = False
             log.warning(
-                "images are copied once more before they are uploaded: cudaHostRegister of %d bytes failed: %s",
+                "images need another copy before their upload: cudaHostRegister of %d bytes failed: %s",
                 size,
                 refusal,
             )
@@ -50,7 +50,7 @@ class PinnedImages:
         self._bytes[address] = size
 
     def close(self) -> None:
-        """Give the memory back; nothing may be uploaded from it any more."""
+        """Unregister all memory. No upload may be in progress."""
         for address in self._bytes:
             torch.cuda.cudart().cudaHostUnregister(address)
         self._bytes.clear()

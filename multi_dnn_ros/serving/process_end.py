@@ -1,4 +1,4 @@
-"""How an engine process ended, and by what, in words."""
+"""How an engine process ended, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from multi_dnn_ros.serving.parent import EXIT_ORPHANED
+from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
 
 _CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
 
@@ -16,24 +16,24 @@ _CUDA_ERROR = re.compile(r"(CUDA error: .*|CUDA driver error: .*)")
 class End:
     """How an engine process ended.
 
-    cause: in words. exit_code, signal: one of them is None. requested: it was told to quit. under_way: the DNNs whose
-    jobs ran. stderr_tail: the last lines that it wrote.
+    cause: a phrase for messages. exit_code, signal: one of them is None. requested: it was told to quit.
+    running: DNNs whose jobs were running. output_tail: the last lines of its stdout and stderr.
     """
 
     cause: str
     exit_code: int | None
     signal: int | None
     requested: bool
-    under_way: tuple[str, ...]
-    stderr_tail: str
+    running: tuple[str, ...]
+    output_tail: str
 
 
-def cause_of(code: int, written: Sequence[str], *, killed: str, dying: str, out_of_memory: bool) -> str:
-    """What a process ended by.
+def cause_of(code: int, output: Sequence[str], *, killed: str, dying: str, out_of_memory: bool) -> str:
+    """Why a process ended.
 
-    code: its exit code; negative: the signal that killed it. written: the last lines that it wrote. killed: why it was
-    killed by us; dying: why it ended itself, as it said before; empty: neither. out_of_memory: the kernel has killed
-    some process for want of memory since it was started.
+    code: its exit code; negative: the signal that killed it. output: the last lines that it wrote. killed: why the
+    node's process killed it, or empty. dying: the cause that it sent before it ended itself, or empty.
+    out_of_memory: the kernel's out-of-memory killer has killed a process meanwhile.
     """
     if killed and code == -signal.SIGKILL:
         return killed
@@ -41,19 +41,19 @@ def cause_of(code: int, written: Sequence[str], *, killed: str, dying: str, out_
         return dying
     if out_of_memory and code == -signal.SIGKILL:
         return "killed by the kernel's out-of-memory killer"
-    how = f"killed by {_name(-code)}" if code < 0 else f"exited with code {code}"
+    how = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
     if code == EXIT_ORPHANED:
         return f"{how}: it lost the connection to the node's process"
-    # As libtorch writes before it aborts the process.
-    errors = [found for line in written for found in _CUDA_ERROR.findall(line)]
+    # libtorch writes these lines before it aborts the process.
+    errors = [found for line in output for found in _CUDA_ERROR.findall(line)]
     if code and errors:
         return f"{errors[-1].strip()} ({how})"
-    if code > 0 and written:
-        return f"{how}: {written[-1]}"
+    if code > 0 and output:
+        return f"{how}: {output[-1]}"
     return how
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

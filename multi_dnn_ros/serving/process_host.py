@@ -1,4 +1,4 @@
-"""The engine in processes of its own, which are supervised: the Host of `isolation: process`."""
+"""The engine in supervised processes of its own: the Host of `isolation: process`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 
 from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
-from multi_dnn_ros.serving import builds
+from multi_dnn_ros.serving import default_build
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.conversation import Conversation
+from multi_dnn_ros.serving.action_executor import ProcessTemplate
+from multi_dnn_ros.serving.configure_client import ConfigureClient
 from multi_dnn_ros.serving.engine_process import EngineProcess
-from multi_dnn_ros.serving.fleet import Fleet, Orders
-from multi_dnn_ros.serving.groups import Limits
-from multi_dnn_ros.serving.host import Buffer, Build, Cancelled, Condition, ConfigureError, Description, Progress
+from multi_dnn_ros.serving.host import Buffer, Build, Cancelled, ConfigureError, Description, EngineStatus, Progress
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, open_pools, slots_needed
+from multi_dnn_ros.serving.supervised_processes import SupervisedProcesses
+from multi_dnn_ros.serving.supervision.states import SupervisionTimes
 from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
@@ -31,48 +32,48 @@ _CANCEL_S = 0.8
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A process that is not supervised yet. conversation: with it."""
+    """A process that is not supervised yet, and the slots that it reads."""
 
     config: NodeConfig
     pools: Mapping[str, SlotPool]
-    conversation: Conversation
+    client: ConfigureClient
 
 
 class ProcessHost:
     """A :class:`multi_dnn_ros.serving.host.Host`. build: makes the pipeline in the engine process.
 
-    restart_s, retry_s: pauses, see :class:`multi_dnn_ros.serving.groups.Limits`. make: starts a process; None: a real
-    one.
+    restart_s, retry_s: see :class:`multi_dnn_ros.serving.supervision.states.SupervisionTimes`. make: starts a process;
+    None: an :class:`multi_dnn_ros.serving.engine_process.EngineProcess`.
     """
 
     def __init__(
         self,
-        build: Build = builds.build,
+        build: Build = default_build.build,
         *,
-        restart_s: tuple[float, ...] = Limits.restart_s,
-        retry_s: tuple[float, ...] = Limits.retry_s,
+        restart_s: tuple[float, ...] = SupervisionTimes.restart_s,
+        retry_s: tuple[float, ...] = SupervisionTimes.retry_s,
         make: MakeProcess | None = None,
     ) -> None:
         self._build = build
-        self._restart_s, self._try_s = restart_s, retry_s
-        self._make = make or partial(EngineProcess, modules=builds.modules_of(build))
+        self._restart_s, self._retry_s = restart_s, retry_s
+        self._make = make or partial(EngineProcess, modules=default_build.modules_of(build))
         self._cancelled = threading.Event()
         self._preparing = threading.Lock()  # held by check and configure
         self._checked: _Prepared | None = None
         self._pools: Mapping[str, SlotPool] = {}
-        self._fleet: Fleet | None = None
+        self._engines: SupervisedProcesses | None = None  # once configured
         self._accounts: Accounts | None = None
 
     # -- before serving
 
     def check(self, config: NodeConfig) -> Sequence[str]:
-        """As the interface says; Cancelled, ConfigureError. Its process is kept for configuring if all is well."""
+        """See Host. Raises Cancelled and ConfigureError. Without problems the process is kept for configuring."""
         with self._preparing:
             self._cancelled.clear()
-            self._forget_checked()
+            self._discard_checked()
             prepared = self._prepare(config)
             try:
-                problems = prepared.conversation.check(config)
+                problems = prepared.client.check(config)
             except BaseException:
                 _discard(prepared)
                 raise
@@ -84,45 +85,42 @@ class ProcessHost:
 
     def configure(self, config: NodeConfig, progress: Callable[[Progress], None]) -> Description:
         with self._preparing:
-            if self._fleet is not None:
-                raise RuntimeError("the engine is configured already; close comes before the next configure")
+            if self._engines is not None:
+                raise RuntimeError("the engine is already configured; call close() before configure()")
             if self._checked is None or self._checked.config != config:
-                self._cancelled.clear()  # else what was cancelled since the check stays cancelled
-                self._forget_checked()
+                self._cancelled.clear()  # a cancel() since the check remains in effect otherwise
+                self._discard_checked()
                 self._checked = self._prepare(config)
             prepared, self._checked = self._checked, None
             try:
-                description = prepared.conversation.configure(config, self._build, progress)
+                description = prepared.client.configure(config, self._build, progress)
                 if self._cancelled.is_set():
                     raise Cancelled
-                kept = config.model_copy(deep=True)
-                orders = Orders(kept, self._build, prepared.pools, self._make)
-                limits = Limits(config.fault_window_s, self._restart_s, self._try_s)
-                fleet = Fleet(orders, description, limits, prepared.conversation.process)
+                template = ProcessTemplate(config.model_copy(deep=True), self._build, prepared.pools, self._make)
+                times = SupervisionTimes(config.fault_window_s, self._restart_s, self._retry_s)
+                engines = SupervisedProcesses(template, description, times, prepared.client.process)
             except BaseException:
                 _discard(prepared)
                 raise
-            prepared.conversation.hand_over(fleet.tell)
-            self._pools, self._fleet = prepared.pools, fleet
+            prepared.client.hand_over(engines.on_message)
+            self._pools, self._engines = prepared.pools, engines
             return description
 
     def cancel(self) -> None:
         self._cancelled.set()
 
     def _prepare(self, config: NodeConfig) -> _Prepared:
-        """A process for these DNNs and cameras. ConfigureError."""
+        """Start a process for these DNNs and cameras. Raises ConfigureError."""
         pools: dict[str, SlotPool] = {}
         try:
             pools = open_pools(slot_layouts(config))
-            conversation = Conversation(
-                self._make, tuple(config.dnns), pools, self._cancelled, config.heartbeat_timeout_s
-            )
+            client = ConfigureClient(self._make, tuple(config.dnns), pools, self._cancelled, config.heartbeat_timeout_s)
         except OSError as error:
             _close(pools)
             raise ConfigureError(f"an engine process cannot be started: {error}") from error
-        return _Prepared(config.model_copy(deep=True), pools, conversation)
+        return _Prepared(config.model_copy(deep=True), pools, client)
 
-    def _forget_checked(self) -> None:
+    def _discard_checked(self) -> None:
         checked, self._checked = self._checked, None
         if checked is not None:
             _discard(checked)
@@ -130,10 +128,10 @@ class ProcessHost:
     # -- serving
 
     def start(self, accounts: Accounts) -> None:
-        if self._fleet is None:
+        if self._engines is None:
             raise RuntimeError("the engine is not configured")
         self._accounts = accounts
-        self._fleet.start(accounts)
+        self._engines.start(accounts)
 
     def buffer(self, camera: str, timeout_s: float) -> Buffer | None:
         pool = self._pools.get(camera)
@@ -141,10 +139,10 @@ class ProcessHost:
 
     def offer(self, number: int, frame: Frame, buffer: Buffer) -> None:
         assert isinstance(buffer, Slot)
-        fleet, accounts = self._fleet, self._accounts
-        if fleet is None or accounts is None:
-            raise RuntimeError("a frame was offered to an engine that was not started")
-        routes = fleet.routes(frame.camera)
+        engines, accounts = self._engines, self._accounts
+        if engines is None or accounts is None:
+            raise RuntimeError("a frame was offered before the engine was started")
+        routes = engines.routes(frame.camera)
         for process, dnns in routes.served:
             if not process.offer(number, frame, buffer, dnns):
                 for dnn in dnns:
@@ -153,55 +151,55 @@ class ProcessHost:
             accounts.drop(number, dnn, reason, message)
 
     def serves(self, camera: str) -> bool:
-        fleet = self._fleet
-        return fleet is not None and any(not process.gone for process, _ in fleet.routes(camera).served)
+        engines = self._engines
+        return engines is not None and any(not process.has_ended for process, _ in engines.routes(camera).served)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
-        fleet = self._fleet
-        if fleet is not None:
-            fleet.update(dnn, name, value)
+        engines = self._engines
+        if engines is not None:
+            engines.update(dnn, name, value)
 
     def stop(self, timeout_s: float) -> list[str]:
-        fleet = self._fleet
-        return [] if fleet is None else fleet.stop(timeout_s)
+        engines = self._engines
+        return [] if engines is None else engines.stop(timeout_s)
 
     def close(self) -> None:
         end = time.monotonic() + _CLOSE_S
         self._cancelled.set()
-        with self._preparing:  # configure leaves within a second
-            self._forget_checked()
-            fleet, self._fleet = self._fleet, None
+        with self._preparing:  # a running configure() ends within a second
+            self._discard_checked()
+            engines, self._engines = self._engines, None
             pools, self._pools = self._pools, {}
-        if fleet is not None:
-            fleet.close(max(0.1, end - time.monotonic()))
+        if engines is not None:
+            engines.close(max(0.1, end - time.monotonic()))
         _close(pools)
 
-    # -- questions
+    # -- queries
 
-    def conditions(self) -> list[Condition]:
-        fleet = self._fleet
-        return [] if fleet is None else fleet.conditions()
+    def statuses(self) -> list[EngineStatus]:
+        engines = self._engines
+        return [] if engines is None else engines.statuses()
 
     def memory(self) -> Mapping[str, int]:
-        fleet = self._fleet
-        return {} if fleet is None else fleet.memory()
+        engines = self._engines
+        return {} if engines is None else engines.memory()
 
 
 def slot_layouts(config: NodeConfig) -> dict[str, SlotLayout]:
-    """Of each camera that a DNN serves."""
+    """The slots of each camera that at least one DNN serves."""
     layouts = {}
     for camera, settings in config.cameras.items():
         dnns = [name for name, dnn in config.dnns.items() if not dnn.cameras or camera in dnn.cameras]
-        if dnns:  # room for large results of each: what nobody writes takes no memory
+        if dnns:  # space for large results of every DNN: pages that are never written take no memory
             layouts[camera] = SlotLayout(camera, slots_needed(len(dnns)), settings.max_pixels, tuple(dnns))
     return layouts
 
 
 def _discard(prepared: _Prepared) -> None:
-    process: ServedProcess = prepared.conversation.process
-    process.kill("configuring was given up")
+    process: ServedProcess = prepared.client.process
+    process.kill("configuring was cancelled or failed")
     if not process.wait(_CANCEL_S):
-        log.error("the engine process %d does not end", process.pid)
+        log.error("engine process %d did not end after SIGKILL", process.pid)
     _close(prepared.pools)
 
 

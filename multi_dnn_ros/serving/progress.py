@@ -1,4 +1,4 @@
-"""How far configuring is, and how long it will take by what it took before."""
+"""Progress of configuring, and the time left as estimated from an earlier run."""
 
 from __future__ import annotations
 
@@ -18,75 +18,76 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 log = logging.getLogger(__name__)
 
-#: Settings whose durations are kept, the newest ones.
-_KEPT = 100
-#: The steps after the last DNN is ready: first runs and the capacity.
+#: Number of settings whose durations are kept; the oldest are deleted.
+_MAX_FILES = 100
+#: Name of the steps after the last DNN is ready: first runs and the capacity.
 _REST = "rest"
 
 
 class ProgressReport:
-    """Turns lines of progress into :class:`Progress`; to be called with each line.
+    """Turns lines of progress into :class:`Progress`; call it with each line.
 
-    dnns: in the order in which they get ready. former: seconds of each step of an earlier run with the same settings
-    (the DNNs by name, and `rest`); empty: there was none. tell: gets each report. clock: seconds, monotonic.
+    dnns: in the order in which they become ready. earlier: seconds of each step of an earlier run with the same
+    settings (the DNNs by name, and `rest`); empty: there was none. report: called with each Progress. clock: seconds,
+    monotonic.
     """
 
     def __init__(
         self,
         dnns: Sequence[str],
-        former: Mapping[str, float],
-        tell: Callable[[Progress], None],
+        earlier: Mapping[str, float],
+        report: Callable[[Progress], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steps = (*dnns, _REST)
-        self._former = former if former.keys() == set(self._steps) else {}
-        self._tell = tell
+        self._earlier = earlier if earlier.keys() == set(self._steps) else {}
+        self._report = report
         self._clock = clock
-        self._begin = clock()
-        self._took: list[float] = []  # seconds, of the steps that are done
+        self._step_start = clock()
+        self._durations_s: list[float] = []  # of the steps that are done
 
     def __call__(self, text: str) -> None:
-        if isinstance(text, DnnReady) and len(self._took) < len(self._steps) - 1:
+        if isinstance(text, DnnReady) and len(self._durations_s) < len(self._steps) - 1:
             self._step_done()
-        self._tell(Progress(str(text), len(self._took), len(self._steps) - 1, self.left_s()))
+        self._report(Progress(str(text), len(self._durations_s), len(self._steps) - 1, self.left_s()))
 
     def left_s(self) -> float | None:
-        """Estimated seconds until configuring is done; None while nothing is known.
+        """Estimated seconds until configuring is done; None: unknown.
 
-        The times of an earlier run; without one, each DNN takes as long as those before did on average.
+        Estimated from an earlier run; without one, from the mean time of the DNNs that are ready.
         """
-        done = len(self._took)
-        if self._former:
-            current, *later = [self._former[step] for step in self._steps[done:]]
+        done = len(self._durations_s)
+        if self._earlier:
+            current, *later = [self._earlier[step] for step in self._steps[done:]]
         elif done:
-            current = sum(self._took) / done
+            current = sum(self._durations_s) / done
             later = [current] * (len(self._steps) - done - 2)
             if done == len(self._steps) - 1:
-                return None  # the rest was never seen
+                return None  # the duration of the rest is unknown
         else:
             return None
-        return max(0.0, current - (self._clock() - self._begin)) + sum(later)
+        return max(0.0, current - (self._clock() - self._step_start)) + sum(later)
 
     def finished(self) -> dict[str, float]:
-        """Seconds that each step took; to be called once, at the end."""
-        while len(self._took) < len(self._steps):  # a pipeline that does not say when its DNNs are ready
+        """Seconds by step; call it once, at the end."""
+        while len(self._durations_s) < len(self._steps):  # a pipeline that does not report when its DNNs are ready
             self._step_done()
-        return dict(zip(self._steps, self._took, strict=True))
+        return dict(zip(self._steps, self._durations_s, strict=True))
 
     def _step_done(self) -> None:
         now = self._clock()
-        self._took.append(now - self._begin)
-        self._begin = now
+        self._durations_s.append(now - self._step_start)
+        self._step_start = now
 
 
 def durations_file(config: NodeConfig, versions: Mapping[str, str]) -> Path:
-    """Where the durations of configuring `config` with these versions of libraries are kept."""
+    """The file with the durations of configuring `config` with these versions of libraries."""
     key = json.dumps([config.model_dump(mode="json"), dict(versions)], sort_keys=True)
     return cache_folder() / "configure" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def read_durations(path: Path) -> dict[str, float]:
-    """Seconds by step; empty when the file is missing or damaged: they are only an estimate."""
+    """Seconds by step; empty if the file is missing or damaged, because they only serve an estimate."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return {str(step): float(seconds) for step, seconds in content.items()}
@@ -95,9 +96,9 @@ def read_durations(path: Path) -> dict[str, float]:
 
 
 def keep_durations(path: Path, durations: Mapping[str, float]) -> None:
-    """For the next run; a cache that cannot be written is no error."""
+    """Write the durations for the next run; a cache that cannot be written is no error."""
     with contextlib.suppress(OSError), atomic_write(path) as beside:
         beside.write_text(json.dumps({step: round(seconds, 3) for step, seconds in durations.items()}))
         others = sorted(path.parent.glob("[!.]*.json"), key=lambda other: other.stat().st_mtime, reverse=True)
-        for old in others[_KEPT:]:
+        for old in others[_MAX_FILES:]:
             old.unlink(missing_ok=True)

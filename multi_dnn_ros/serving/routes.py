@@ -1,4 +1,4 @@
-"""Which engine process serves which DNN at one moment: a table that offers read without a lock."""
+"""Which engine process serves which DNN: a table that is replaced as a whole, so that it is read without a lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from multi_dnn_ros.serving.served_process import ServedProcess
 
 @dataclass(frozen=True)
 class CameraRoutes:
-    """Of one camera. served: processes, each with the DNNs that it serves. lost: of the other DNNs, how to count."""
+    """served: processes, each with the DNNs of the camera that it serves. lost: (DNN, drop reason, message) of the
+    other DNNs of the camera.
+    """
 
     served: tuple[tuple[ServedProcess, tuple[str, ...]], ...] = ()
     lost: tuple[tuple[str, DropReason, str], ...] = ()
@@ -24,10 +26,11 @@ class Routes:
     cameras: Mapping[str, CameraRoutes] = field(default_factory=dict)
 
     def of(self, camera: str) -> CameraRoutes:
-        return self.cameras.get(camera, _NOBODY)
+        """Empty for a camera that is not in the table."""
+        return self.cameras.get(camera, _EMPTY)
 
 
-_NOBODY = CameraRoutes()
+_EMPTY = CameraRoutes()
 
 
 def make_routes(
@@ -35,14 +38,14 @@ def make_routes(
     served: Mapping[str, ServedProcess],
     lost: Mapping[str, tuple[DropReason, str]],
 ) -> Routes:
-    """dnns: by camera. served: by DNN. lost: by DNN, of all the others."""
+    """dnns: by camera. served: by DNN. lost: by DNN, for every DNN that is not in `served`."""
     cameras = {}
     for camera, names in dnns.items():
         processes: dict[int, tuple[ServedProcess, tuple[str, ...]]] = {}
         for name in names:
             if name in served:
-                process, its = processes.get(id(served[name]), (served[name], ()))
-                processes[id(process)] = process, (*its, name)
+                process, others = processes.get(id(served[name]), (served[name], ()))
+                processes[id(process)] = process, (*others, name)
         cameras[camera] = CameraRoutes(
             tuple(processes.values()), tuple((name, *lost[name]) for name in names if name not in served)
         )

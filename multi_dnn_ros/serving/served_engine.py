@@ -1,4 +1,4 @@
-"""An engine whose frames go by numbers, as the accounts know them."""
+"""An engine whose frames are identified by the numbers of the accounts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from multi_dnn_ros.settings.schema import DnnConfig, NodeConfig
 if TYPE_CHECKING:
     from multi_dnn_ros.pipeline.pipeline import Pipeline
 
-#: Runtime parameters that the decoder of a DNN reads for each frame.
-_DECODER = ("score_threshold", "iou_threshold", "max_detections")
+#: Runtime parameters that are attributes of a DNN's decoder.
+_DECODER_PARAMETERS = ("score_threshold", "iou_threshold", "max_detections")
 
 
-class Answers(Protocol):
-    """Who is told what became of the frames; called in the DNNs' threads, drops also in the thread that offers."""
+class OutcomeReceiver(Protocol):
+    """Receives what became of the frames. Called in the DNNs' threads; `drop` also in the thread that offers."""
 
     def result(self, number: int, dnn: str, output: Any, timing: Timing) -> None: ...
 
@@ -35,18 +35,18 @@ class Answers(Protocol):
 
 
 class ServedEngine:
-    """Serves from the moment it is made until :meth:`stop`. observer: see there."""
+    """Serves from its creation until :meth:`stop`. outcomes: receives results, drops and failures."""
 
     def __init__(
-        self, pipeline: Pipeline, config: NodeConfig, answers: Answers, observer: Observer | None = None
+        self, pipeline: Pipeline, config: NodeConfig, outcomes: OutcomeReceiver, observer: Observer | None = None
     ) -> None:
-        self._answers = answers
+        self._outcomes = outcomes
         self._pins = PinnedImages(pipeline.device)
         self._engine = Engine(
             [_with_settings(task, config.dnns[task.name]) for task in pipeline.tasks],
             on_result=self._on_result,
             on_drop=self._on_drop,
-            on_failure=answers.failure,
+            on_failure=outcomes.failure,
             workers=pipeline.workers,
             policy=config.policy,
             device=pipeline.device,
@@ -68,9 +68,9 @@ class ServedEngine:
         decode_ns: int,
         dnns: Collection[str] | None = None,
     ) -> None:
-        """Hand an image, (H, W, 3) uint8, in its place in a slot, to the DNNs of its camera; one thread a camera.
+        """Offer an image to the DNNs of its camera; one thread per camera.
 
-        dnns: only to these; None: to all.
+        image: (H, W, 3) uint8 RGB, at the beginning of a slot. Times: nanoseconds. dnns: None: all of the camera.
         """
         self._pins.pin(image)
         frame = Frame(camera, stamp_ns, context=number)
@@ -79,7 +79,7 @@ class ServedEngine:
         self._engine.offer(frame, dnns)
 
     def update(self, dnn: str, name: str, value: Any) -> None:
-        """Change the scheduling of a DNN while it runs; other names have no effect here."""
+        """Change a scheduling parameter of a DNN; the names of other parameters have no effect."""
         if name == "priority":
             self._engine.update(dnn, priority=value)
         elif name == "deadline_ms":
@@ -88,32 +88,31 @@ class ServedEngine:
             self._engine.update(dnn, max_age_ns=_nanoseconds(value))
 
     def stop(self, timeout_s: float) -> list[str]:
-        """Finish the frames that wait and are under way; names the threads that hang."""
+        """Finish the frames that are waiting or in progress; the names of threads that hang."""
         hanging = self._engine.stop(timeout_s, drain=True)
-        if not hanging:  # else one of them may upload
+        if not hanging:  # a hanging thread may still be uploading an image
             self._pins.close()
         return hanging
 
     def alive(self) -> list[str]:
-        """Threads that run; after :meth:`stop` those that hang."""
+        """Names of the running threads; after :meth:`stop`, those that hang."""
         return self._engine.alive()
 
     def ended(self) -> list[str]:
-        """Threads that ended by an error."""
+        """Names of threads that ended by an error."""
         return self._engine.ended()
 
     def _on_result(self, result: Result) -> None:
-        self._answers.result(_number(result.frame), result.dnn, result.output, result.timing)
+        self._outcomes.result(_number(result.frame), result.dnn, result.output, result.timing)
 
     def _on_drop(self, drop: Drop) -> None:
-        self._answers.drop(_number(drop.frame), drop.dnn, drop.reason, drop.message)
+        self._outcomes.drop(_number(drop.frame), drop.dnn, drop.reason, drop.message)
 
 
 def set_runtime(config: NodeConfig, pipeline: Pipeline | None, dnn: str, name: str, value: Any) -> None:
-    """Put a runtime parameter into the settings, and into the decoder if it reads it; whether frames are served or
-    not."""
+    """Set a runtime parameter in the settings, and in the decoder if it is one of its attributes."""
     setattr(config.dnns[dnn], name, value)
-    if pipeline is not None and name in _DECODER:
+    if pipeline is not None and name in _DECODER_PARAMETERS:
         setattr(pipeline.dnns[dnn].decoder, name, value)
 
 
@@ -123,7 +122,7 @@ def _number(frame: Frame) -> int:
 
 
 def _with_settings(task: DnnTask, settings: DnnConfig) -> DnnTask:
-    """The task with what may have changed since it was made."""
+    """The task with the current scheduling parameters."""
     return replace(
         task,
         priority=settings.priority,

@@ -1,4 +1,4 @@
-"""An engine process with the frames that it has: its answers go to the accounts, all else to whoever supervises it."""
+"""An engine process and its unanswered frames: outcomes go to the accounts, other messages to the supervisor."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.board import Board
-from multi_dnn_ros.serving.ledger import Ledger
 from multi_dnn_ros.serving.process_end import End
+from multi_dnn_ros.serving.result_packing import unpack
+from multi_dnn_ros.serving.shared_status import SharedStatus
 from multi_dnn_ros.serving.slots import Slot, SlotPool
+from multi_dnn_ros.serving.unanswered_frames import UnansweredFrames
 
 log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
-    """The handle: :class:`multi_dnn_ros.serving.engine_process.EngineProcess`."""
+    """What is used of :class:`multi_dnn_ros.serving.engine_process.EngineProcess`."""
 
     pid: int
-    board: Board
+    status: SharedStatus
 
     def send(self, message: Any) -> None: ...
 
@@ -32,27 +33,29 @@ class Process(Protocol):
     def wait(self, timeout_s: float) -> bool: ...
 
 
-#: (label, dnns, pools, on_message, on_end) -> Process, which runs.
+#: (label, dnns, pools, on_message, on_end) -> a running Process.
 MakeProcess = Callable[
     [str, Sequence[str], Mapping[str, SlotPool], Callable[[Any, Any], None], Callable[[Any, Any], None]], Process
 ]
 
 
-class FirstAnswer:
-    """The process has answered for the first time since it began to serve."""
+class FirstResult:
+    """Message: the process gave its first result since it began to serve."""
 
 
 class ThreadsEnded:
-    """Threads of its engine ended by an error. names: of them."""
+    """Message: threads of the process's engine, of these names, ended by an error."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
 
 
 class ServedProcess:
-    """Spawns the process at once; OSError when that fails.
+    """Starts the process. Raises OSError if that fails.
 
-    tell: told of each message that is not an answer, and of the End last; called in the process's reader thread.
+    on_message: receives each message that is not the outcome of a frame, and finally the End; called in the process's
+    reader thread.
+    memory: bytes by name, as last reported. last_result_ns: time of the last result; None: there was none.
     """
 
     def __init__(
@@ -61,15 +64,15 @@ class ServedProcess:
         label: str,
         dnns: Sequence[str],
         pools: Mapping[str, SlotPool],
-        tell: Callable[[ServedProcess, Any], None],
+        on_message: Callable[[ServedProcess, Any], None],
     ) -> None:
-        self._tell = tell
+        self._pass_on = on_message
         self.memory: Mapping[str, int] = {}
-        self.begun_ns = time.monotonic_ns()
-        self.answer_ns: int | None = None  # of its last answer
-        self._answers = 0  # since it began to serve
+        self.started_ns = time.monotonic_ns()
+        self.last_result_ns: int | None = None
+        self._results = 0  # since it began to serve
         self._accounts: Accounts | None = None
-        self._ledger = Ledger()
+        self._unanswered = UnansweredFrames()
         self._process = make(label, dnns, pools, self._on_message, self._on_end)
 
     @property
@@ -77,34 +80,34 @@ class ServedProcess:
         return self._process.pid
 
     @property
-    def board(self) -> Board:
-        return self._process.board
+    def status(self) -> SharedStatus:
+        return self._process.status
 
     @property
-    def gone(self) -> bool:
-        """Whether it was reaped, though it may not be replaced yet."""
-        return self._ledger.closed
+    def has_ended(self) -> bool:
+        """Whether the process was reaped."""
+        return self._unanswered.closed
 
-    def begin(self, accounts: Accounts, runtime: Mapping[str, Mapping[str, Any]]) -> None:
-        """Let it serve; what it answers goes to these accounts."""
+    def start_serving(self, accounts: Accounts, runtime: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let the process serve; its results and drops go to `accounts`. runtime: by DNN, its runtime parameters."""
         self._accounts = accounts
-        self._answers = 0
+        self._results = 0
         self.send(wire.Start(runtime))
 
     def send(self, message: Any) -> None:
-        """Never raises and never blocks for long."""
+        """See :meth:`EngineProcess.send`."""
         self._process.send(message)
 
     def kill(self, cause: str) -> None:
         self._process.kill(cause)
 
     def wait(self, timeout_s: float) -> bool:
-        """Until it is reaped; False when it takes longer."""
+        """Wait until the process is reaped; False on timeout."""
         return self._process.wait(timeout_s)
 
     def offer(self, number: int, frame: Frame, slot: Slot, dnns: tuple[str, ...]) -> bool:
-        """Hand a decoded frame over; False: the process is gone."""
-        if not self._ledger.add(number, slot, dnns):
+        """Send a decoded frame to these DNNs; False: the process has ended."""
+        if not self._unanswered.add(number, slot, dnns):
             return False
         height, width = frame.image().shape[:2]
         self.send(
@@ -125,51 +128,51 @@ class ServedProcess:
     # -- in the reader thread
 
     def _on_message(self, process: Process, message: Any) -> None:
-        if isinstance(message, wire.Answer):
-            self._on_answer(message)
-        elif isinstance(message, wire.Lost):
+        if isinstance(message, wire.FrameResult):
+            self._on_result(message)
+        elif isinstance(message, wire.FrameDropped):
             if self._accounts is not None:
                 self._accounts.drop(message.number, message.dnn, message.reason, message.message)
-            self._ledger.answered(message.number, message.dnn)
+            self._unanswered.answered(message.number, message.dnn)
         elif isinstance(message, wire.Failed):
             if self._accounts is not None:
                 self._accounts.failure(message.failure)
         elif isinstance(message, wire.Logged):
             logging.getLogger(message.name).log(message.level, "%s", message.text)
-        elif isinstance(message, wire.Memory):
-            self.memory = message.values
-            if message.ended:
-                self._tell(self, ThreadsEnded(message.ended))
+        elif isinstance(message, wire.Report):
+            self.memory = message.memory
+            if message.ended_threads:
+                self._pass_on(self, ThreadsEnded(message.ended_threads))
         else:
-            self._tell(self, message)
+            self._pass_on(self, message)
 
-    def _on_answer(self, answer: wire.Answer) -> None:
-        buffer = self._ledger.buffer(answer.number, answer.dnn)
+    def _on_result(self, result: wire.FrameResult) -> None:
+        buffer = self._unanswered.buffer(result.number, result.dnn)
         if buffer is None or self._accounts is None:
             return
         try:
-            output = wire.unpack(answer, buffer.output(answer.dnn))
-        except Exception as error:  # whatever a class that cannot be unpickled raises
-            log.exception("a result of DNN %s cannot be read", answer.dnn)
-            reason = f"the result cannot be read: {type(error).__name__}: {error}"
-            self._accounts.drop(answer.number, answer.dnn, DropReason.BAD_OUTPUT, reason)
+            output = unpack(result, buffer.output(result.dnn))
+        except Exception as error:  # unpickling raises arbitrary errors
+            log.exception("a result of DNN %s cannot be unpickled", result.dnn)
+            reason = f"the result cannot be unpickled: {type(error).__name__}: {error}"
+            self._accounts.drop(result.number, result.dnn, DropReason.BAD_OUTPUT, reason)
         else:
-            self._accounts.result(answer.number, answer.dnn, output, answer.timing)
-        self._ledger.answered(answer.number, answer.dnn)
-        self.answer_ns = time.monotonic_ns()
-        self._answers += 1
-        if self._answers == 1:
-            self._tell(self, FirstAnswer())
+            self._accounts.result(result.number, result.dnn, output, result.timing)
+        self._unanswered.answered(result.number, result.dnn)
+        self.last_result_ns = time.monotonic_ns()
+        self._results += 1
+        if self._results == 1:
+            self._pass_on(self, FirstResult())
 
     def _on_end(self, process: Process, end: End) -> None:
-        """It was reaped: nothing reads its slots any more."""
+        """The process was reaped, so it reads no slot any more."""
         accounts = self._accounts
-        for number, dnn in self._ledger.close():
+        for number, dnn in self._unanswered.close():
             if accounts is not None:
                 accounts.drop(number, dnn, DropReason.ENGINE_LOST, end.cause)
-        process.board.close()
-        self._tell(self, end)
-        self._tell = _ignore  # which refers to everything else
+        process.status.close()
+        self._pass_on(self, end)
+        self._pass_on = _ignore  # break the reference cycle
 
 
 def _ignore(process: ServedProcess, message: Any) -> None:

@@ -1,7 +1,8 @@
-"""Frames in memory that the node's process and the engine processes share.
+"""Images and large results in memory that the node's process and the engine processes share.
 
-The memory is anonymous (memfd): it is gone with the last process that has it, however that process ends. It is sparse:
-a page that nobody wrote takes no memory, so a slot is as large as `max_pixels` allows and costs what the images need.
+The memory is anonymous (memfd): the kernel frees it with the last process that maps it, however that process ends. It
+is sparse: a page that was never written takes no memory, so a slot has the size of the largest allowed image
+(`max_pixels`) and takes the memory of the actual images.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _CHANNELS = 3
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """How the memory of one camera is divided; what an engine process needs to know to map it.
+    """How the memory of one camera is divided; an engine process maps it accordingly.
 
-    count: slots. max_pixels: of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs that have room in each
-    slot for results as large as an image, one byte a pixel, in this order.
+    count: number of slots. max_pixels: of an image, parameter `camera.<camera>.max_pixels`. outputs: DNNs that have
+    space for large results in each slot, in this order; one byte per pixel.
     """
 
     camera: str
@@ -33,12 +34,12 @@ class SlotLayout:
 
     @property
     def image_bytes(self) -> int:
-        """Room for one image, in whole pages: CUDA registers pages."""
+        """Space for one image, in whole pages, because CUDA registers pages."""
         return _whole_pages(_CHANNELS * self.max_pixels)
 
     @property
     def output_bytes(self) -> int:
-        """Room for one DNN's large results."""
+        """Space for one DNN's large results."""
         return _whole_pages(self.max_pixels)
 
     @property
@@ -51,25 +52,24 @@ class SlotLayout:
 
 
 class SlotMemory:
-    """One camera's slots as mapped by this process. fd: of the memfd, which stays open with the caller."""
+    """The slots of one camera, mapped into this process. fd: of the memfd; remains the caller's."""
 
     def __init__(self, layout: SlotLayout, fd: int) -> None:
         self.layout = layout
         self._bytes = np.frombuffer(mmap.mmap(fd, layout.total_bytes), dtype=np.uint8)
 
     def image(self, slot: int, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """The image in a slot, (H, W, 3) uint8, a view."""
+        """View of the image in a slot, (H, W, 3) uint8. Raises ValueError if it is larger than the slot."""
         size = _CHANNELS * height * width
         if size > self.layout.image_bytes:
-            raise ValueError(f"an image of {width} x {height} does not fit a slot of {self.layout.max_pixels} pixels")
+            raise ValueError(
+                f"an image of {width} x {height} pixels does not fit into a slot of {self.layout.max_pixels} pixels"
+            )
         begin = slot * self.layout.slot_bytes
         return self._bytes[begin : begin + size].reshape(height, width, _CHANNELS)
 
     def output(self, slot: int, dnn: str) -> npt.NDArray[np.uint8]:
-        """Room for the large results of one DNN for the image in a slot, (bytes,) uint8, a view.
-
-        Empty for a DNN without any.
-        """
+        """View of the space for the large results of one DNN, (bytes,) uint8; empty if the DNN has none in a slot."""
         layout = self.layout
         if dnn not in layout.outputs:
             return self._bytes[:0]
@@ -77,12 +77,12 @@ class SlotMemory:
         return self._bytes[begin : begin + layout.output_bytes]
 
     def close(self) -> None:
-        """Give the memory, and the descriptor that mmap keeps, back when the last view is gone; image() fails then."""
+        """Free the memory, and the descriptor that mmap keeps, with the last view of it. `image` raises from now on."""
         self._bytes = np.empty(0, dtype=np.uint8)
 
 
 class Slot:
-    """A slot that is in use. It is free again when everybody who holds it has released it."""
+    """A slot in use, counted by its users; free again when all of them have released it."""
 
     def __init__(self, pool: SlotPool, index: int) -> None:
         self._pool = pool
@@ -90,7 +90,7 @@ class Slot:
         self._users = 1
 
     def image(self, height: int, width: int) -> npt.NDArray[np.uint8]:
-        """Where the image goes, (H, W, 3) uint8, a view."""
+        """See :meth:`SlotMemory.image`."""
         return self._pool.memory.image(self.index, height, width)
 
     def output(self, dnn: str) -> npt.NDArray[np.uint8]:
@@ -98,12 +98,12 @@ class Slot:
         return self._pool.memory.output(self.index, dnn)
 
     def hold(self) -> None:
-        """One more user."""
+        """Add a user."""
         with self._pool.changed:
             self._users += 1
 
     def release(self) -> None:
-        """One user less; the last one frees the slot."""
+        """Remove a user; the last one frees the slot."""
         with self._pool.changed:
             self._users -= 1
             if self._users == 0:
@@ -112,10 +112,10 @@ class Slot:
 
 
 class SlotPool:
-    """One camera's slots in the node's process, which decides what is written where; thread-safe."""
+    """The slots of one camera in the node's process, which assigns them; thread-safe."""
 
     def __init__(self, layout: SlotLayout) -> None:
-        # Room is taken when a page is written first, not here.
+        # Memory is taken when a page is first written, not here.
         self.fd = os.memfd_create(f"multi_dnn_ros/{layout.camera}", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, layout.total_bytes)
@@ -127,14 +127,14 @@ class SlotPool:
         self.changed = threading.Condition()
 
     def take(self, timeout_s: float = 0.0) -> Slot | None:
-        """A free slot, held by the caller; None when none gets free in time."""
+        """A free slot, held by the caller; None on timeout."""
         with self.changed:
             if not self.changed.wait_for(lambda: self.free, timeout_s):
                 return None
             return Slot(self, self.free.pop())
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when nobody refers to it any more. No image fits from now on."""
+        """Close the descriptor; the memory is freed with the last view of it. `image` raises from now on."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -142,16 +142,16 @@ class SlotPool:
 
 
 def slots_needed(dnns: int) -> int:
-    """Slots for a camera that so many DNNs serve.
+    """Number of slots for a camera that this number of DNNs serve.
 
-    Each DNN may have one frame under way and one in its mailbox, all of them different ones; one more is being decoded,
-    and one is decoded and not offered yet.
+    Each DNN may have one frame in progress and one in its mailbox, all of them different. One more frame is being
+    decoded, and one is decoded and not offered yet.
     """
     return 2 * dnns + 2
 
 
 def open_pools(layouts: Mapping[str, SlotLayout]) -> dict[str, SlotPool]:
-    """The pools of all cameras; nothing stays behind when one cannot be made."""
+    """The pools of all cameras. Raises OSError, and closes those already open, if one cannot be created."""
     pools: dict[str, SlotPool] = {}
     try:
         for camera, layout in layouts.items():

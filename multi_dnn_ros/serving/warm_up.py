@@ -1,4 +1,4 @@
-"""Runs every DNN once before the first frame: allocations, algorithm choices and a broken model come to light."""
+"""Runs every DNN once before the first frame, so that allocations and errors of a model do not meet a frame."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _HEIGHT, _WIDTH = 480, 640
 
 
 def warm_up(tasks: Sequence[DnnTask], device: torch.device, progress: Callable[[str], None]) -> None:
-    """One black image through each task, decoded too; what a task raises is passed on with the DNN's name."""
+    """Run each task on a black image, including decoding. Raises RuntimeError that names a DNN that fails.
+
+    progress: called with a line for each DNN.
+    """
     image = torch.zeros((_HEIGHT, _WIDTH, 3), dtype=torch.uint8, device=device)
     for task in tasks:
         begin = time.perf_counter()

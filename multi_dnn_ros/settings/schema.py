@@ -322,6 +322,13 @@ class NodeConfig(_Section):
         description="Where the DNNs run. process: in an engine process, which is replaced when it crashes or hangs. "
         "none: in the process of the node, for debuggers and profilers.",
     )
+    engine_nice: int = Field(
+        5,
+        ge=0,
+        le=19,
+        description="Added to the nice value of an engine process that runs DNNs on the CPU, so that the node receives "
+        "and decodes images in time on a busy CPU. 0: the priority of the node. No effect with a GPU.",
+    )
     standby: Literal["none", "warm", "hot"] = Field(
         "none",
         description="What replaces an engine process that was lost. none: a new process. warm: a process that has "

@@ -89,7 +89,7 @@ def play(time: Time, source: Fake, screen: Screen | None = None, **options: obje
     return screen, player.play()
 
 
-def test_rate_does_not_drift_with_the_cost_of_a_picture() -> None:
+def test_the_rate_does_not_drift_with_the_time_per_image() -> None:
     time = Time()
     screen, report = play(time, Fake(time, count=50, cost_s=0.03), rate_hz=20.0)
     np.testing.assert_allclose(screen.times, 0.03 + np.arange(50) / 20, atol=1e-6)
@@ -99,7 +99,7 @@ def test_rate_does_not_drift_with_the_cost_of_a_picture() -> None:
     assert report.notes == ["scratched"]
 
 
-def test_source_that_is_too_slow_is_late_and_makes_no_bursts() -> None:
+def test_a_slow_source_counts_as_late_and_is_not_followed_by_bursts() -> None:
     time = Time()
     screen, report = play(time, Fake(time, count=10, cost_s=0.25), rate_hz=10.0)
     assert np.diff(screen.times).min() >= 0.1
@@ -107,14 +107,14 @@ def test_source_that_is_too_slow_is_late_and_makes_no_bursts() -> None:
     assert f"{report.late} late" in str(report)
 
 
-def test_own_rate_and_default_rate() -> None:
+def test_the_rate_is_the_sources_own_or_the_default() -> None:
     for own, expected in ((4.0, 0.25), (None, 0.1)):
         time = Time()
         screen, _ = play(time, Fake(time, rate_hz=own))
         np.testing.assert_allclose(np.diff(screen.times), expected, atol=1e-6)
 
 
-def test_stamps_are_now_or_the_sources_own() -> None:
+def test_stamps_are_the_current_time_or_the_sources_own() -> None:
     time = Time()
     screen, _ = play(time, Fake(time, rate_hz=4.0), rate_hz=10.0)
     assert screen.stamps_ns == [round((100 + t) * 1e9) for t in screen.times]
@@ -122,7 +122,7 @@ def test_stamps_are_now_or_the_sources_own() -> None:
     assert screen.stamps_ns == [0, 250_000_000, 500_000_000, 750_000_000, 1_000_000_000]
 
 
-def test_start_count_and_loop() -> None:
+def test_start_count_and_loop_select_the_images() -> None:
     time = Time()
     screen, report = play(time, Fake(time, rate_hz=10.0), start_at=3, count=6, loop=True, source_stamps=True)
     assert screen.numbers == [3, 4, 0, 1, 2, 3]
@@ -131,7 +131,7 @@ def test_start_count_and_loop() -> None:
     assert report.published == 6
 
 
-def test_recording_keeps_its_intervals_and_unreadable_messages_are_counted() -> None:
+def test_a_recording_keeps_its_intervals_and_unreadable_messages_are_counted() -> None:
     time = Time()
     screen, report = play(time, Fake(time, recorded_s=(0.0, 0.5, 0.6)), count=5, loop=True)
     np.testing.assert_allclose(screen.times, [0.0, 0.5, 0.6, 0.7, 1.2], atol=1e-6)
@@ -142,7 +142,7 @@ def test_recording_keeps_its_intervals_and_unreadable_messages_are_counted() -> 
     np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=1e-6)
 
 
-def test_live_source_comes_as_it_comes_but_not_faster_than_asked() -> None:
+def test_a_live_source_is_limited_to_the_requested_rate() -> None:
     time = Time()
     screen, _ = play(time, Fake(time, count=30, cost_s=1 / 30, live=True))
     assert len(screen.times) == 30
@@ -151,7 +151,7 @@ def test_live_source_comes_as_it_comes_but_not_faster_than_asked() -> None:
     np.testing.assert_allclose(np.diff(screen.times), 0.1, atol=0.04)
 
 
-def test_stops_on_request_even_while_waiting() -> None:
+def test_a_request_to_stop_ends_the_wait() -> None:
     time = Time()
     pace = Pace(1.0, clock=time, sleep=time.sleep, running=lambda: time.now < 100.35)
     assert pace.wait(0.0)
@@ -159,7 +159,7 @@ def test_stops_on_request_even_while_waiting() -> None:
     assert time.now < 100.5
 
 
-def test_empty_source_ends_also_in_a_loop() -> None:
+def test_an_empty_source_ends_even_with_loop() -> None:
     time = Time()
     _, report = play(time, Fake(time, count=0), loop=True)
     assert report.published == 0

@@ -45,7 +45,7 @@ def bag(path: Path, topics: tuple[str, ...] = ("/front/image_raw",), count: int 
     return path
 
 
-def test_video_in_rgb_at_its_own_rate(tmp_path: Path) -> None:
+def test_a_video_is_read_as_rgb_at_its_own_rate(tmp_path: Path) -> None:
     source = open_source(str(video(tmp_path / "drive.avi")))
     assert source.rate_hz == pytest.approx(12.5)
     shots = list(source.items())
@@ -56,7 +56,7 @@ def test_video_in_rgb_at_its_own_rate(tmp_path: Path) -> None:
     assert source.notes == []
 
 
-def test_video_cut_short_is_noted(tmp_path: Path) -> None:
+def test_a_truncated_video_is_noted(tmp_path: Path) -> None:
     path = video(tmp_path / "drive.avi", count=60)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     source = open_source(str(path))
@@ -66,13 +66,13 @@ def test_video_cut_short_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no video", bytes(100_000)])
-def test_broken_video_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_video_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "drive.mp4").write_bytes(content)
     with pytest.raises(SourceError, match=r"video .*drive\.mp4 (is empty|cannot be opened|is broken)"):
         open_source(str(tmp_path / "drive.mp4"))
 
 
-def test_images_by_number(tmp_path: Path) -> None:
+def test_images_are_in_natural_order(tmp_path: Path) -> None:
     for number in (10, 9, 100, 1):
         cv2.imwrite(str(tmp_path / f"frame{number}.png"), flat(number))
     (tmp_path / "notes.txt").write_text("no image")
@@ -81,7 +81,7 @@ def test_images_by_number(tmp_path: Path) -> None:
     assert len(list(open_source(str(tmp_path / "frame9.png")).items())) == 1
 
 
-def test_broken_image_and_empty_folder_are_named(tmp_path: Path) -> None:
+def test_a_broken_image_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=f"folder {tmp_path} holds no image"):
         open_source(str(tmp_path))
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
@@ -89,7 +89,7 @@ def test_broken_image_and_empty_folder_are_named(tmp_path: Path) -> None:
         list(open_source(str(tmp_path)).items())
 
 
-def test_scenes_are_the_same_for_a_seed_and_prepared_or_not() -> None:
+def test_scenes_are_determined_by_the_seed_and_equal_when_prepared() -> None:
     first, again, other = (SceneSource((96, 64), seed, 10.0, 3) for seed in (5, 5, 6))
     shots = list(first.items())
     for shot, same in zip(shots, PreparedSource(again).items(), strict=True):
@@ -99,19 +99,19 @@ def test_scenes_are_the_same_for_a_seed_and_prepared_or_not() -> None:
     assert any((shot.image != unlike.image).any() for shot, unlike in zip(shots, other.items(), strict=True))
 
 
-def test_prepared_scenes_are_bounded() -> None:
+def test_the_memory_of_prepared_scenes_is_bounded() -> None:
     with pytest.raises(SourceError, match="3 images take more than 0 MiB"):
         PreparedSource(SceneSource((96, 64), 5, 10.0, 3), limit_bytes=30_000)
 
 
-def test_recording_is_passed_on_as_it_is(tmp_path: Path) -> None:
+def test_a_recording_is_passed_on_unchanged(tmp_path: Path) -> None:
     source = open_source(str(bag(tmp_path / "bag")))
     items = list(source.items())
     assert [item.due_ns for item in items if isinstance(item, Recorded)] == [0, 100, 200]
     assert {item.msgtype for item in items} == {"sensor_msgs/msg/Image"}
 
 
-def test_topic_of_a_recording_is_chosen_or_named(tmp_path: Path) -> None:
+def test_the_topic_of_a_recording_is_selected_or_named_in_the_error(tmp_path: Path) -> None:
     path = str(bag(tmp_path / "bag", ("/left", "/right")))
     with pytest.raises(SourceError, match=r"2 image topics \(/left, /right\); choose one"):
         open_source(path)
@@ -124,7 +124,7 @@ def test_topic_of_a_recording_is_chosen_or_named(tmp_path: Path) -> None:
         open_source(str(bag(tmp_path / "silent", count=0)))
 
 
-def test_what_is_nothing_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_empty_source_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="source 'nowhere' does not exist"):
         open_source("nowhere")
     (tmp_path / "x.mcap").write_bytes(b"")
@@ -134,8 +134,8 @@ def test_what_is_nothing_is_named(tmp_path: Path) -> None:
         open_source("/dev/null")
 
 
-def test_a_camera_process_does_without_pytorch() -> None:
-    """Which would take two seconds of CPU time and 440 MiB in the process of every camera."""
+def test_a_camera_process_does_not_import_pytorch() -> None:
+    """The import would take two seconds of CPU time and 440 MiB per camera process."""
     modules = ["sources", "generated", "playback", "publisher"]
     code = f"import sys; from multi_dnn_ros.camera import {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

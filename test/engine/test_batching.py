@@ -266,7 +266,7 @@ def test_batches_lose_no_frame_bound_the_wait_and_take_each_camera_once(
         names = [one.camera for one in taken]
         assert 1 <= len(names) == len(set(names)) <= most
         for camera in cameras:
-            skipped[camera] = 0 if camera in names or scene.mail.is_free(camera) else skipped[camera] + 1
+            skipped[camera] = 0 if camera in names or scene.mail.is_empty(camera) else skipped[camera] + 1
             assert skipped[camera] < len(cameras)
         begun.append(taken)
         waiting_since = None

@@ -11,7 +11,7 @@ from node_bench import Bench, build, image
 
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.planning.fit import Verdict
-from multi_dnn_ros.serving.capacity import shown
+from multi_dnn_ros.serving.capacity import capacity_of
 from multi_dnn_ros.settings.schema import NodeConfig
 
 OK, WARN = 0, 1
@@ -80,7 +80,7 @@ def test_the_image_size_is_assumed_until_the_first_image(bench: Bench) -> None:
 
 def test_values_contain_what_was_not_predicted() -> None:
     verdict = Verdict(True, 0.5, {"lane": 0.5}, (), "fits", doubts=tuple(f"doubt {number}" for number in range(9)))
-    values = shown(verdict).values
+    values = capacity_of(verdict).values
     assert [values[f"not predicted {number}"] for number in (1, 5)] == ["doubt 0", "doubt 4"]
     assert "not predicted 6" not in values
 

@@ -17,10 +17,10 @@ from multi_dnn_ros.ros.node_status import progress_text
 from multi_dnn_ros.serving.accounts import Accounts
 from multi_dnn_ros.serving.host import (
     Cancelled,
-    Condition,
     ConfigureError,
     Description,
     DnnDescription,
+    EngineStatus,
     Level,
     Progress,
 )
@@ -82,8 +82,8 @@ class SlowHost:
     def update(self, dnn: str, name: str, value: Any) -> None:
         self.updates.append((dnn, name, value))
 
-    def conditions(self) -> list[Condition]:
-        return [Condition("engine cpu", Level.WARN, "starts", {"restarts": 2})]
+    def statuses(self) -> list[EngineStatus]:
+        return [EngineStatus("engine cpu", Level.WARN, "starts", {"restarts": 2})]
 
     def memory(self) -> Mapping[str, int]:
         return {"engine resident memory (bytes)": 5}

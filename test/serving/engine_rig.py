@@ -1,4 +1,4 @@
-"""An engine process and what a node does with it, without a node."""
+"""An engine process, and the operations of a node on it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.serving import wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.host import Build
 from multi_dnn_ros.serving.process_end import End
+from multi_dnn_ros.serving.result_packing import unpack
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, open_pools
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -22,7 +24,7 @@ Message = TypeVar("Message")
 
 
 class Rig:
-    """Starts the process; everything that it says is kept. modules: what it imports before it answers."""
+    """Starts the process and keeps all its messages. modules: see EngineProcess."""
 
     def __init__(
         self,
@@ -55,16 +57,16 @@ class Rig:
 
     def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
         with self.changed:
-            held = self.changed.wait_for(lambda: condition() or self.ends, timeout_s)
+            reached = self.changed.wait_for(lambda: condition() or self.ends, timeout_s)
             value = condition()
-        assert value, f"no {what} within {timeout_s} s; {self.ends or held}; {self.messages[-5:]}"
+        assert value, f"no {what} within {timeout_s} s; {self.ends or reached}; {self.messages[-5:]}"
         return value
 
     def all(self, kind: type[Message]) -> list[Message]:
         return [message for message in self.messages if isinstance(message, kind)]
 
     def answer(self, message: Any, kind: type[Message]) -> Message:
-        """Send, and wait for the next message of a kind."""
+        """Send a message, and wait for the next message of a kind."""
         before = len(self.all(kind))
         self.process.send(message)
         self.until(lambda: len(self.all(kind)) > before, kind.__name__)
@@ -112,19 +114,19 @@ class Rig:
         return self.numbers, slot
 
     def outcomes(self, value: int, camera: str = "front", size: tuple[int, int] = (48, 64)) -> dict[str, Any]:
-        """Offer an image; by DNN its result, or the Lost."""
+        """Offer an image; by DNN, its result or the FrameDropped."""
         number, slot = self.offer(value, camera, size)
         found: dict[str, Any] = {}
 
         def complete() -> bool:
             for message in self.messages:
-                if isinstance(message, (wire.Answer, wire.Lost)) and message.number == number:
+                if isinstance(message, (wire.FrameResult, wire.FrameDropped)) and message.number == number:
                     found[message.dnn] = message
             return len(found) == len(self.dnns_of(camera))
 
         self.until(complete, "answers")
         results = {
-            dnn: wire.unpack(answer, slot.output(dnn)) if isinstance(answer, wire.Answer) else answer
+            dnn: unpack(answer, slot.output(dnn)) if isinstance(answer, wire.FrameResult) else answer
             for dnn, answer in found.items()
         }
         slot.release()
@@ -144,6 +146,11 @@ class Rig:
         self.end()
         for pool in self.pools.values():
             pool.close()
+
+
+def thread_nice(pid: int) -> dict[int, int]:
+    """The nice value of each thread of a process."""
+    return {thread.id: psutil.Process(thread.id).nice() for thread in psutil.Process(pid).threads()}
 
 
 def same(one: Any, other: Any) -> bool:

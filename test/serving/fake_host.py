@@ -1,4 +1,4 @@
-"""A host whose engine is the test: it gives buffers, takes frames, and the test answers them."""
+"""A host without an engine: the test answers the offered frames."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from multi_dnn_ros.engine.reports import Callbacks, Failure
 from multi_dnn_ros.engine.task import Drop, DropReason, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
 
-WAIT_S = 30.0  # that no condition may take; none takes more than milliseconds unless something is broken
+WAIT_S = 30.0  # timeout of every wait; none takes more than milliseconds unless something is broken
 
 
 class FakeClock:
-    """Nanoseconds that pass when the test says so."""
+    """A clock in nanoseconds that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_000_000_000
@@ -28,7 +28,7 @@ class FakeClock:
 
 
 class FakeBuffer:
-    """Memory for one image; tells when it was given back."""
+    """Memory for one image; notifies the host when it is released."""
 
     def __init__(self, host: FakeHost) -> None:
         self._host = host
@@ -53,7 +53,7 @@ class FakeBuffer:
 
 
 class FakeHost:
-    """The part of a Host that decoding uses. buffers: how many there are. accounts: to be set."""
+    """The part of a Host that decoding uses. buffers: their number. accounts: set by the test."""
 
     def __init__(self, buffers: int = 8) -> None:
         self.accounts: Accounts
@@ -80,28 +80,28 @@ class FakeHost:
             self.offered.append((number, frame))
             self.changed.notify_all()
 
-    # -- what the test does
+    # -- called by the test
 
     def wait(self, condition: Callable[[], object]) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, WAIT_S), "the condition did not come true in time"
 
     def wait_offered(self, count: int) -> list[str]:
-        """The contexts of the frames that were offered, once there are so many."""
+        """Wait for `count` offered frames; their contexts."""
         self.wait(lambda: len(self.offered) >= count)
         return self.stamps()
 
     def stamps(self) -> list[Any]:
         return [frame.context for _, frame in self.offered]
 
-    def answer(self, dnn: str, place: int = -1, finished_ns: int = 0) -> None:
-        """A result for the frame that was offered at this place."""
-        number, frame = self.offered[place]
+    def answer(self, dnn: str, index: int = -1, finished_ns: int = 0) -> None:
+        """Answer an offered frame, by its index, with a result."""
+        number, frame = self.offered[index]
         self.accounts.result(number, dnn, "output", Timing(frame.received_ns, 0, finished_ns, 0, 0, 0, 0))
 
 
 class Ends:
-    """What became of the frames, as the callbacks of the accounts tell."""
+    """Collects results, drops and failures from the callbacks of the accounts."""
 
     def __init__(self) -> None:
         self.results: list[Result] = []

@@ -1,6 +1,6 @@
-"""Pipelines of trivial DNNs, for engines in other processes too: pickle finds them by name.
+"""Picklable builds of trivial DNNs, also for engines in other processes.
 
-What a DNN does depends on the first value of the image.
+The first value of an image selects what the DNN does.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
 from multi_dnn_ros.vision.results import Detections, Lane, Lanes
 
-#: First values of images. A black one must pass: it is that of the first run.
-RAISE, SLOW, SEGFAULT, GPU_FAULT, TERMINATE, BUSY, GRIP, NO_MEMORY, MANY = range(1, 10)
+#: First values of images. 0 is normal, because the first run is on a black image.
+RAISE, SLOW, SEGFAULT, GPU_FAULT, TERMINATE, BUSY, HOLD_GIL, NO_MEMORY, MANY = range(1, 10)
 
 
 def settings(*dnns: str, cameras: tuple[str, ...] = ("front",), **parameters: Any) -> NodeConfig:
-    """Those of `lane` and `mask...` have the role lane, all others are detectors."""
+    """DNNs named `lane...` and `mask...` have the role lane; all others are detectors."""
     return NodeConfig(
         cameras={camera: CameraConfig(max_pixels=1280 * 720) for camera in cameras},
         dnns={
@@ -42,7 +42,7 @@ def settings(*dnns: str, cameras: tuple[str, ...] = ("front",), **parameters: An
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Detections with the image's first value / 255 as the score of a box as large as the image, or a mask of it."""
+    """Results: a box of the size of the image with the first value / 255 as its score, or a mask of the first value."""
     tasks, dnns = [], {}
     for number, (name, dnn) in enumerate(config.dnns.items(), start=1):
         decoder = SimpleNamespace(
@@ -63,17 +63,17 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
 
 
 def build_wrong(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """A mistake in the parameters."""
+    """Raises an expected error: a wrong parameter."""
     raise ValueError("parameter dnn.object.model is 'nothing'\nand another line")
 
 
 def build_broken(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Nobody's mistake."""
+    """Raises an unexpected error."""
     raise KeyError("broken")
 
 
 def build_crashing(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As a compiler with processes of its own, one of them in a group of its own, that crashes."""
+    """Starts child processes, one of them in a process group of its own, and crashes."""
     progress("about to crash")
     for prepare in (None, os.setpgrp):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=prepare)
@@ -82,7 +82,7 @@ def build_crashing(config: NodeConfig, progress: Callable[[str], None]) -> Pipel
 
 
 def build_ending_slowly(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """The process takes 5 s to end itself, as with a driver that tidies up after a fault."""
+    """The process takes 5 s to exit, as with a driver that cleans up after a fault."""
     end = os._exit
 
     def end_slowly(code: int) -> None:
@@ -94,7 +94,7 @@ def build_ending_slowly(config: NodeConfig, progress: Callable[[str], None]) -> 
 
 
 def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Logs, prints, and tells the priority of the thread that configures."""
+    """Logs, prints, and reports the nice value of the configuring thread."""
     progress(f"nice {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}")
     logging.getLogger("multi_dnn_ros.test").warning("logged")
     for number in range(100):
@@ -106,7 +106,7 @@ def build_talking(config: NodeConfig, progress: Callable[[str], None]) -> Pipeli
 
 
 def build_slowly(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """Takes a minute, with a line of progress every 20 ms."""
+    """Takes a minute, with a progress line every 20 ms."""
     for number in range(3000):
         progress(f"compiling job {number} of 3000")
         time.sleep(0.02)
@@ -127,9 +127,9 @@ def _act(carried: tuple) -> tuple:
         what = "terminate called after throwing an instance of 'c10::AcceleratorError'\n"
         os.write(2, f"{what}  what():  CUDA error: device-side assert triggered\n".encode())
         os.abort()
-    if value == BUSY:  # without Python's lock
+    if value == BUSY:  # without the GIL
         ctypes.CDLL(None).sleep(600)
-    if value == GRIP:  # with it
+    if value == HOLD_GIL:  # with the GIL
         ctypes.PyDLL(None).sleep(600)
     if value == NO_MEMORY:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")

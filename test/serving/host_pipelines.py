@@ -1,4 +1,4 @@
-"""Pipelines of which only the DNNs named `guilty...` do what the image says; pickle finds them by name."""
+"""A picklable build whose DNNs named `guilty...` execute the fault that the image contains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multi_dnn_ros.settings.schema import NodeConfig
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
-    """As fake_pipelines.build; the others take any image."""
+    """As fake_pipelines.build, but the other DNNs ignore the fault in an image."""
     made = fake_pipelines.build(config, progress)
     tasks = tuple(
         task if task.name.startswith("guilty") else replace(task, stages=(lambda carried: carried,))

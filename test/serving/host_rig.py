@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.benchmark.host_traffic import HostTraffic
-from multi_dnn_ros.serving.host import Build, Condition, Progress
+from multi_dnn_ros.serving.host import Build, EngineStatus, Progress
 from multi_dnn_ros.serving.process_host import ProcessHost
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -61,7 +61,7 @@ class HostRig:
     def until(self, condition: Callable[[], Any], what: str = "the condition", timeout_s: float = WAIT_S) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
-            assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}; {self.host.conditions()}"
+            assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}; {self.host.statuses()}"
             time.sleep(0.005)
         return value
 
@@ -74,17 +74,17 @@ class HostRig:
 
     # -- what there is
 
-    def condition(self, dnn: str | None = None) -> Condition | None:
+    def status(self, dnn: str | None = None) -> EngineStatus | None:
         """Of the common group, or of a DNN in a process of its own."""
         name = f"engine {self.description.device}" + (f" {dnn}" if dnn else "")
-        return next((one for one in self.host.conditions() if one.name == name), None)
+        return next((one for one in self.host.statuses() if one.name == name), None)
 
     def pid(self, dnn: str | None = None) -> int:
         """Of the process that serves."""
 
         def look() -> int:
-            condition = self.condition(dnn)
-            return 0 if condition is None or condition.values["pid"] == "none" else int(str(condition.values["pid"]))
+            status = self.status(dnn)
+            return 0 if status is None or status.values["pid"] == "none" else int(str(status.values["pid"]))
 
         return int(self.until(look, f"a process for {dnn or 'all'}"))
 
@@ -92,8 +92,8 @@ class HostRig:
         """Until the standby is so; its pid, if it is the only process beside the one that serves."""
 
         def is_so() -> bool:
-            condition = self.condition()
-            return condition is not None and condition.values["standby"] == state
+            status = self.status()
+            return status is not None and status.values["standby"] == state
 
         self.until(is_so, f"standby {state}")
         others = [pid for pid in engine_pids() if pid != self.pid()]

@@ -1,4 +1,4 @@
-"""What became of every frame: each one that arrived ends once for each DNN, and its buffer is free afterwards."""
+"""Accounts: every DNN answers every arrived frame exactly once, and its buffer is released afterwards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_handed_is_the_oldest_frame_without_an_answer(bench: Bench) -> None:
+def test_handed_ns_is_that_of_the_oldest_unanswered_frame(bench: Bench) -> None:
     stream = ("object", "front")
     assert bench.accounts.handed_ns(stream) is None
     first = bench.open()
@@ -59,7 +59,7 @@ def test_handed_is_the_oldest_frame_without_an_answer(bench: Bench) -> None:
     assert bench.accounts.handed_ns(stream) is None
 
 
-def test_an_answer_is_told_once_and_before_the_callback_runs(bench: Bench) -> None:
+def test_on_answered_is_called_once_before_the_callback(bench: Bench) -> None:
     told_before: list[bool] = []
     bench.accounts._callbacks = Callbacks(
         lambda result: told_before.append(len(bench.answered) == 1), lambda drop: None, lambda failure: None
@@ -75,7 +75,7 @@ def test_an_answer_is_told_once_and_before_the_callback_runs(bench: Bench) -> No
     ]  # fmt: skip
 
 
-def test_disabled_dnns_lose_what_others_lose_by_another_cause(bench: Bench) -> None:
+def test_drops_of_a_disabled_dnn_have_the_reason_disabled(bench: Bench) -> None:
     bench.accounts.failure(Failure("lane", "poisoned", 3, True, "disabled after 3 failures in a row"))
     assert bench.accounts.enabled_dnns("front") == ("object",)
     for reason in (DropReason.OVERWRITTEN, DropReason.BAD_IMAGE):
@@ -92,7 +92,7 @@ def test_disabled_dnns_lose_what_others_lose_by_another_cause(bench: Bench) -> N
     assert bench.accounts.enabled_dnns("front") == ("lane", "object")
 
 
-def test_a_dnn_that_is_to_be_tried_again_takes_frames_when_its_time_has_come(bench: Bench) -> None:
+def test_a_disabled_dnn_accepts_frames_at_its_retry(bench: Bench) -> None:
     bench.accounts.failure(Failure("lane", "poisoned", 3, True, "disabled", retry_s=10.0))
     bench.clock.now += 9_999_000_000
     assert bench.accounts.enabled_dnns("front") == ("object",)
@@ -105,7 +105,7 @@ def test_a_dnn_that_is_to_be_tried_again_takes_frames_when_its_time_has_come(ben
     assert {reason for _, _, reason in bench.ends.lost()} == {DropReason.OVERWRITTEN}
 
 
-def test_a_buffer_is_held_until_the_last_callback_is_through(bench: Bench) -> None:
+def test_a_buffer_is_held_until_the_last_callback_has_returned(bench: Bench) -> None:
     free: list[int] = []
     bench.accounts._callbacks = Callbacks(
         lambda result: free.append(bench.host.free), lambda drop: free.append(bench.host.free), lambda failure: None
@@ -118,8 +118,8 @@ def test_a_buffer_is_held_until_the_last_callback_is_through(bench: Bench) -> No
 
 
 @given(seed=st.integers(0, 10_000))
-def test_every_frame_that_arrived_ends_exactly_once(seed: int) -> None:
-    """Results, drops, engines that are lost and answers that come twice or too late, in any order."""
+def test_every_arrived_frame_is_answered_exactly_once(seed: int) -> None:
+    """Results, drops, lost engines, and repeated or late answers, in any order."""
     bench, chance = Bench(), random.Random(seed)
     numbers: list[tuple[int, str]] = []
     for _ in range(60):
@@ -133,7 +133,7 @@ def test_every_frame_that_arrived_ends_exactly_once(seed: int) -> None:
             bench.accounts.arrived(camera)
             bench.accounts.lost(Frame(camera, 0), DropReason.OVERWRITTEN, "")
         elif action < 0.45:
-            bench.accounts.give_up([chance.choice(("lane", "object"))], DropReason.ENGINE_LOST, "")
+            bench.accounts.drop_unanswered([chance.choice(("lane", "object"))], DropReason.ENGINE_LOST, "")
         elif numbers:
             number, camera = chance.choice(numbers)
             dnn = chance.choice(("lane", "object"))
@@ -141,7 +141,7 @@ def test_every_frame_that_arrived_ends_exactly_once(seed: int) -> None:
                 bench.accounts.result(number, dnn, None, TIMING)
             else:
                 bench.accounts.drop(number, dnn, DropReason.OVERWRITTEN, "")
-    bench.accounts.give_up(("lane", "object"), DropReason.SHUTDOWN, "")
+    bench.accounts.drop_unanswered(("lane", "object"), DropReason.SHUTDOWN, "")
     assert bench.accounts.wait_idle(0)
     published = dropped = 0
     for stream in bench.accounts.statistics().streams.values():
@@ -151,7 +151,7 @@ def test_every_frame_that_arrived_ends_exactly_once(seed: int) -> None:
     assert bench.host.free == bench.host.buffers
 
 
-def test_a_frame_that_nobody_takes_frees_its_buffer(bench: Bench) -> None:
+def test_a_frame_without_a_served_dnn_releases_its_buffer(bench: Bench) -> None:
     bench.open(dnns=())
     assert {end[2] for end in bench.ends.lost()} == {DropReason.ENGINE_LOST}
     assert bench.host.free == bench.host.buffers

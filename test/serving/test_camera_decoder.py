@@ -1,4 +1,4 @@
-"""The thread of a camera: what it decodes, when, and what becomes of the images that it does not decode."""
+"""The thread of a camera: which images it decodes, when, and how it counts the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from multi_dnn_ros.engine.frame import Frame
 from multi_dnn_ros.engine.reports import Failure
 from multi_dnn_ros.engine.task import DropReason, Result, Timing
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
+from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
 from multi_dnn_ros.serving.slots import Slot, SlotLayout, SlotPool, slots_needed
 
 MS = 1_000_000
@@ -45,14 +45,14 @@ class Bench:
         self.permits = threading.Semaphore(0 if gate else 1000)
         self.decoder.start()
 
-    def send(self, number: int, decode: Callable[[Room], npt.NDArray[np.uint8]] | None = None) -> None:
+    def send(self, number: int, decode: Callable[[Allocate], npt.NDArray[np.uint8]] | None = None) -> None:
         """An image full of `number`."""
 
-        def fill(room: Room) -> npt.NDArray[np.uint8]:
+        def fill(allocate: Allocate) -> npt.NDArray[np.uint8]:
             self.decoding.release()
             assert self.permits.acquire(timeout=WAIT_S)
             self.decoded.append(number)
-            image = room(2, 3)
+            image = allocate(2, 3)
             image[:] = number
             return image
 
@@ -62,7 +62,7 @@ class Bench:
         assert self.decoding.acquire(timeout=WAIT_S)
 
     def check(self) -> None:
-        """Every image that arrived has one end for each DNN, and every buffer is free again."""
+        """Every DNN has answered every arrived image, and every buffer is free."""
         for stream in self.accounts.statistics().streams.values():
             assert stream.offered == stream.published + sum(stream.dropped.values()) + stream.pending
             assert stream.pending == 0
@@ -83,7 +83,7 @@ def make() -> Iterator[Callable[..., Bench]]:
         assert bench.decoder.close(WAIT_S)
 
 
-def test_an_image_is_decoded_once_for_all_dnns_and_offered_with_it(make: Callable[..., Bench]) -> None:
+def test_an_image_is_decoded_once_for_all_dnns(make: Callable[..., Bench]) -> None:
     bench = make(dnns=("lane", "object"))
     bench.send(7)
     assert bench.host.wait_offered(1) == [7]
@@ -109,16 +109,16 @@ def test_an_image_that_arrives_behind_a_later_one_is_counted_as_overwritten(make
 def test_decode_time_is_measured(make: Callable[..., Bench]) -> None:
     bench = make()
 
-    def slow(room: Room) -> npt.NDArray[np.uint8]:
+    def slow(allocate: Allocate) -> npt.NDArray[np.uint8]:
         bench.clock.now += 5 * MS
-        return room(2, 3)
+        return allocate(2, 3)
 
     bench.send(1, slow)
     bench.host.wait_offered(1)
     assert bench.host.offered[0][1].decode_ns == 5 * MS
 
 
-def test_the_newest_of_the_images_that_come_during_a_decode_is_next(make: Callable[..., Bench]) -> None:
+def test_the_newest_image_that_arrived_during_a_decode_is_next(make: Callable[..., Bench]) -> None:
     bench = make(dnns=("lane", "object"), gate=True)
     bench.send(1)
     bench.wait_decoding()
@@ -132,7 +132,7 @@ def test_the_newest_of_the_images_that_come_during_a_decode_is_next(make: Callab
 
 
 def history(bench: Bench, service_ns: int, period_ns: int) -> None:
-    """The DNN takes `service_ns`, and images come every `period_ns`; the last frame is under way."""
+    """The DNN takes `service_ns`, images arrive every `period_ns`, and the last frame is in progress."""
     for number in range(4):
         bench.send(number)
         bench.host.wait_offered(number + 1)
@@ -142,10 +142,10 @@ def history(bench: Bench, service_ns: int, period_ns: int) -> None:
             bench.clock.now += max(0, period_ns - service_ns)
 
 
-def test_an_image_that_no_dnn_would_take_in_time_waits_undecoded(make: Callable[..., Bench]) -> None:
+def test_an_image_waits_undecoded_while_every_dnn_is_busy(make: Callable[..., Bench]) -> None:
     bench = make()
     history(bench, service_ns=100_000 * MS, period_ns=100_000 * MS)
-    for _ in range(16):  # many a period passes before the DNN is ready
+    for _ in range(16):  # many periods pass before the DNN is idle
         bench.clock.now += 33 * MS
         bench.send(50)
     assert 50 not in bench.decoded
@@ -154,8 +154,8 @@ def test_an_image_that_no_dnn_would_take_in_time_waits_undecoded(make: Callable[
     assert bench.host.wait_offered(5)[-1] == 50
 
 
-def test_it_is_decoded_in_time_for_when_the_dnn_will_be_ready(make: Callable[..., Bench]) -> None:
-    """No answer comes, no other image either: the thread's own wait ends."""
+def test_a_waiting_image_is_decoded_in_time_for_the_dnn(make: Callable[..., Bench]) -> None:
+    """Neither an answer nor another image arrives: the timeout of the wait ends it."""
     bench = make()
     history(bench, service_ns=400 * MS, period_ns=33 * MS)
     bench.clock.now += 33 * MS
@@ -166,7 +166,7 @@ def test_it_is_decoded_in_time_for_when_the_dnn_will_be_ready(make: Callable[...
     assert bench.host.wait_offered(5)[-1] == 50
 
 
-def test_without_a_free_buffer_newer_images_replace_the_one_that_waits(make: Callable[..., Bench]) -> None:
+def test_without_a_free_buffer_newer_images_replace_the_waiting_one(make: Callable[..., Bench]) -> None:
     bench = make(buffers=1)
     bench.send(1)
     bench.host.wait_offered(1)
@@ -181,13 +181,11 @@ def test_without_a_free_buffer_newer_images_replace_the_one_that_waits(make: Cal
 
 
 @pytest.mark.parametrize("error", [FrameError("step is 1"), ValueError("half a JPEG")])
-def test_a_bad_image_is_told_once_and_lost_by_all_and_the_next_one_served(
-    make: Callable[..., Bench], error: Exception
-) -> None:
+def test_a_bad_image_is_reported_once_and_dropped_for_every_dnn(make: Callable[..., Bench], error: Exception) -> None:
     bench = make(dnns=("lane", "object"), buffers=1)
 
-    def fail(room: Room) -> npt.NDArray[np.uint8]:
-        room(2, 3)
+    def fail(allocate: Allocate) -> npt.NDArray[np.uint8]:
+        allocate(2, 3)
         raise error
 
     bench.send(1, fail)
@@ -201,13 +199,13 @@ def test_a_bad_image_is_told_once_and_lost_by_all_and_the_next_one_served(
     assert bench.host.stamps() == [2]
 
 
-def test_callbacks_that_raise_cost_nothing_else(make: Callable[..., Bench]) -> None:
+def test_a_raising_callback_has_no_other_effect(make: Callable[..., Bench]) -> None:
     bench = make()
 
     def raises(error: FrameError) -> None:
         raise KeyError("front")
 
-    def fail(room: Room) -> npt.NDArray[np.uint8]:
+    def fail(allocate: Allocate) -> npt.NDArray[np.uint8]:
         raise FrameError("no image")
 
     bench.decoder._on_bad = raises
@@ -229,7 +227,7 @@ def test_while_no_dnn_has_an_engine_the_newest_image_waits_undecoded(make: Calla
     assert bench.decoded == [3]
 
 
-def test_images_of_disabled_dnns_are_counted_and_not_decoded(make: Callable[..., Bench]) -> None:
+def test_images_for_disabled_dnns_are_counted_and_not_decoded(make: Callable[..., Bench]) -> None:
     bench = make()
     bench.accounts.failure(Failure("object", "3 failures in a row", 3, disabled=True))
     bench.send(1)
@@ -242,7 +240,7 @@ def test_images_of_disabled_dnns_are_counted_and_not_decoded(make: Callable[...,
     assert bench.decoded == [2]
 
 
-def test_a_frame_that_cannot_be_offered_is_counted_and_the_thread_goes_on(make: Callable[..., Bench]) -> None:
+def test_a_frame_that_cannot_be_offered_is_counted_and_the_thread_continues(make: Callable[..., Bench]) -> None:
     bench = make(dnns=("lane", "object"), buffers=1)
     bench.host.fails = OSError("no such host")
     bench.send(1)
@@ -253,7 +251,7 @@ def test_a_frame_that_cannot_be_offered_is_counted_and_the_thread_goes_on(make: 
     assert bench.host.wait_offered(1) == [2]
 
 
-def test_closing_offers_the_image_that_waits(make: Callable[..., Bench]) -> None:
+def test_closing_offers_the_waiting_image(make: Callable[..., Bench]) -> None:
     bench = make(gate=True)
     bench.send(1)
     bench.wait_decoding()
@@ -267,7 +265,7 @@ def test_closing_offers_the_image_that_waits(make: Callable[..., Bench]) -> None
 
 
 @pytest.mark.parametrize("hindrance", ["no engine", "no buffer"])
-def test_closing_loses_the_image_that_cannot_be_offered(make: Callable[..., Bench], hindrance: str) -> None:
+def test_closing_drops_an_image_that_cannot_be_offered(make: Callable[..., Bench], hindrance: str) -> None:
     bench = make(buffers=1)
     if hindrance == "no engine":
         bench.host.serving = False
@@ -283,11 +281,11 @@ def test_closing_loses_the_image_that_cannot_be_offered(make: Callable[..., Benc
     assert bench.decoder.close(WAIT_S)
 
 
-def test_nothing_of_an_image_lives_on_while_the_thread_waits(make: Callable[..., Bench]) -> None:
+def test_the_waiting_thread_keeps_no_reference_to_an_image(make: Callable[..., Bench]) -> None:
     bench = make()
     frame = Frame("front", 1, context=1)
     message = np.zeros(3, np.uint8)
-    bench.decoder.arrived(frame, lambda room, message=message: room(2, 3))  # type: ignore[misc]
+    bench.decoder.arrived(frame, lambda allocate, message=message: allocate(2, 3))  # type: ignore[misc]
     bench.host.wait_offered(1)
     bench.host.answer("object")
     gone = weakref.ref(frame), weakref.ref(message)
@@ -301,7 +299,7 @@ def test_nothing_of_an_image_lives_on_while_the_thread_waits(make: Callable[...,
 
 
 class Worker(threading.Thread):
-    """A DNN: takes the newest frame of its mailbox and answers it later; sometimes it loses all that it has."""
+    """A DNN: takes the newest frame from its mailbox and answers it later; sometimes it drops all its frames."""
 
     def __init__(self, dnn: str, accounts: Accounts, service_s: float, seed: int) -> None:
         super().__init__(daemon=True)
@@ -326,13 +324,13 @@ class Worker(threading.Thread):
                 (number, frame), self.mail = self.mail, None
             time.sleep(self.service_s * self.chance.random() * 2)
             if self.chance.random() < 0.1:
-                self.accounts.give_up([self.dnn], DropReason.ENGINE_LOST, "")
+                self.accounts.drop_unanswered([self.dnn], DropReason.ENGINE_LOST, "")
             now_ns = time.monotonic_ns()
             self.accounts.result(number, self.dnn, None, Timing(frame.received_ns, 0, now_ns, 0, 0, 0, 0))
 
 
 class BusyHost:
-    """Slots of shared memory, and a worker for each DNN."""
+    """A host with slots in shared memory and a worker per DNN."""
 
     def __init__(self, workers: list[Worker]) -> None:
         self.pool = SlotPool(SlotLayout("front", slots_needed(len(workers)), 6))
@@ -350,7 +348,7 @@ class BusyHost:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_fast_and_slow_dnns_under_load_account_for_every_image(seed: int) -> None:
+def test_every_image_is_counted_with_fast_and_slow_dnns(seed: int) -> None:
     chance = random.Random(seed)
     services_s = {f"dnn{place}": chance.choice((0.0, 0.001, 0.01, 0.03)) for place in range(chance.randint(1, 4))}
     ends = Ends()
@@ -373,13 +371,13 @@ def test_fast_and_slow_dnns_under_load_account_for_every_image(seed: int) -> Non
     for thread in (*workers, decoder):
         thread.start()
 
-    def fill(room: Room, value: int) -> npt.NDArray[np.uint8]:
-        image = room(1, 2)
+    def fill(allocate: Allocate, value: int) -> npt.NDArray[np.uint8]:
+        image = allocate(1, 2)
         image[:] = value
         return image
 
     for number in range(300):
-        decoder.arrived(Frame("front", number), lambda room, value=number % 256: fill(room, value))  # type: ignore[misc]
+        decoder.arrived(Frame("front", number), lambda allocate, value=number % 256: fill(allocate, value))  # type: ignore[misc]
         time.sleep(0.002 * chance.random())
     assert decoder.close(WAIT_S)
     assert accounts.wait_idle(WAIT_S)

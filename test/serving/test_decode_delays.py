@@ -1,4 +1,4 @@
-"""No result waits for the decoding of another frame's image."""
+"""Decoding an image does not delay the result of another frame."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multi_dnn_ros.engine import frame as frame_module
 from multi_dnn_ros.engine.reports import Callbacks
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.serving.accounts import Accounts
-from multi_dnn_ros.serving.camera_decoder import CameraDecoder, Room
+from multi_dnn_ros.serving.camera_decoder import Allocate, CameraDecoder
 from multi_dnn_ros.serving.pinned import PinnedImages
 from multi_dnn_ros.serving.served_engine import ServedEngine
 from multi_dnn_ros.serving.slots import SlotLayout, SlotPool
@@ -46,7 +46,7 @@ class GpuHost:
 
 
 def test_results_are_reported_while_the_next_frame_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU: decoding in the DNN's thread made 90 ms out of 52 (a decode of 40 ms, 10 ms of layers)."""
+    """On a GPU, decoding in the DNN's thread took 90 ms instead of 52 (a decode of 40 ms, layers of 10 ms)."""
     FakeGpu(monkeypatch)
     recorder = Recorder()
     through = threading.Event()  # the kernels of the first frame
@@ -65,12 +65,12 @@ def test_results_are_reported_while_the_next_frame_is_decoded(monkeypatch: pytes
     decoder.start()
     decoding, go = threading.Event(), threading.Event()
 
-    def slow(room: Room) -> npt.NDArray[np.uint8]:
+    def slow(allocate: Allocate) -> npt.NDArray[np.uint8]:
         decoding.set()
         assert go.wait(WAIT)
-        return room(2, 3)
+        return allocate(2, 3)
 
-    decoder.arrived(Frame("front", 1), lambda room: room(2, 3))
+    decoder.arrived(Frame("front", 1), lambda allocate: allocate(2, 3))
     assert launched.acquire(timeout=WAIT)
     decoder.arrived(Frame("front", 2), slow)
     assert decoding.wait(WAIT)

@@ -1,4 +1,4 @@
-"""When an image is worth decoding: the rule by hand, and cameras and DNNs of all speeds in simulated time."""
+"""When an image is decoded: examples of the rule, and cameras and DNNs of any speed in simulated time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PERIOD, DECODE, SERVICE = 33 * MS, 5 * MS, 200 * MS
 
 
 def experienced() -> Demand:
-    """Of a camera at 30 Hz; decoding takes 5 ms, the DNN 200 ms; its last result came at 1 s."""
+    """A camera at 30 Hz, a decode of 5 ms, a DNN of 200 ms whose last result was at 1 s."""
     demand = Demand()
     for number in range(5):
         demand.arrived(number * PERIOD)
@@ -40,16 +40,16 @@ def test_without_history_every_image_is_decoded() -> None:
 @pytest.mark.parametrize(
     ("arrived_ms", "at_once"), [(1010, False), (1050, False), (1130, False), (1140, True), (1199, True), (1300, True)]
 )
-def test_a_busy_dnn_wants_the_last_image_that_is_ready_before_it_is(arrived_ms: int, at_once: bool) -> None:
-    """Handed a frame at 1000 ms it may be ready at 1175 ms; the next image is ready 40 ms after this one."""
+def test_a_busy_dnn_needs_the_last_image_that_is_ready_before_it(arrived_ms: int, at_once: bool) -> None:
+    """With a frame handed over at 1000 ms the DNN may be idle at 1175 ms; the next image is ready 40 ms later."""
     due = experienced().due_ns("object", arrived_ms * MS, 1000 * MS)
     if at_once:
         assert due == arrived_ms * MS
-    else:  # in case that no other image comes
+    else:  # in case no other image arrives
         assert due == (1175 - 5 - 2) * MS
 
 
-def test_one_long_frame_hides_no_image_afterwards() -> None:
+def test_one_slow_frame_delays_no_later_image() -> None:
     demand = experienced()
     demand.answered("object", 1000 * MS, 9000 * MS)  # 8 s
     assert demand.due_ns("object", 9010 * MS, 9005 * MS) <= 9205 * MS
@@ -60,7 +60,7 @@ def test_one_long_frame_hides_no_image_afterwards() -> None:
 
 @dataclass
 class Dnn:
-    """Takes `service_ns` a frame, one at a time; the newest frame waits in its mailbox."""
+    """A DNN that takes `service_ns` per frame; the newest frame waits in its mailbox."""
 
     name: str
     service_ns: int
@@ -68,9 +68,9 @@ class Dnn:
     running: tuple[int, int, int] | None = None  # arrival, handed, until
     mail: tuple[int, int] | None = None  # arrival, handed
     idle_since: int = 0
-    starved_ns: int = 0  # longest that it was idle while an image waited and nothing was being decoded
+    starved_ns: int = 0  # longest time idle while an image waited and none was being decoded
     idle_ns: int = 0  # while an image waited or was being decoded
-    starts: list[tuple[int, int]] = field(default_factory=list)  # when, arrival
+    starts: list[tuple[int, int]] = field(default_factory=list)  # time, arrival of the image
 
     @property
     def handed(self) -> int | None:
@@ -78,7 +78,7 @@ class Dnn:
 
 
 class Simulation:
-    """One camera with the rule of CameraDecoder: decode when the first DNN wants the newest image."""
+    """One camera with the rule of CameraDecoder: decode when the first DNN needs the newest image."""
 
     def __init__(self, period: int, camera_jitter: float, decode: int, dnns: list[Dnn], seed: int) -> None:
         self.random = random.Random(seed)
@@ -156,19 +156,19 @@ jitters = st.floats(0.0, 0.9)
 def test_no_dnn_is_ever_idle_while_an_image_waits(
     period: int, camera_jitter: float, decode: int, dnns: list[tuple[int, float]], seed: int
 ) -> None:
-    """However wrong the estimates are: only a decode stands between a DNN that is ready and the newest image."""
+    """However wrong the estimates are, an idle DNN waits for the newest image at most for one decode."""
     fakes = [Dnn(f"dnn{place}", service * MS, jitter) for place, (service, jitter) in enumerate(dnns)]
     simulation = Simulation(period * MS, camera_jitter, decode * MS, fakes, seed)
     simulation.run(10_000 * MS)
     for dnn in fakes:
         assert dnn.starved_ns == 0
         arrivals = [arrival for _, arrival in dnn.starts]
-        assert arrivals == sorted(set(arrivals))  # newer ones only, none twice
+        assert arrivals == sorted(set(arrivals))  # in order, none twice
 
 
 @pytest.mark.parametrize("service_ms", [100, 200, 1000])
 @pytest.mark.parametrize("jitter", [0.0, 0.1])
-def test_a_slow_dnn_is_kept_busy_with_few_decodes_and_new_images(service_ms: int, jitter: float) -> None:
+def test_a_slow_dnn_is_kept_busy_with_few_decodes_and_recent_images(service_ms: int, jitter: float) -> None:
     dnn = Dnn("slow", service_ms * MS, jitter)
     simulation = Simulation(33 * MS, 0.1, 8 * MS, [dnn], 1)
     simulation.run(100_000 * MS)
@@ -179,7 +179,9 @@ def test_a_slow_dnn_is_kept_busy_with_few_decodes_and_new_images(service_ms: int
     assert simulation.decodes < (2.0 + (0.15 + 2 * jitter) * service_ms / 33) * len(dnn.starts)
     assert simulation.decodes < 0.7 * simulation.images
     ages = sorted(start - arrival for start, arrival in starts)
-    assert ages[int(0.98 * len(ages))] <= (33 * 1.1 + 2 * 8 * 1.2 + 5) * MS  # a period, a decode, and one before it
+    assert (
+        ages[int(0.98 * len(ages))] <= (33 * 1.1 + 2 * 8 * 1.2 + 5) * MS
+    )  # a period, a decode, and the previous decode
 
 
 def test_a_dnn_that_is_faster_than_the_camera_gets_every_image() -> None:

@@ -1,4 +1,4 @@
-"""How engine processes end, and what is left of them: nothing."""
+"""How engine processes end: the reported causes, and that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fake_pipelines import settings
 from multi_dnn_ros.serving import engine_process, wire
 from multi_dnn_ros.serving.engine_process import EngineProcess
 from multi_dnn_ros.serving.oom_kills import oom_kills
-from multi_dnn_ros.serving.parent import EXIT_ORPHANED
-from multi_dnn_ros.serving.setup import EXIT_DEVICE_FAILED
+from multi_dnn_ros.serving.parent_process import EXIT_ORPHANED
+from multi_dnn_ros.serving.process_arguments import EXIT_DEVICE_FAILED
 
 WAIT_S = 30.0
 Make = Callable[..., Rig]
@@ -40,7 +40,7 @@ def _until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S
 
 @pytest.fixture(scope="module")
 def spares() -> Iterator[list[Rig]]:
-    """Engine processes for those tests that wait for their imports: all started at once."""
+    """Engine processes for the tests that wait for the imports, all started at once."""
     config = settings("object", "rear_object", cameras=("front", "rear"))
     config.dnns["object"].cameras = ["front"]
     config.dnns["rear_object"].cameras = ["rear"]
@@ -57,7 +57,7 @@ def test_a_crash_while_configuring(spares: list[Rig]) -> None:
     engine.process.send(wire.Configure(engine.config, engine.dnns, fake.build_crashing))
     end = engine.end()
     assert (end.cause, end.exit_code, end.signal, end.requested) == ("killed by SIGABRT", None, signal.SIGABRT, False)
-    assert "build_crashing" in end.stderr_tail
+    assert "build_crashing" in end.output_tail
     told = [message.progress.text for message in engine.all(wire.Progressed)]
     assert told[0] == "about to crash"  # delivered before the end
     children = [int(text.split()[1]) for text in told[1:]]
@@ -73,45 +73,45 @@ def test_a_crash_while_configuring(spares: list[Rig]) -> None:
         (fake.GPU_FAULT, None, EXIT_DEVICE_FAILED, "CUDA error: an illegal memory access was encountered"),
     ],
 )
-def test_a_dnn_that_ends_the_process(
+def test_a_dnn_ends_the_process(
     spares: list[Rig], value: int, number: int | None, code: int | None, cause: str
 ) -> None:
     engine = spares.pop().serve()
     engine.offer(200, "rear")
-    engine.until(lambda: engine.all(wire.Answer), "answer of the other DNN")
+    engine.until(lambda: engine.all(wire.FrameResult), "answer of the other DNN")
     engine.offer(value)
     end = engine.end()
     assert (end.cause, end.signal, end.exit_code, end.requested) == (cause, number, code, False)
-    assert end.under_way == ("object",)
+    assert end.running == ("object",)
 
 
 def test_a_native_call_that_never_returns(spares: list[Rig]) -> None:
-    """Without Python's lock: the heart beats, the job ages, and the end of the connection is noticed."""
+    """It does not hold the GIL: heartbeats continue, the job times out, the end of the connection is noticed."""
     engine = spares.pop().serve()
     engine.offer(fake.BUSY)
     engine.offer(fake.BUSY, "rear")
-    _until(lambda: len(engine.process.board.under_way()) == 2, "jobs")
-    job = min(engine.process.board.under_way().values())
-    _until(lambda: engine.process.board.last_beat_ns() - job > 5 * 10**8, "beats")
+    _until(lambda: len(engine.process.status.running_jobs()) == 2, "jobs")
+    job = min(engine.process.status.running_jobs().values())
+    _until(lambda: engine.process.status.last_heartbeat_ns() - job > 5 * 10**8, "beats")
     engine.process._socket.shutdown(socket.SHUT_RDWR)
     end = engine.end(1.0)
     assert end.exit_code == EXIT_ORPHANED
     assert "lost the connection" in end.cause
-    assert set(end.under_way) == {"object", "rear_object"}
+    assert set(end.running) == {"object", "rear_object"}
 
 
-def test_a_native_call_that_keeps_pythons_lock(spares: list[Rig]) -> None:
+def test_a_native_call_that_holds_the_gil(spares: list[Rig]) -> None:
     engine = spares.pop().serve()
-    engine.offer(fake.GRIP)
-    _until(lambda: time.monotonic_ns() - engine.process.board.last_beat_ns() > 10**9, "missing beats")
-    engine.process.kill("hung: no sign of life for 1 s")
+    engine.offer(fake.HOLD_GIL)
+    _until(lambda: time.monotonic_ns() - engine.process.status.last_heartbeat_ns() > 10**9, "missing beats")
+    engine.process.kill("hung: no heartbeat for 1 s")
     engine.process.kill("another cause")
     end = engine.end(2.0)
-    assert (end.cause, end.signal) == ("hung: no sign of life for 1 s", signal.SIGKILL)
-    assert end.under_way == ("object",)
+    assert (end.cause, end.signal) == ("hung: no heartbeat for 1 s", signal.SIGKILL)
+    assert end.running == ("object",)
 
 
-def test_a_process_that_takes_no_messages_is_killed(rig: Make) -> None:
+def test_a_process_that_receives_no_messages_is_killed(rig: Make) -> None:
     engine = rig("object")
     os.kill(engine.process.pid, signal.SIGSTOP)
     begin = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_process_that_takes_no_messages_is_killed(rig: Make) -> None:
     assert engine.end().cause == "hung: it took no message for 1 s"
 
 
-def test_killed_by_others_and_by_the_kernel(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sigkill_of_the_kernel_is_distinguished_from_others(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = rig("object")
     os.kill(engine.process.pid, signal.SIGKILL)
     assert engine.end().cause == "killed by SIGKILL"
@@ -132,14 +132,12 @@ def test_killed_by_others_and_by_the_kernel(rig: Make, monkeypatch: pytest.Monke
     assert other.end().cause == "killed by the kernel's out-of-memory killer"
 
 
-def test_an_earlier_kill_of_another_process_is_not_taken_for_its_own(
-    rig: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_oom_kill_of_another_process_is_not_the_cause(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = rig("object").serve()
     before = oom_kills()
     monkeypatch.setattr(engine_process, "oom_kills", lambda: before + 1)
-    seen = len(engine.all(wire.Memory))
-    engine.until(lambda: len(engine.all(wire.Memory)) > seen + 2, "reports of memory")
+    seen = len(engine.all(wire.Report))
+    engine.until(lambda: len(engine.all(wire.Report)) > seen + 2, "reports of memory")
     os.kill(engine.process.pid, signal.SIGKILL)
     assert engine.end().cause == "killed by SIGKILL"
 
@@ -169,14 +167,14 @@ import sys, time
 sys.path.insert(0, sys.argv[1])
 from engine_rig import Rig
 from multi_dnn_ros.settings.schema import CameraConfig, DnnConfig, NodeConfig
-from multi_dnn_ros.serving import builds, wire
+from multi_dnn_ros.serving import default_build, wire
 config = NodeConfig(device="cpu", cameras={"front": CameraConfig()}, dnns={
     name: DnnConfig(role=name, model="builtin:" + name, backend="eager", jobs=1) for name in ("object", "lane")})
-engines = [Rig(config, f"engine {number}", modules=() if number else builds.MODULES) for number in range(3)]
-served = engines[0].serve(builds.build).outcomes(100, size=(480, 640))
+engines = [Rig(config, f"engine {number}", modules=() if number else default_build.MODULES) for number in range(3)]
+served = engines[0].serve(default_build.build).outcomes(100, size=(480, 640))
 assert engines[0].all(wire.Progressed)[-1].progress.ready == 2
 for engine in engines:
-    while not engine.process.board.last_beat_ns():
+    while not engine.process.status.last_heartbeat_ns():
         time.sleep(0.01)
 print("torch" in sys.modules, *(type(served[name]).__name__ for name in ("lane", "object")),
       *(engine.process.pid for engine in engines), flush=True)
@@ -193,14 +191,14 @@ def test_a_node_needs_no_pytorch_and_its_engine_processes_end_when_it_is_killed(
             torch, lane, detections, *numbers = node.stdout.readline().split()
             assert (torch, lane, detections) == ("False", "Lanes", "Detections")
             pids = [int(number) for number in numbers]
-            os.kill(pids[1], signal.SIGSTOP)  # its reader notices nothing; the kernel ends it
+            os.kill(pids[1], signal.SIGSTOP)  # it cannot notice the end of the node; the kernel kills it
         finally:
             node.kill()
     _until(lambda: not any(_runs(pid) for pid in pids), "end of the engine processes", 1.0)
 
 
 def test_nothing_is_left_of_many_processes() -> None:
-    """Killed at once, while they import, and after they served."""
+    """Killed at once, during the imports, and after serving."""
     with contextlib.closing(Rig(settings("object"))) as first:
         first.serve().outcomes(200)
     del first
@@ -208,7 +206,7 @@ def test_nothing_is_left_of_many_processes() -> None:
     for number in range(20):
         one = Rig(settings("object"))
         if number % 2:
-            _until(one.process.board.last_beat_ns, "heartbeat")
+            _until(one.process.status.last_heartbeat_ns, "heartbeat")
         one.close()
         assert one.end().cause == "the test is over"
         del one

@@ -1,4 +1,4 @@
-"""Which DNN is to blame, what becomes of it, and what the others notice; with real engine processes."""
+"""The DNN at fault is disabled and retried while the others are served; with real engine processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DNNS = ("guilty", "lane", "object")
 WINDOW_S = 6.0
 
 
-@pytest.mark.long  # in test_host_supervision with processes that are played
+@pytest.mark.long  # test_host_supervision covers it with simulated processes
 @pytest.mark.parametrize(("value", "standby"), [(SEGFAULT, "hot"), (BUSY, "none")])
-def test_the_guilty_dnn_alone_ends_disabled_is_tried_again_and_all_come_back(value: int, standby: str) -> None:
-    """As long as the images are poisoned every process that serves `guilty` is lost."""
+def test_only_the_dnn_at_fault_is_disabled_and_retried_and_all_are_merged(value: int, standby: str) -> None:
+    """While the images contain the fault, every process that serves `guilty` is lost."""
     config = settings(*DNNS, standby=standby, fault_window_s=30.0 if standby == "none" else WINDOW_S, job_timeout_s=0.5)
     rig = HostRig(config, host_pipelines.build, retry_s=(3.0, 4.0, 5.0))
     try:
@@ -27,8 +27,8 @@ def test_the_guilty_dnn_alone_ends_disabled_is_tried_again_and_all_come_back(val
         rig.values["front"] = value
 
         def is_disabled() -> bool:
-            condition = rig.condition("guilty")
-            return condition is not None and condition.level is Level.ERROR and "disabled" in condition.text
+            status = rig.status("guilty")
+            return status is not None and status.level is Level.ERROR and "disabled" in status.text
 
         rig.until(is_disabled, "guilty to be disabled", 180)
         assert rig.traffic.seen.failures[-1].dnn == "guilty"
@@ -36,17 +36,17 @@ def test_the_guilty_dnn_alone_ends_disabled_is_tried_again_and_all_come_back(val
         assert rig.traffic.accounts.statistics().disabled.keys() == {"guilty"}
         rig.wait_results("lane", "object", count=10)
         losses = len(rig.traffic.seen.failures)
-        rig.until(lambda: len(rig.traffic.seen.failures) > losses, "the next try to fail", 120)
+        rig.until(lambda: len(rig.traffic.seen.failures) > losses, "the retry to fail", 120)
         dropped = rig.traffic.streams()["guilty", "front"].dropped
         assert dropped[DropReason.DISABLED] > 0
         lost = {dnn: _lost(rig, dnn) for dnn in ("lane", "object")}
         losses = len(rig.traffic.seen.failures)
-        rig.until(lambda: len(rig.traffic.seen.failures) > losses, "one more try", 120)
-        assert {dnn: _lost(rig, dnn) for dnn in ("lane", "object")} == lost, "tries are no concern of the others"
+        rig.until(lambda: len(rig.traffic.seen.failures) > losses, "one more retry", 120)
+        assert {dnn: _lost(rig, dnn) for dnn in ("lane", "object")} == lost, "retries do not affect the other DNNs"
         rig.values["front"] = 200
         rig.wait_results("guilty")
         if standby == "hot":
-            rig.until(lambda: len(rig.host.conditions()) == 1, "one process for all", 180)
+            rig.until(lambda: len(rig.host.statuses()) == 1, "one process for all", 180)
             rig.wait_results()
             assert {dnn: _lost(rig, dnn) for dnn in ("lane", "object")} == lost, "merging loses no frame"
         assert not rig.traffic.accounts.statistics().disabled
@@ -58,8 +58,8 @@ def _lost(rig: HostRig, dnn: str) -> int:
     return rig.traffic.streams()[dnn, "front"].dropped.get(DropReason.ENGINE_LOST, 0)
 
 
-def test_a_layer_that_raises_costs_the_frame_and_the_dnn_is_tried_again() -> None:
-    """max_failures in a row disable the DNN in its process, which goes on."""
+def test_a_raising_layer_loses_its_frame_and_the_disabled_dnn_is_retried() -> None:
+    """max_failures in a row disable the DNN; its process continues."""
     rig = HostRig(settings(*DNNS, max_failures=3), host_pipelines.build)
     try:
         rig.start()

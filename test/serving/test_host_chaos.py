@@ -1,4 +1,4 @@
-"""Engine processes that are killed, stopped and starved all the time, with a seed: every frame ends exactly once."""
+"""Random faults of engine processes (kill, stop, no memory): every frame is answered exactly once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multi_dnn_ros.benchmark.chaos import ChaosPlan, chaos_table, measure_chaos
 
 @pytest.mark.long
 @pytest.mark.parametrize(("standby", "seed"), [("hot", 1), ("none", 2)])
-def test_every_frame_ends_once_whatever_is_done_to_the_engine_processes(standby: str, seed: int) -> None:
+def test_every_frame_is_answered_once_under_random_faults(standby: str, seed: int) -> None:
     config = fake_pipelines.settings(
         "lane",
         "object",

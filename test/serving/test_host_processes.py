@@ -1,4 +1,4 @@
-"""ProcessHost with real engine processes: configuring, serving, and what becomes of it when they end or hang."""
+"""ProcessHost with real engine processes: configuring, serving, and replacing processes that end or hang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import fake_pipelines
+import psutil
 import pytest
+from engine_rig import thread_nice
 from fake_pipelines import BUSY, GPU_FAULT, SEGFAULT, settings
 from host_rig import HostRig, descriptors
 
@@ -18,6 +20,7 @@ from multi_dnn_ros.benchmark.faults import engine_pids
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Cancelled, ConfigureError, Level
 from multi_dnn_ros.serving.process_host import ProcessHost
+from multi_dnn_ros.serving.process_priority import nice_increment
 from multi_dnn_ros.serving.slots import slots_needed
 
 
@@ -37,18 +40,18 @@ def make() -> Iterator[Callable[..., HostRig]]:
         rig.close()
 
 
-def test_configure_tells_progress_describes_and_serves(make: Callable[..., HostRig]) -> None:
+def test_configure_reports_progress_and_describes_the_engine(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object")
     assert {report.total for report in rig.progress} == {2}
     assert rig.description.device == "cpu"
     assert rig.description.dnns["object"].cameras == ("front",)
-    (idle,) = rig.host.conditions()
+    (idle,) = rig.host.statuses()
     assert (idle.name, idle.level, idle.text) == ("engine cpu", Level.OK, "ready")
     assert not rig.host.serves("front")
     rig.start()
     assert rig.host.serves("front")
-    (serves,) = rig.host.conditions()
-    assert (serves.level, serves.text) == (Level.OK, "serves")
+    (serves,) = rig.host.statuses()
+    assert (serves.level, serves.text) == (Level.OK, "serving")
     assert serves.values["pid"] == engine_pids()[0]
     rig.until(lambda: rig.host.memory().get("engine processes resident memory (bytes)", 0) > 10_000_000)
 
@@ -61,7 +64,7 @@ def test_configure_tells_progress_describes_and_serves(make: Callable[..., HostR
         (fake_pipelines.build_crashing, "the engine process ended while configuring: killed by SIGABRT", True),
     ],
 )
-def test_a_configure_that_fails_says_why_and_leaves_nothing_behind(build: Any, words: str, expected: bool) -> None:
+def test_a_failed_configure_reports_the_reason_and_frees_everything(build: Any, words: str, expected: bool) -> None:
     host = ProcessHost(build)
     before = descriptors()
     with pytest.raises(ConfigureError) as caught:
@@ -70,12 +73,12 @@ def test_a_configure_that_fails_says_why_and_leaves_nothing_behind(build: Any, w
     assert caught.value.expected is expected
     assert not engine_pids()
     assert descriptors() == before
-    assert host.conditions() == []
+    assert host.statuses() == []
     host.close()
 
 
 @pytest.mark.parametrize("end", ["cancel", "close"])
-def test_configuring_can_be_ended_within_a_second(end: str) -> None:
+def test_configuring_can_be_cancelled_within_a_second(end: str) -> None:
     host = ProcessHost(fake_pipelines.build_slowly)
     progress: list[Any] = []
     failures: list[BaseException] = []
@@ -114,7 +117,7 @@ def test_check_keeps_its_process_for_configuring_and_close_ends_it() -> None:
     assert not engine_pids()
 
 
-def test_stop_finishes_the_frames_and_the_same_process_starts_again(make: Callable[..., HostRig]) -> None:
+def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object").start()
     pid = rig.pid()
     for _ in range(2):
@@ -138,23 +141,25 @@ def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str
     rig.until(lambda: rig.pid() not in (0, pid), "another process")
     rig.wait_results()
     assert spare in (0, rig.pid())
-    condition = rig.condition()
-    assert condition is not None
-    assert condition.level is Level.WARN
-    assert condition.values["restarts"] == 1
-    assert "killed by SIGKILL" in condition.text
-    assert float(str(condition.values["gap (ms)"])) == pytest.approx(
+    status = rig.status()
+    assert status is not None
+    assert status.level is Level.WARN
+    assert status.values["restarts"] == 1
+    assert "killed by SIGKILL" in status.text
+    assert float(str(status.values["gap (ms)"])) == pytest.approx(
         max(rig.traffic.gap_ms("lane"), rig.traffic.gap_ms("object")), rel=0.5
     )
-    print(f"gap with standby {standby}: {condition.values['gap (ms)']} ms")
-    if standby == "none":  # the standby has no part in it
-        rig.until(lambda: (one := rig.condition()) is not None and one.level is Level.OK, "OK after fault_window_s")
+    print(f"gap with standby {standby}: {status.values['gap (ms)']} ms")
+    if standby == "none":  # independent of the standby
+        rig.until(lambda: (one := rig.status()) is not None and one.level is Level.OK, "OK after fault_window_s")
     if standby != "none":
         rig.wait_standby(f"{standby}, ready")
 
 
 @pytest.mark.parametrize("standby", ["none", "hot"])
-def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..., HostRig], standby: str) -> None:
+def test_a_process_stopped_by_a_signal_is_replaced_without_blocking_callers(
+    make: Callable[..., HostRig], standby: str
+) -> None:
     rig = make("lane", "object", standby=standby, heartbeat_timeout_s=0.5).start()
     if standby == "hot":
         rig.wait_standby("hot, ready")
@@ -164,18 +169,18 @@ def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..
     while rig.pid() == pid:
         begin = time.monotonic()
         rig.host.update("object", "score_threshold", 0.1)
-        rig.host.conditions()
+        rig.host.statuses()
         rig.host.serves("front")
         longest = max(longest, time.monotonic() - begin)
         time.sleep(0.002)
     assert longest < 0.25
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "no sign of life" in str(condition.values["last loss"])
+    status = rig.status()
+    assert status is not None
+    assert "no heartbeat" in str(status.values["last loss"])
 
 
-def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., HostRig]) -> None:
+def test_a_process_with_a_fault_is_replaced_before_it_has_ended(make: Callable[..., HostRig]) -> None:
     rig = make(
         "lane", "object", standby="hot", build=fake_pipelines.build_ending_slowly, heartbeat_timeout_s=30.0
     ).start()
@@ -184,35 +189,48 @@ def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., Ho
     rig.once["front"] = GPU_FAULT
     rig.until(lambda: rig.pid() not in (0, pid), "the standby")
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "illegal memory access" in str(condition.values["last loss"])
-    assert float(str(condition.values["gap (ms)"])) < 3000.0
+    status = rig.status()
+    assert status is not None
+    assert "illegal memory access" in str(status.values["last loss"])
+    assert float(str(status.values["gap (ms)"])) < 3000.0
 
 
-def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
+@pytest.mark.parametrize("engine_nice", [0, 7])
+def test_engine_nice_is_added_to_the_nice_value_of_every_thread(make: Callable[..., HostRig], engine_nice: int) -> None:
+    rig = make("object", engine_nice=engine_nice).start()
+    nice = thread_nice(rig.pid())
+    assert len(nice) >= 6
+    assert set(nice.values()) == {psutil.Process().nice() + engine_nice}
+
+
+def test_the_priority_is_unchanged_on_a_gpu() -> None:
+    assert nice_increment("cuda", 5) == 0
+    assert nice_increment("cpu", 5) == 5
+
+
+def test_a_process_with_a_hanging_job_is_replaced(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object", job_timeout_s=0.5).start()
     pid = rig.pid()
     rig.once["front"] = BUSY
     rig.until(lambda: rig.pid() != pid, "another process")
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(condition.values["last loss"])
+    status = rig.status()
+    assert status is not None
+    assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(status.values["last loss"])
 
 
-def test_a_loading_process_is_not_condemned_for_being_slow(make: Callable[..., HostRig]) -> None:
-    """Importing alone takes longer than these limits."""
+def test_loading_has_no_timeout(make: Callable[..., HostRig]) -> None:
+    """The imports alone take longer than these timeouts."""
     rig = make("object", heartbeat_timeout_s=0.2, job_timeout_s=0.2, standby="none").start()
     os.kill(rig.pid(), signal.SIGKILL)
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert condition.values["restarts"] == 1
+    status = rig.status()
+    assert status is not None
+    assert status.values["restarts"] == 1
 
 
 def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:
-    """A threshold that is above every score: results are empty."""
+    """With a threshold above every score results are empty."""
     rig = make("object", standby="hot").start()
     rig.host.update("object", "max_detections", 7)
     rig.wait_standby("hot, ready")
@@ -237,15 +255,15 @@ def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[...
     rig.until(lambda: sizes[-1] == 1, "a result with a box")
 
 
-def test_a_segfault_loses_the_frames_under_way_only(make: Callable[..., HostRig]) -> None:
+def test_a_segfault_loses_only_the_frames_in_progress(make: Callable[..., HostRig]) -> None:
     rig = make("lane", "object", standby="hot").start()
     rig.wait_standby("hot, ready")
     rig.once["front"] = SEGFAULT
-    rig.until(lambda: (one := rig.condition()) is not None and one.values["restarts"] == 1, "a restart")
+    rig.until(lambda: (one := rig.status()) is not None and one.values["restarts"] == 1, "a restart")
     rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert "killed by SIGSEGV" in condition.text
+    status = rig.status()
+    assert status is not None
+    assert "killed by SIGSEGV" in status.text
     lost = [figures.dropped.get(DropReason.ENGINE_LOST, 0) for figures in rig.traffic.streams().values()]
-    assert max(lost) <= slots_needed(2), lost  # as many as it can have
+    assert max(lost) <= slots_needed(2), lost  # as many frames as it can have
     assert sum(lost) >= 1

@@ -1,4 +1,4 @@
-"""Supervision on paper: which process serves whom after which events, in any order."""
+"""Supervision of simulated processes: which one serves which DNN after any order of events."""
 
 from __future__ import annotations
 
@@ -9,277 +9,277 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host_world import DNNS, World  # isort: skip
+from simulated_processes import DNNS, Simulation  # isort: skip
 
 MODES = ("none", "warm", "hot")
 
 
-def test_a_lost_process_is_replaced_at_once_and_later_ones_after_growing_pauses() -> None:
-    world = World(dnns=("lane",))
+def test_a_lost_process_is_replaced_at_once_after_fault_window_s_of_service() -> None:
+    simulation = Simulation(dnns=("lane",))
     gaps = []
     for _ in range(3):
-        world.wait(61)
-        world.end(world.common, "killed by SIGKILL", "lane")
-        begin = world.time_s
-        world.wait(10)
-        gaps.append(world.spawned[-1] - begin)
+        simulation.wait(61)
+        simulation.end(simulation.common, "killed by SIGKILL", "lane")
+        begin = simulation.time_s
+        simulation.wait(10)
+        gaps.append(simulation.started[-1] - begin)
     assert gaps == [0, 0, 0], "each had served for the fault window"
 
 
-def test_a_process_that_never_comes_up_is_tried_with_growing_pauses() -> None:
-    world = World()
-    world.wait(1)
-    world.end(world.common, "killed by SIGKILL")
+def test_attempts_to_configure_are_repeated_with_growing_pauses() -> None:
+    simulation = Simulation()
+    simulation.wait(1)
+    simulation.end(simulation.common, "killed by SIGKILL")
     tries = []
     while len(tries) < 7:
-        (key,) = [key for key, state in world.state.items() if state == "starting"] or [None]
+        (key,) = [key for key, state in simulation.state.items() if state == "starting"] or [None]
         if key is None:
-            world.time_s += 0.5
-            world.do(world.supervisor.tick())
+            simulation.time_s += 0.5
+            simulation.do(simulation.supervisor.tick())
             continue
-        tries.append(world.time_s)
-        world.step(key)
-        world.refuse(key)
-        world.end(key)
+        tries.append(simulation.time_s)
+        simulation.step(key)
+        simulation.refuse(key)
+        simulation.end(key)
     pauses = [after - before for before, after in pairwise(tries)]
     assert pauses == [1.0, 5.0, 30.0, 60.0, 60.0, 60.0]
 
 
-def test_a_hot_standby_takes_over_in_the_event_itself_and_is_made_again_in_the_background() -> None:
-    world = World("hot")
-    world.wait(5)
-    standby = world.supervisor.standby.key
+def test_a_hot_standby_takes_over_immediately_and_a_new_one_is_prepared() -> None:
+    simulation = Simulation("hot")
+    simulation.wait(5)
+    standby = simulation.supervisor.standby.key
     assert standby is not None
-    assert world.phase(standby).value == "configured"
-    world.end(world.common, "killed by SIGKILL", "lane")
-    assert world.common == standby
-    world.wait(5)
-    assert world.supervisor.standby_state() == "hot, ready"
-    assert world.common == standby
-    (level, text), *_ = [line for line in world.lines if "again after" in line[1]]
+    assert simulation.phase(standby).value == "configured"
+    simulation.end(simulation.common, "killed by SIGKILL", "lane")
+    assert simulation.common == standby
+    simulation.wait(5)
+    assert simulation.supervisor.standby.state_text() == "hot, ready"
+    assert simulation.common == standby
+    (level, text), *_ = [line for line in simulation.lines if "again after" in line[1]]
     assert level == logging.WARNING
     assert "restarts: 1" in text
 
 
 def test_a_warm_standby_is_configured_in_place_of_a_new_process() -> None:
-    world = World("warm")
-    world.wait(2)
-    standby = world.supervisor.standby.key
+    simulation = Simulation("warm")
+    simulation.wait(2)
+    standby = simulation.supervisor.standby.key
     assert standby is not None
-    world.end(world.common)
-    assert world.state[standby] == "configuring"
-    world.step(standby)
-    assert world.common == standby
+    simulation.end(simulation.common)
+    assert simulation.state[standby] == "configuring"
+    simulation.step(standby)
+    assert simulation.common == standby
 
 
-def test_a_standby_in_the_making_is_used_as_far_as_it_is() -> None:
-    world = World("hot")
-    standby = world.supervisor.standby.key
+def test_a_standby_that_is_still_being_prepared_is_used() -> None:
+    simulation = Simulation("hot")
+    standby = simulation.supervisor.standby.key
     assert standby is not None
-    world.step(standby)
-    assert world.state[standby] == "configuring"
-    world.end(world.common)
-    assert len(world.spawned) == 1
-    world.step(standby)
-    assert world.common == standby
+    simulation.step(standby)
+    assert simulation.state[standby] == "configuring"
+    simulation.end(simulation.common)
+    assert len(simulation.started) == 1
+    simulation.step(standby)
+    assert simulation.common == standby
 
 
-def test_a_standby_that_dies_while_it_takes_over_accuses_nobody() -> None:
-    world = World("hot")
-    world.wait(5)
-    world.end(world.common, "killed by SIGKILL", "lane")
-    world.end(world.common, "killed by SIGSTOP and SIGKILL")
-    world.wait(20)
-    assert world.common
-    assert not any(group.own for group in world.supervisor.groups)
+def test_a_standby_that_ends_while_taking_over_makes_no_dnn_suspected() -> None:
+    simulation = Simulation("hot")
+    simulation.wait(5)
+    simulation.end(simulation.common, "killed by SIGKILL", "lane")
+    simulation.end(simulation.common, "killed by SIGSTOP and SIGKILL")
+    simulation.wait(20)
+    assert simulation.common
+    assert not any(group.isolated for group in simulation.supervisor.groups)
 
 
-def test_a_standby_that_does_not_fit_into_memory_is_left_out_and_tried_later() -> None:
-    world = World("hot")
-    standby = world.supervisor.standby.key
+def test_a_standby_that_does_not_fit_into_memory_is_retried_after_a_pause() -> None:
+    simulation = Simulation("hot")
+    standby = simulation.supervisor.standby.key
     assert standby is not None
-    world.step(standby)
-    world.refuse(standby, memory=True)
-    assert world.supervisor.standby_state() == "none at this moment: out of memory"
-    world.wait(55)
-    assert len(world.spawned) == 1
-    world.wait(10)
-    assert world.supervisor.standby_state() == "hot, ready"
+    simulation.step(standby)
+    simulation.refuse(standby, out_of_memory=True)
+    assert simulation.supervisor.standby.state_text() == "none at this moment: out of memory"
+    simulation.wait(55)
+    assert len(simulation.started) == 1
+    simulation.wait(10)
+    assert simulation.supervisor.standby.state_text() == "hot, ready"
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_guilty_dnn_is_found_disabled_tried_again_and_the_innocent_come_back(mode: str) -> None:
-    world = World(mode)
-    world.wait(5)
-    world.end(world.common, "killed by SIGSEGV", "lane", "object")
-    world.wait(5)
-    first = world.common
-    world.end(first, "killed by SIGSEGV", "lane", "object")
+def test_the_dnn_at_fault_is_disabled_and_retried_and_the_others_are_merged(mode: str) -> None:
+    simulation = Simulation(mode)
+    simulation.wait(5)
+    simulation.end(simulation.common, "killed by SIGSEGV", "lane", "object")
+    simulation.wait(5)
+    first = simulation.common
+    simulation.end(first, "killed by SIGSEGV", "lane", "object")
     if mode == "hot":
-        assert world.common, "the standby serves all until the others are ready"
-    world.wait(5)
-    keys = {dnn: world.serving(dnn) for dnn in DNNS}
+        assert simulation.common, "the standby serves all DNNs until their own processes are ready"
+    simulation.wait(5)
+    keys = {dnn: simulation.serving(dnn) for dnn in DNNS}
     assert None not in keys.values()
     assert len(set(keys.values())) == 3
     lane = keys["lane"]
     assert lane is not None
-    world.end(lane, "killed by SIGSEGV", "lane")
-    assert "killed by SIGSEGV; next try in 10 s" in world.disabled["lane"]
-    assert world.serving("object") == keys["object"]
-    assert world.serving("pedestrian") == keys["pedestrian"]
-    disabled_at = world.time_s
-    while world.serving("lane") is None:
-        world.wait(0.5)
-    assert 10 <= world.time_s - disabled_at < 13
-    assert not world.disabled
-    again = world.serving("lane")
+    simulation.end(lane, "killed by SIGSEGV", "lane")
+    assert "killed by SIGSEGV; next retry in 10 s" in simulation.disabled["lane"]
+    assert simulation.serving("object") == keys["object"]
+    assert simulation.serving("pedestrian") == keys["pedestrian"]
+    disabled_at = simulation.time_s
+    while simulation.serving("lane") is None:
+        simulation.wait(0.5)
+    assert 10 <= simulation.time_s - disabled_at < 13
+    assert not simulation.disabled
+    again = simulation.serving("lane")
     assert again is not None
     assert again != keys["lane"]
-    world.end(again, "killed by SIGSEGV", "lane")
-    assert "next try in 60 s" in world.disabled["lane"]
-    world.wait(55)
-    assert world.serving("object") == world.serving("pedestrian"), "served for fault_window_s without a fault"
-    world.wait(90)
-    assert world.common, "lane was innocent for fault_window_s, too"
-    world.wait(5)
+    simulation.end(again, "killed by SIGSEGV", "lane")
+    assert "next retry in 60 s" in simulation.disabled["lane"]
+    simulation.wait(55)
+    assert simulation.serving("object") == simulation.serving("pedestrian"), "served for fault_window_s without a fault"
+    simulation.wait(90)
+    assert simulation.common, "lane served without a fault for fault_window_s, too"
+    simulation.wait(5)
     assert (
-        world.supervisor.standby_state()
+        simulation.supervisor.standby.state_text()
         == {
             "none": "none (parameter standby)",
             "warm": "warm, ready",
             "hot": "hot, ready",
         }[mode]
     )
-    assert len(world.state) == (1 if mode == "none" else 2)
+    assert len(simulation.state) == (1 if mode == "none" else 2)
 
 
-def test_without_a_job_under_way_all_are_under_suspicion() -> None:
-    world = World()
+def test_without_a_running_job_all_dnns_are_suspected() -> None:
+    simulation = Simulation()
     for _ in range(2):
-        world.wait(5)
-        world.end(world.common, "killed by SIGKILL")
-    world.wait(5)
-    assert len(set(world.supervisor.routes.values())) == 3
-    assert len(world.supervisor.routes) == 3
+        simulation.wait(5)
+        simulation.end(simulation.common, "killed by SIGKILL")
+    simulation.wait(5)
+    assert len(set(simulation.supervisor.routes.values())) == 3
+    assert len(simulation.supervisor.routes) == 3
 
 
-def test_two_faults_further_apart_than_the_window_accuse_nobody() -> None:
-    world = World()
+def test_faults_further_apart_than_the_window_make_no_dnn_suspected() -> None:
+    simulation = Simulation()
     for _ in range(5):
-        world.end(world.common, "killed by SIGSEGV", "lane")
-        world.wait(61)
-    assert world.common
+        simulation.end(simulation.common, "killed by SIGSEGV", "lane")
+        simulation.wait(61)
+    assert simulation.common
 
 
-def test_a_dnn_that_is_alone_is_guilty_at_the_second_fault() -> None:
-    world = World(dnns=("lane",))
-    world.wait(5)
-    world.end(world.common, "killed by SIGSEGV", "lane")
-    world.wait(5)
-    world.end(world.common, "killed by SIGSEGV", "lane")
-    assert set(world.disabled) == {"lane"}
-    world.wait(90)
-    assert world.common
-    assert not world.disabled
+def test_a_single_dnn_is_disabled_at_the_second_fault() -> None:
+    simulation = Simulation(dnns=("lane",))
+    simulation.wait(5)
+    simulation.end(simulation.common, "killed by SIGSEGV", "lane")
+    simulation.wait(5)
+    simulation.end(simulation.common, "killed by SIGSEGV", "lane")
+    assert set(simulation.disabled) == {"lane"}
+    simulation.wait(90)
+    assert simulation.common
+    assert not simulation.disabled
 
 
-def test_a_merge_that_does_not_fit_into_memory_leaves_things_as_they_are() -> None:
-    world = World()
+def test_merging_without_enough_memory_leaves_the_processes_unchanged() -> None:
+    simulation = Simulation()
     for _ in range(2):
-        world.wait(5)
-        world.end(world.common, "killed by SIGSEGV", "lane")
-    world.wait(59)
-    serving = dict(world.supervisor.routes)
-    while world.supervisor.merging.key is None:
-        world.wait(0.5)
-    key = world.supervisor.merging.key
-    while world.state[key] != "configuring":
-        world.step(key)
-    world.refuse(key, memory=True)
-    world.end(key)
-    assert world.supervisor.routes == serving
-    world.wait(20)
-    assert world.common, "tried again"
+        simulation.wait(5)
+        simulation.end(simulation.common, "killed by SIGSEGV", "lane")
+    simulation.wait(59)
+    serving = dict(simulation.supervisor.routes)
+    while simulation.supervisor.merging.key is None:
+        simulation.wait(0.5)
+    key = simulation.supervisor.merging.key
+    while simulation.state[key] != "configuring":
+        simulation.step(key)
+    simulation.refuse(key, out_of_memory=True)
+    simulation.end(key)
+    assert simulation.supervisor.routes == serving
+    simulation.wait(20)
+    assert simulation.common, "retried"
 
 
-def split(mode: str, *accused: str) -> World:
-    """Two faults: these DNNs are under suspicion, their processes not ready yet."""
-    world = World(mode)
-    world.wait(5)
+def isolate(mode: str, *suspects: str) -> Simulation:
+    """After two faults these DNNs are suspected; their own processes are not ready yet."""
+    simulation = Simulation(mode)
+    simulation.wait(5)
     for _ in range(2):
-        world.step(world.common)
-        world.end(world.common, "killed by SIGSEGV", *accused)
-        if (mode == "hot" and not any(group.own for group in world.supervisor.groups)) or mode == "none":
-            world.wait(5)
-    return world
+        simulation.step(simulation.common)
+        simulation.end(simulation.common, "killed by SIGSEGV", *suspects)
+        if (mode == "hot" and not any(group.isolated for group in simulation.supervisor.groups)) or mode == "none":
+            simulation.wait(5)
+    return simulation
 
 
-def test_the_standby_shelters_a_dnn_until_its_own_process_is_ready_however_long_that_takes() -> None:
-    world = split("hot", "lane", "object")
-    shelter = world.common
-    (lane,) = [group.coming for group in world.supervisor.groups if group.dnns == ("lane",)]
+def test_the_standby_serves_a_suspected_dnn_until_its_own_process_is_ready() -> None:
+    simulation = isolate("hot", "lane", "object")
+    common = simulation.common
+    (lane,) = [group.replacement for group in simulation.supervisor.groups if group.dnns == ("lane",)]
     assert lane is not None
-    while world.serving("lane") != lane:
-        world.step(lane)
+    while simulation.serving("lane") != lane:
+        simulation.step(lane)
     for _ in range(140):
-        world.time_s += 0.5
-        world.do(world.supervisor.tick())
-    assert world.serving("object") == shelter, "nothing is merged as long as somebody is on the way out"
-    assert world.serving("pedestrian") == shelter
-    assert world.serving("lane") == lane
-    world.wait(130)
-    assert world.common
+        simulation.time_s += 0.5
+        simulation.do(simulation.supervisor.tick())
+    assert simulation.serving("object") == common, "no DNN is merged while another one is being isolated"
+    assert simulation.serving("pedestrian") == common
+    assert simulation.serving("lane") == lane
+    simulation.wait(130)
+    assert simulation.common
 
 
-def test_a_fault_while_dnns_are_merged_calls_that_off() -> None:
-    world = split("none", "lane", "object")
-    while world.supervisor.merging.key is None:
-        world.wait(0.5)
-    merging = world.supervisor.merging.key
-    lane = world.serving("lane")
+def test_a_fault_cancels_merging() -> None:
+    simulation = isolate("none", "lane", "object")
+    while simulation.supervisor.merging.key is None:
+        simulation.wait(0.5)
+    merging = simulation.supervisor.merging.key
+    lane = simulation.serving("lane")
     assert lane is not None
-    world.end(lane, "killed by SIGSEGV", "lane")
-    assert world.state[merging] == "killed"
-    assert set(world.disabled) == {"lane"}
-    world.wait(5)
-    assert world.serving("object") not in (None, world.serving("pedestrian"))
-    world.wait(200)
-    assert world.common
+    simulation.end(lane, "killed by SIGSEGV", "lane")
+    assert simulation.state[merging] == "killed"
+    assert set(simulation.disabled) == {"lane"}
+    simulation.wait(5)
+    assert simulation.serving("object") not in (None, simulation.serving("pedestrian"))
+    simulation.wait(200)
+    assert simulation.common
 
 
-def test_dnns_that_are_merged_while_inactive_leave_no_process_behind() -> None:
-    world = split("none", "lane", "object")
-    while world.supervisor.merging.key is None:
-        world.wait(0.5)
-    merging = world.supervisor.merging.key
-    world.do(world.supervisor.deactivate())
-    world.wait(10)
-    assert list(world.state) == [merging]
-    world.do(world.supervisor.activate())
-    assert world.common == merging
+def test_merging_while_inactive_leaves_one_process() -> None:
+    simulation = isolate("none", "lane", "object")
+    while simulation.supervisor.merging.key is None:
+        simulation.wait(0.5)
+    merging = simulation.supervisor.merging.key
+    simulation.do(simulation.supervisor.deactivate())
+    simulation.wait(10)
+    assert list(simulation.state) == [merging]
+    simulation.do(simulation.supervisor.activate())
+    assert simulation.common == merging
 
 
 def test_a_process_that_hangs_is_replaced_before_it_is_reaped() -> None:
-    world = World("hot")
-    world.wait(5)
-    hung, standby = world.common, world.supervisor.standby.key
-    world.hang(hung, "lane")
-    assert world.state[hung] == "killed"
-    assert world.common == standby
+    simulation = Simulation("hot")
+    simulation.wait(5)
+    hung, standby = simulation.common, simulation.supervisor.standby.key
+    simulation.hang(hung, "lane")
+    assert simulation.state[hung] == "killed"
+    assert simulation.common == standby
 
 
-def test_a_process_lost_while_inactive_is_there_again_for_the_next_start() -> None:
-    world = World()
-    world.wait(5)
-    key = world.common
-    world.do(world.supervisor.deactivate())
-    world.wait(1)
-    assert world.state[key] == "configured"
-    world.end(key, "killed by SIGKILL")
-    world.wait(5)
-    assert not world.supervisor.routes
-    world.do(world.supervisor.activate())
-    assert world.common != key
+def test_a_process_lost_while_inactive_is_replaced_for_the_next_start() -> None:
+    simulation = Simulation()
+    simulation.wait(5)
+    key = simulation.common
+    simulation.do(simulation.supervisor.deactivate())
+    simulation.wait(1)
+    assert simulation.state[key] == "configured"
+    simulation.end(key, "killed by SIGKILL")
+    simulation.wait(5)
+    assert not simulation.supervisor.routes
+    simulation.do(simulation.supervisor.activate())
+    assert simulation.common != key
 
 
 EVENTS = st.lists(
@@ -310,84 +310,86 @@ EVENTS = st.lists(
 
 @settings(max_examples=150)
 @given(mode=st.sampled_from(MODES), count=st.integers(1, 3), events=EVENTS)
-def test_any_order_of_events_leaves_every_dnn_served_restored_or_disabled(mode: str, count: int, events: list) -> None:
-    """World.check() holds after each event; and once nothing fails any more, all are served as in the beginning."""
-    world = World(mode, DNNS[:count])
+def test_any_order_of_events_leaves_every_dnn_served_or_disabled(mode: str, count: int, events: list) -> None:
+    """Simulation.check() passes after each event; without further faults one process serves all DNNs in the end."""
+    simulation = Simulation(mode, DNNS[:count])
     for kind, pick, dnns in events:
-        keys = sorted(world.state)
+        keys = sorted(simulation.state)
         key = keys[pick % len(keys)] if keys else -1
         if kind == "wait":
-            world.time_s += pick
-            world.do(world.supervisor.tick())
+            simulation.time_s += pick
+            simulation.do(simulation.supervisor.tick())
         elif kind == "long":
-            world.time_s += 30 * pick
-            world.do(world.supervisor.tick())
+            simulation.time_s += 30 * pick
+            simulation.do(simulation.supervisor.tick())
         elif kind == "settle":
-            world.wait(pick)
+            simulation.wait(pick)
         elif kind == "heal":
-            world.wait(55 + pick)
-        elif kind == "fault":  # of one that serves
-            serving = sorted(set(world.supervisor.routes.values()))
+            simulation.wait(55 + pick)
+        elif kind == "fault":  # of a serving process
+            serving = sorted(set(simulation.supervisor.routes.values()))
             if serving:
                 key = serving[pick % len(serving)]
-                world.step(key)
-                world.end(key, "killed by SIGSEGV", *[dnn for dnn in dnns if dnn in world.holds[key]])
+                simulation.step(key)
+                simulation.end(
+                    key, "killed by SIGSEGV", *[dnn for dnn in dnns if dnn in simulation.configured_for[key]]
+                )
         elif kind == "toggle":
-            supervisor = world.supervisor
-            busy = "finishing" in world.state.values()  # stop() waits for them
+            supervisor = simulation.supervisor
+            busy = "finishing" in simulation.state.values()  # stop() waits for these
             if not busy:
-                world.do(supervisor.deactivate() if supervisor.active else supervisor.activate())
-        elif key in world.state:
+                simulation.do(supervisor.deactivate() if supervisor.active else supervisor.activate())
+        elif key in simulation.state:
             if kind == "step":
-                world.step(key)
+                simulation.step(key)
             elif kind == "end":
-                under_way = [dnn for dnn in dnns if dnn in world.holds.get(key, ())]
-                world.end(key, "killed by SIGSEGV", *under_way)
+                running = [dnn for dnn in dnns if dnn in simulation.configured_for.get(key, ())]
+                simulation.end(key, "killed by SIGSEGV", *running)
             elif kind == "hang":
-                world.hang(key, *[dnn for dnn in dnns if dnn in world.holds.get(key, ())])
+                simulation.hang(key, *[dnn for dnn in dnns if dnn in simulation.configured_for.get(key, ())])
             else:
-                world.refuse(key, memory=kind == "memory")
-    if not world.supervisor.active:
-        world.wait(5)
-        world.do(world.supervisor.activate())
-    world.wait(1500)
-    assert world.common
-    assert not world.disabled
-    assert len(world.supervisor.groups) == 1
-    assert len(world.state) == (1 if mode == "none" else 2)
+                simulation.refuse(key, out_of_memory=kind == "memory")
+    if not simulation.supervisor.active:
+        simulation.wait(5)
+        simulation.do(simulation.supervisor.activate())
+    simulation.wait(1500)
+    assert simulation.common
+    assert not simulation.disabled
+    assert len(simulation.supervisor.groups) == 1
+    assert len(simulation.state) == (1 if mode == "none" else 2)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("phase", ["starting", "configuring", "serving"])
-def test_what_always_fails_is_not_restarted_in_a_tight_loop(mode: str, phase: str) -> None:
-    """Whichever step every process dies in, for ten minutes."""
-    world = World(mode)
-    world.wait(1)
-    world.end(world.common, "killed by SIGSEGV")
-    begin = world.time_s
-    while world.time_s - begin < 600:
-        for key in list(world.state):
-            if world.state.get(key) == phase:
+def test_a_process_that_always_fails_is_restarted_with_pauses(mode: str, phase: str) -> None:
+    """Every process ends in the same phase, for ten minutes."""
+    simulation = Simulation(mode)
+    simulation.wait(1)
+    simulation.end(simulation.common, "killed by SIGSEGV")
+    begin = simulation.time_s
+    while simulation.time_s - begin < 600:
+        for key in list(simulation.state):
+            if simulation.state.get(key) == phase:
                 if phase == "serving":
-                    world.step(key)
-                world.end(key, "killed by SIGSEGV", *(["lane"] if phase == "serving" else []))
-            elif key in world.state:
-                world.step(key)
-        world.time_s += 0.1
-        world.do(world.supervisor.tick())
-    assert len(world.spawned) < 90
+                    simulation.step(key)
+                simulation.end(key, "killed by SIGSEGV", *(["lane"] if phase == "serving" else []))
+            elif key in simulation.state:
+                simulation.step(key)
+        simulation.time_s += 0.1
+        simulation.do(simulation.supervisor.tick())
+    assert len(simulation.started) < 90
 
 
 def test_without_a_common_group_no_standby_is_configured() -> None:
-    world = World("hot", ("lane",))
-    world.wait(5)
-    world.end(world.common, "killed by SIGSEGV", "lane")
-    world.step(world.common)
-    world.end(world.common, "killed by SIGSEGV", "lane")
-    assert set(world.disabled) == {"lane"}
-    standby = world.supervisor.standby.key
+    simulation = Simulation("hot", ("lane",))
+    simulation.wait(5)
+    simulation.end(simulation.common, "killed by SIGSEGV", "lane")
+    simulation.step(simulation.common)
+    simulation.end(simulation.common, "killed by SIGSEGV", "lane")
+    assert set(simulation.disabled) == {"lane"}
+    standby = simulation.supervisor.standby.key
     assert standby is not None
-    world.step(standby)
-    assert world.state[standby] == "ready", "there is no DNN that it could replace"
-    world.wait(90)
-    assert world.supervisor.standby_state() == "hot, ready"
+    simulation.step(standby)
+    assert simulation.state[standby] == "ready", "there is no process that it could replace"
+    simulation.wait(90)
+    assert simulation.supervisor.standby.state_text() == "hot, ready"

@@ -1,4 +1,4 @@
-"""The engine in the node's own process, behind the interface that engine processes have too."""
+"""LocalHost: the engine in the node's own process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 30.0
 
 
 class Session:
-    """A host that serves, and what it answered."""
+    """A serving host and its results and drops."""
 
     def __init__(self, *dnns: str, **parameters: Any) -> None:
         self.config = settings(*dnns, **parameters)
@@ -41,7 +41,7 @@ class Session:
         self.host.start(self.accounts)
 
     def send(self, value: int, size: tuple[int, int] = (48, 64), camera: str = "front") -> Frame:
-        """One image full of `value`, decoded on arrival, and wait for what becomes of it."""
+        """Send an image full of `value`, and wait until it is settled."""
         self.accounts.arrived(camera)
         buffer = self.host.buffer(camera, WAIT_S)
         assert buffer is not None
@@ -93,7 +93,7 @@ def test_description_and_progress(serving: Callable[..., Session]) -> None:
     assert description.versions["torch"]
     assert [(report.ready, report.total) for report in session.reports][:2] == [(1, 2), (2, 2)]
     assert session.host.memory()["resident memory (bytes)"] > 0
-    assert [condition.level for condition in session.host.conditions()] == [Level.OK]
+    assert [status.level for status in session.host.statuses()] == [Level.OK]
 
 
 def test_runtime_parameters_reach_decoder_and_engine(serving: Callable[..., Session]) -> None:
@@ -107,7 +107,7 @@ def test_runtime_parameters_reach_decoder_and_engine(serving: Callable[..., Sess
     assert [drop.reason for drop in session.drops] == [DropReason.TOO_OLD]
 
 
-def test_updates_stay_for_the_next_start(serving: Callable[..., Session]) -> None:
+def test_updates_remain_for_the_next_start(serving: Callable[..., Session]) -> None:
     session = serving("object")
     assert session.host.stop(WAIT_S) == []
     session.host.update("object", "max_age_ms", 1.0)
@@ -116,7 +116,7 @@ def test_updates_stay_for_the_next_start(serving: Callable[..., Session]) -> Non
     assert [drop.reason for drop in session.drops] == [DropReason.TOO_OLD]
 
 
-def test_slots_come_back_also_from_frames_that_are_lost(serving: Callable[..., Session]) -> None:
+def test_slots_of_dropped_frames_are_released(serving: Callable[..., Session]) -> None:
     session = serving("object")
     for _ in range(20):  # more than there are slots
         session.send(fake_pipelines.RAISE)
@@ -125,7 +125,7 @@ def test_slots_come_back_also_from_frames_that_are_lost(serving: Callable[..., S
     assert len(session.drops) == 20
 
 
-def test_a_frame_that_comes_after_the_end_is_accounted_for(serving: Callable[..., Session]) -> None:
+def test_a_frame_offered_after_the_stop_is_counted(serving: Callable[..., Session]) -> None:
     session = serving("object", "mask")
     session.host.stop(WAIT_S)
     session.send(100)
@@ -135,16 +135,16 @@ def test_a_frame_that_comes_after_the_end_is_accounted_for(serving: Callable[...
     ]
 
 
-def test_a_device_that_failed_is_an_error_for_good(serving: Callable[..., Session]) -> None:
+def test_a_failed_device_remains_an_error(serving: Callable[..., Session]) -> None:
     session = serving("object")
     session.send(fake_pipelines.GPU_FAULT)
     session.send(200)
-    (condition,) = session.host.conditions()
-    assert condition.level is Level.ERROR
-    assert "an illegal memory access was encountered" in condition.text
+    (status,) = session.host.statuses()
+    assert status.level is Level.ERROR
+    assert "an illegal memory access was encountered" in status.text
 
 
-def test_mistakes_are_told_in_words_and_the_host_may_be_configured_again() -> None:
+def test_problems_of_parameters_are_reported_and_the_host_can_be_configured_again() -> None:
     host = LocalHost(build=fake_pipelines.build_wrong)
     with pytest.raises(ConfigureError) as caught:
         host.configure(settings("object"), lambda report: None)

@@ -1,4 +1,4 @@
-"""Estimates of how long configuring will take."""
+"""Estimates of the time left for configuring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-def test_without_an_earlier_run_the_dnns_so_far_are_the_measure() -> None:
+def test_without_an_earlier_run_the_mean_of_the_ready_dnns_is_used() -> None:
     clock, told = Clock(), list[Progress]()
     report = ProgressReport(("a", "b", "c"), {}, told.append, clock)
     report("loading")
@@ -31,10 +31,10 @@ def test_without_an_earlier_run_the_dnns_so_far_are_the_measure() -> None:
         Progress("a is ready", 1, 3, 20.0),
         Progress("compiling job 3 of 4", 1, 3, 16.0),
     ]
-    assert type(told[1].text) is str  # it travels to another process
+    assert type(told[1].text) is str  # it is sent to another process
 
 
-def test_an_earlier_run_is_the_measure_and_what_takes_longer_is_never_negative() -> None:
+def test_an_earlier_run_is_used_and_the_estimate_is_never_negative() -> None:
     clock, told = Clock(), list[Progress]()
     report = ProgressReport(("a", "b"), {"a": 5.0, "b": 7.0, "rest": 1.0}, told.append, clock)
     report("loading")
@@ -47,13 +47,13 @@ def test_an_earlier_run_is_the_measure_and_what_takes_longer_is_never_negative()
     assert report.finished() == {"a": 9.0, "b": 0.0, "rest": 0.5}
 
 
-def test_times_of_other_dnns_are_not_used() -> None:
+def test_an_earlier_run_of_other_dnns_is_not_used() -> None:
     report = ProgressReport(("a",), {"b": 5.0, "rest": 1.0}, lambda progress: None)
     assert report.left_s() is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": "x"}', '{"a": null}', "\udcff"])
-def test_a_damaged_file_is_no_earlier_run(tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_is_ignored(tmp_path: Path, content: str) -> None:
     path = tmp_path / "durations.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert read_durations(path) == {}

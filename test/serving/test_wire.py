@@ -1,4 +1,4 @@
-"""Messages and results as they travel between the processes."""
+"""Messages and results between the processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from multi_dnn_ros.engine.task import Timing
-from multi_dnn_ros.serving import wire
-from multi_dnn_ros.serving.setup import Pool, Setup
+from multi_dnn_ros.serving import result_packing, wire
+from multi_dnn_ros.serving.channel import Channel
+from multi_dnn_ros.serving.process_arguments import Pool, ProcessArguments
 from multi_dnn_ros.serving.slots import SlotLayout
 from multi_dnn_ros.vision.results import Detections, Lanes
 
@@ -25,17 +26,17 @@ SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[wire.Channel, wire.Channel]]:
-    one, other = (wire.Channel(end) for end in socket.socketpair())
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, other = (Channel(end) for end in socket.socketpair())
     yield one, other
     one.close()
     other.close()
 
 
 @given(sizes=st.lists(SIZES, max_size=12))
-def test_messages_of_any_size_arrive_whole_and_in_order(sizes: list[int]) -> None:
-    """Those that fit into the receiver's buffer, fill it, or are larger."""
-    one, other = (wire.Channel(end) for end in socket.socketpair())
+def test_messages_of_any_size_arrive_complete_and_in_order(sizes: list[int]) -> None:
+    """Smaller than, equal to, and larger than the receive buffer."""
+    one, other = (Channel(end) for end in socket.socketpair())
     messages = [bytes([number]) * size for number, size in enumerate(sizes)]
     sender = threading.Thread(target=lambda: [one.send(message) for message in messages])
     sender.start()
@@ -47,7 +48,7 @@ def test_messages_of_any_size_arrive_whole_and_in_order(sizes: list[int]) -> Non
     other.close()
 
 
-def test_several_threads_send(ends: tuple[wire.Channel, wire.Channel]) -> None:
+def test_several_threads_may_send(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     count = 200
     threads = [
@@ -63,7 +64,7 @@ def test_several_threads_send(ends: tuple[wire.Channel, wire.Channel]) -> None:
         assert [number for sender, number in received if sender == name] == list(range(count))
 
 
-def test_a_message_that_is_cut_off_is_the_end(ends: tuple[wire.Channel, wire.Channel]) -> None:
+def test_a_truncated_message_ends_the_connection(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
     one._socket.sendall(wire._LENGTH.pack(100) + b"half")
     one.close()
@@ -78,7 +79,7 @@ def test_a_message_that_is_cut_off_is_the_end(ends: tuple[wire.Channel, wire.Cha
     count=st.integers(0, 3000),
     room=st.sampled_from([0, 1, 16_384, 90_000, 1_000_000]),
 )
-def test_results_travel_unchanged_through_any_room(mask: Any, count: int, room: int) -> None:
+def test_results_are_unchanged_with_any_space_in_the_slot(mask: Any, count: int, room: int) -> None:
     numbers = np.random.default_rng(count)
     boxes = numbers.random((count, 4), dtype=np.float32)
     results = (
@@ -89,20 +90,20 @@ def test_results_travel_unchanged_through_any_room(mask: Any, count: int, room: 
     )
     for result in results:
         memory = np.zeros(room, np.uint8)
-        data, large = wire.pack(result, memory)
+        data, large = result_packing.pack(result, memory)
         assert sum(large) <= room
-        assert all(size >= wire.LARGE_BYTES for size in large)
-        found = wire.unpack(wire.Answer(1, "object", TIMING, data, large), memory)
-        memory[:] = 99  # the slot is used again
+        assert all(size >= result_packing.LARGE_BYTES for size in large)
+        found = result_packing.unpack(wire.FrameResult(1, "object", TIMING, data, large), memory)
+        memory[:] = 99  # the slot is reused
         if isinstance(result, dict):
             np.testing.assert_array_equal(found["large"][0], mask)
             np.testing.assert_array_equal(found["large"][1], boxes)
         else:
             assert same(found, result)
-    assert wire.pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
+    assert result_packing.pack(Lanes(np.zeros((300, 300), np.uint8), ()), np.zeros(90_000, np.uint8))[1] == (90_000,)
 
 
-def test_a_setup_is_the_same_in_the_other_process() -> None:
+def test_arguments_are_equal_in_the_other_process() -> None:
     pools = (Pool(SlotLayout("front", 8, 640 * 480, ("lane",)), 7),)
-    setup = Setup("engine 1", ("lane", "object"), 5, 6, pools, ("first.module", "second"))
-    assert Setup.from_json(setup.to_json()) == setup
+    arguments = ProcessArguments("engine 1", ("lane", "object"), 5, 6, pools, ("first.module", "second"))
+    assert ProcessArguments.from_json(arguments.to_json()) == arguments

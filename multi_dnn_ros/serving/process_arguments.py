@@ -1,4 +1,4 @@
-"""What an engine process is started with, and with which codes it ends."""
+"""What an engine process is started with, and the codes that it exits with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from multi_dnn_ros.serving.slots import SlotLayout
 
-#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.serving.parent.
+#: Exit codes of an engine process that ends itself; see also multi_dnn_ros.serving.parent_process.
 EXIT_ERROR = 70  # an error in its own code
 EXIT_DEVICE_FAILED = 71  # a fault of the GPU
 
@@ -21,16 +21,16 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Setup:
-    """label: for messages and process lists. dnns: columns of the board.
+class ProcessArguments:
+    """label: for messages and process lists. dnns: columns of the shared status.
 
-    channel, board: file descriptors. modules: what the process imports before it answers.
+    channel, status: file descriptors. modules: what the process imports before it is ready.
     """
 
     label: str
     dnns: tuple[str, ...]
     channel: int
-    board: int
+    status: int
     pools: tuple[Pool, ...]
     modules: tuple[str, ...] = ()
 
@@ -38,7 +38,7 @@ class Setup:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Setup:
+    def from_json(cls, text: str) -> ProcessArguments:
         content = json.loads(text)
         pools = content.pop("pools")
         content["dnns"], content["modules"] = tuple(content["dnns"]), tuple(content["modules"])

@@ -1,4 +1,4 @@
-"""What makes and checks pipelines unless a test or a caller brings its own; named without importing PyTorch."""
+"""The default functions that build and check a pipeline; importing this module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from multi_dnn_ros.settings.schema import NodeConfig
 
-#: Modules that :func:`build` and :func:`check` need, which take seconds to import; behind a colon: a function to call.
+#: Modules that :func:`build` and :func:`check` need and that take seconds to import; after a colon, a function to call.
 MODULES = ("multi_dnn_ros.pipeline.build", "multi_dnn_ros.pipeline.settings_check:import_registries")
 
 
-def modules_of(make: Callable[..., Any]) -> tuple[str, ...]:
-    """What an engine process imports before it is asked to configure with `make`: that module, or its `modules`.
+def modules_of(build_function: Callable[..., Any]) -> tuple[str, ...]:
+    """The modules that an engine process imports before it is configured with `build_function`.
 
-    A build that wraps another has that attribute.
+    Its own module, or its attribute `modules`, which a function that wraps another build has.
     """
-    if make is build:
+    if build_function is build:
         return MODULES
-    return getattr(make, "modules", (make.__module__,))
+    return getattr(build_function, "modules", (build_function.__module__,))
 
 
 def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
@@ -29,7 +29,7 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Any:
 
 
 def check(config: NodeConfig) -> Sequence[str]:
-    """The problems that :func:`multi_dnn_ros.pipeline.settings_check.check_settings` finds, a line each."""
+    """The problems found by :func:`multi_dnn_ros.pipeline.settings_check.check_settings`, one line each."""
     from multi_dnn_ros.pipeline.settings_check import check_settings
 
     return check_settings(config).problems

@@ -1,4 +1,4 @@
-"""The frames that one engine process has and has not answered; kept in the node's process, as the other one may die."""
+"""The unanswered frames of one engine process; kept in the node's process, because the engine process may end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from multi_dnn_ros.serving.host import Buffer
 @dataclass
 class _Entry:
     buffer: Buffer
-    waiting: set[str]
+    unanswered: set[str]  # DNNs
 
 
-class Ledger:
-    """Thread-safe. It holds the buffer of each frame until all DNNs of the process have answered, or it is closed.
+class UnansweredFrames:
+    """Thread-safe. Holds the buffer of each frame until all DNNs of the process have answered it, or until `close`.
 
-    So a slot is not rewritten while the process may read it, also when the frame was given up meanwhile.
+    A slot is therefore not reused while the process may read it, even if the accounts have dropped the frame already.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Ledger:
         self._closed = False
 
     def add(self, number: int, buffer: Buffer, dnns: Iterable[str]) -> bool:
-        """A frame is about to be handed to the process. False: the ledger is closed."""
+        """Add a frame before it is sent to the process; False if the process has ended."""
         with self._lock:
             if self._closed:
                 return False
@@ -36,33 +36,33 @@ class Ledger:
             return True
 
     def buffer(self, number: int, dnn: str) -> Buffer | None:
-        """With the frame that the DNN has not answered; None: it has, or never had it."""
+        """The buffer of a frame; None if the DNN has answered it or never got it."""
         with self._lock:
             entry = self._entries.get(number)
-            return entry.buffer if entry is not None and dnn in entry.waiting else None
+            return entry.buffer if entry is not None and dnn in entry.unanswered else None
 
     def answered(self, number: int, dnn: str) -> None:
-        """A DNN needs the frame no more."""
+        """A DNN has answered the frame."""
         with self._lock:
             entry = self._entries.get(number)
             if entry is None:
                 return
-            entry.waiting.discard(dnn)
-            if entry.waiting:
+            entry.unanswered.discard(dnn)
+            if entry.unanswered:
                 return
             del self._entries[number]
         entry.buffer.release()
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more frames."""
+        """Whether it accepts no more frames."""
         return self._closed
 
     def close(self) -> list[tuple[int, str]]:
-        """The process is gone: frees its buffers. Returns what it has not answered: number and DNN."""
+        """The process has ended: release all buffers. Returns number and DNN of each missing answer."""
         with self._lock:
             self._closed = True
             entries, self._entries = self._entries, {}
         for entry in entries.values():
             entry.buffer.release()
-        return [(number, dnn) for number, entry in entries.items() for dnn in sorted(entry.waiting)]
+        return [(number, dnn) for number, entry in entries.items() for dnn in sorted(entry.unanswered)]

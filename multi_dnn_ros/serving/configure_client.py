@@ -1,4 +1,4 @@
-"""What the node's process says with an engine process before that serves: check the settings, configure."""
+"""Checks the settings and configures the DNNs in an engine process, before that process is supervised."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from multi_dnn_ros.serving.host import Build, Cancelled, ConfigureError, Descrip
 from multi_dnn_ros.serving.process_end import End
 from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
 from multi_dnn_ros.serving.slots import SlotPool
-from multi_dnn_ros.serving.watch import stopped
+from multi_dnn_ros.serving.supervision.hang_detector import is_stopped
 from multi_dnn_ros.settings.schema import NodeConfig
 
 _POLL_S = 0.05
 
 
-class Conversation:
-    """Starts the process; OSError when that fails. make, dnns, pools: see ServedProcess. cancelled: ends every wait.
+class ConfigureClient:
+    """Starts the process. Raises OSError if that fails.
 
-    stopped_limit_s: how long the process may be stopped by a signal before it is ended.
+    make, dnns, pools: see ServedProcess. cancelled: ends every wait. stopped_timeout_s: how long the process may be
+    stopped by a signal before it is killed.
     """
 
     def __init__(
@@ -31,17 +32,17 @@ class Conversation:
         dnns: Sequence[str],
         pools: Mapping[str, SlotPool],
         cancelled: threading.Event,
-        stopped_limit_s: float,
+        stopped_timeout_s: float,
     ) -> None:
         self._cancelled = cancelled
-        self._stopped_limit_s = stopped_limit_s
+        self._stopped_timeout_s = stopped_timeout_s
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._tell: Callable[[ServedProcess, Any], None] | None = None
-        self.process = ServedProcess(make, "engine 1", dnns, pools, self._told)
+        self._receiver: Callable[[ServedProcess, Any], None] | None = None
+        self.process = ServedProcess(make, "engine 1", dnns, pools, self._on_message)
 
     def check(self, config: NodeConfig) -> Sequence[str]:
-        """Problems, a line each. ConfigureError when the process ends; Cancelled."""
+        """The problems of the settings, one line each. Raises ConfigureError if the process ends, and Cancelled."""
         self.process.send(wire.Check(config))
         while True:
             message = self._next("checking the parameters")
@@ -49,7 +50,7 @@ class Conversation:
                 return message.problems
 
     def configure(self, config: NodeConfig, build: Build, progress: Callable[[Progress], None]) -> Description:
-        """Make all DNNs ready. ConfigureError, Cancelled."""
+        """Configure all DNNs. Raises ConfigureError and Cancelled."""
         self.process.send(wire.Configure(config, tuple(config.dnns), build))
         while True:
             message = self._next("configuring")
@@ -60,35 +61,35 @@ class Conversation:
             elif isinstance(message, wire.Configured):
                 return message.description
 
-    def hand_over(self, tell: Callable[[ServedProcess, Any], None]) -> None:
-        """From now on its messages go there, those that nobody has read first."""
+    def hand_over(self, receiver: Callable[[ServedProcess, Any], None]) -> None:
+        """Pass all further messages to `receiver`, after those that were not read yet."""
         with self._lock:
             while not self._messages.empty():
-                tell(self.process, self._messages.get())
-            self._tell = tell
+                receiver(self.process, self._messages.get())
+            self._receiver = receiver
 
-    def _told(self, process: ServedProcess, message: Any) -> None:
+    def _on_message(self, process: ServedProcess, message: Any) -> None:
         """Called in the process's reader thread."""
         with self._lock:
-            if self._tell is None:
+            if self._receiver is None:
                 self._messages.put(message)
             else:
-                self._tell(process, message)
+                self._receiver(process, message)
 
-    def _next(self, doing: str) -> Any:
-        running_s = time.monotonic()
+    def _next(self, activity: str) -> Any:
+        last_running_s = time.monotonic()
         while True:
             if self._cancelled.is_set():
                 raise Cancelled
             try:
                 message = self._messages.get(timeout=_POLL_S)
             except queue.Empty:
-                if not stopped(self.process.pid):
-                    running_s = time.monotonic()
-                elif time.monotonic() - running_s > self._stopped_limit_s:
-                    self.process.kill(f"stopped by a signal for more than {self._stopped_limit_s:g} s")
+                if not is_stopped(self.process.pid):
+                    last_running_s = time.monotonic()
+                elif time.monotonic() - last_running_s > self._stopped_timeout_s:
+                    self.process.kill(f"stopped by a signal for more than {self._stopped_timeout_s:g} s")
                 continue
             if isinstance(message, End):
-                tail = f"\n{message.stderr_tail}" if message.stderr_tail else ""
-                raise ConfigureError(f"the engine process ended while {doing}: {message.cause}{tail}")
+                tail = f"\n{message.output_tail}" if message.output_tail else ""
+                raise ConfigureError(f"the engine process ended while {activity}: {message.cause}{tail}")
             return message

@@ -1,0 +1,107 @@
+"""Executes the supervisor's actions on the engine processes and the accounts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from multi_dnn_ros.engine.reports import Failure
+from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.host import Build
+from multi_dnn_ros.serving.runtime_parameters import runtime_parameters
+from multi_dnn_ros.serving.served_process import MakeProcess, ServedProcess
+from multi_dnn_ros.serving.slots import SlotPool
+from multi_dnn_ros.serving.supervision.actions import (
+    Action,
+    ConfigureProcess,
+    DisableDnn,
+    EnableDnn,
+    KillProcess,
+    LogLine,
+    StartProcess,
+    StartServing,
+    StopServing,
+)
+from multi_dnn_ros.settings.schema import NodeConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ProcessTemplate:
+    """What every engine process of the device is started and configured with."""
+
+    config: NodeConfig
+    build: Build
+    pools: Mapping[str, SlotPool]
+    make: MakeProcess
+
+
+class ActionExecutor:
+    """Not thread-safe.
+
+    processes: by key; shared with the caller, who removes those that have ended. on_message: receives the messages of
+    processes that are started here, in their reader threads. on_start_failed: (key, cause) of a process that could not
+    be started.
+
+    accounts: None until frames are served for the first time. stop_timeout_s: sent with StopServing.
+    runtime: by DNN, the current runtime parameters, sent when a process begins to serve.
+    """
+
+    def __init__(
+        self,
+        template: ProcessTemplate,
+        processes: dict[int, ServedProcess],
+        on_message: Callable[[ServedProcess, Any], None],
+        on_start_failed: Callable[[int, str], None],
+    ) -> None:
+        self.accounts: Accounts | None = None
+        self.stop_timeout_s = template.config.stop_timeout_s
+        self.runtime = {name: runtime_parameters(template.config, name) for name in template.config.dnns}
+        self._template = template
+        self._processes = processes
+        self._on_message = on_message
+        self._on_start_failed = on_start_failed
+
+    def execute(self, action: Action, routes: Mapping[str, int]) -> None:
+        """routes: by DNN, the key of its process."""
+        accounts = self.accounts
+        if isinstance(action, StartProcess):
+            self._start_process(action.key)
+        elif isinstance(action, LogLine):
+            log.log(action.level, "%s", action.text)
+        elif isinstance(action, DisableDnn):
+            if accounts is not None:
+                accounts.failure(Failure(action.dnn, action.message, 1, True))
+        elif isinstance(action, EnableDnn):
+            if accounts is not None:
+                accounts.enabled(action.dnn)
+        elif action.key in self._processes:  # otherwise it could not be started, and that event is in the queue
+            process = self._processes[action.key]
+            if isinstance(action, ConfigureProcess):
+                template = self._template
+                process.send(
+                    wire.Configure(template.config, action.dnns, template.build, action.in_background, judge=False)
+                )
+            elif isinstance(action, StartServing):
+                assert accounts is not None
+                for dnn, key in routes.items():
+                    if key == action.key:  # also one that its former process had disabled
+                        accounts.enabled(dnn)
+                process.start_serving(accounts, {dnn: dict(values) for dnn, values in self.runtime.items()})
+            elif isinstance(action, StopServing):
+                process.send(wire.Stop(self.stop_timeout_s))
+            elif isinstance(action, KillProcess):
+                process.kill(action.cause)
+
+    def _start_process(self, key: int) -> None:
+        template = self._template
+        try:
+            self._processes[key] = ServedProcess(
+                template.make, f"engine {key}", tuple(template.config.dnns), template.pools, self._on_message
+            )
+        except Exception as error:  # OSError; RuntimeError: no thread can be started
+            self._on_start_failed(key, f"it could not be started: {error}")

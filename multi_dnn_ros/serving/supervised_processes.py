@@ -1,0 +1,246 @@
+"""The engine processes of one device while they are supervised: passes events to the supervisor, executes its actions.
+
+One thread supervises. It and the callers of `start`, `stop` and `close` share one lock, which is never held while
+waiting for an engine process. Offering a frame reads a table (:mod:`multi_dnn_ros.serving.routes`) without that lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from multi_dnn_ros.engine.reports import Failure
+from multi_dnn_ros.engine.task import DropReason
+from multi_dnn_ros.serving import wire
+from multi_dnn_ros.serving.accounts import Accounts
+from multi_dnn_ros.serving.action_executor import ActionExecutor, ProcessTemplate
+from multi_dnn_ros.serving.engine_status import ProcessFigures, group_status
+from multi_dnn_ros.serving.host import Description, EngineStatus
+from multi_dnn_ros.serving.process_end import End
+from multi_dnn_ros.serving.routes import CameraRoutes, Routes, make_routes
+from multi_dnn_ros.serving.served_process import FirstResult, ServedProcess, ThreadsEnded
+from multi_dnn_ros.serving.supervision.actions import Action
+from multi_dnn_ros.serving.supervision.hang_detector import HangDetector, ProcessFault
+from multi_dnn_ros.serving.supervision.states import Phase, ProcessState, SupervisionTimes
+from multi_dnn_ros.serving.supervision.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.05
+#: Part of the stop timeout in which a process finishes its frames; in the rest the last results arrive.
+_STOP_SHARE = 0.9
+_LEAVE_GRACE_S = 1.0
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "does not fit into the memory", "cannot allocate memory")
+
+
+class SupervisedProcesses:
+    """Takes over `first`, a process that is configured with all DNNs as `description` says.
+
+    The caller passes the messages of `first` to :meth:`on_message`.
+    """
+
+    def __init__(
+        self, template: ProcessTemplate, description: Description, times: SupervisionTimes, first: ServedProcess
+    ) -> None:
+        config = template.config
+        self._dnns_of = {
+            camera: tuple(name for name, dnn in description.dnns.items() if camera in dnn.cameras)
+            for camera in template.pools
+        }
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._supervisor = Supervisor(description.device, tuple(config.dnns), times, config.standby, time.monotonic_ns)
+        self._hang_detector = HangDetector(config.job_timeout_s, config.heartbeat_timeout_s, time.monotonic_ns)
+        self._processes = {self._supervisor.add_configured(): first}
+        self._executor = ActionExecutor(template, self._processes, self.on_message, self._on_start_failed)
+        self._routes = Routes()
+        self._hanging: list[str] = []
+        self._closed = False
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine supervision", daemon=True)
+        self._thread.start()
+
+    def on_message(self, process: ServedProcess, message: Any) -> None:
+        """A message, or the end, of a process; called in its reader thread."""
+        if not self._closed:
+            self._events.put(lambda: self._handle(process, message))
+
+    # -- called by the host
+
+    def routes(self, camera: str) -> CameraRoutes:
+        """Which process serves which DNN of the camera now; takes no lock."""
+        return self._routes.of(camera)
+
+    def start(self, accounts: Accounts) -> None:
+        """Serve frames; results and drops go to `accounts`."""
+        with self._lock:
+            self._executor.accounts = accounts
+            for group in self._supervisor.groups:
+                if group.disabled is not None:
+                    accounts.failure(Failure(group.dnns[0], group.disabled, 1, True))
+            self._execute(self._supervisor.activate())
+
+    def stop(self, timeout_s: float) -> list[str]:
+        """Finish the frames. Returns the names of threads or processes that hang; such processes are replaced."""
+        end = time.monotonic() + timeout_s
+        with self._lock:
+            supervisor, accounts = self._supervisor, self._executor.accounts
+            if not supervisor.active:
+                return []
+            self._hanging = []
+            self._executor.stop_timeout_s = _STOP_SHARE * timeout_s
+            self._execute(supervisor.deactivate())
+            self._changed.wait_for(lambda: not self._stopping(), max(0.0, end - time.monotonic()))
+            for state in self._stopping():
+                process = self._processes[state.key]
+                self._hanging.append(f"engine process {process.pid}")
+                cause = f"hung: it did not stop within {timeout_s:g} s (parameter stop_timeout_s)"
+                self._replace(state.key, process, ProcessFault(cause, tuple(process.status.running_jobs())))
+            hanging = list(self._hanging)
+        if accounts is not None:
+            message = "still in progress when the engine's stop timed out"
+            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, message)
+        return hanging
+
+    def update(self, dnn: str, name: str, value: Any) -> None:
+        """Send a runtime parameter to every process, and to those that are started later."""
+        with self._lock:
+            runtime = self._executor.runtime
+            if dnn in runtime:
+                runtime[dnn][name] = value
+                for process in self._processes.values():
+                    process.send(wire.Update(dnn, name, value))
+
+    def statuses(self) -> list[EngineStatus]:
+        """One for each group of DNNs that share a process."""
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            found = []
+            for group in self._supervisor.groups:
+                process = None if group.process is None else self._processes.get(group.process)
+                figures = ProcessFigures()
+                if process is not None:
+                    figures = ProcessFigures(process.pid, (now_ns - process.started_ns) / 1e9, process.memory)
+                found.append(group_status(self._supervisor, group, figures, now_ns))
+            return found
+
+    def memory(self) -> dict[str, int]:
+        """Sum over all processes, bytes by name."""
+        total: dict[str, int] = {}
+        with self._lock:
+            for process in self._processes.values():
+                for name, value in process.memory.items():
+                    total[f"engine processes {name}"] = total.get(f"engine processes {name}", 0) + value
+        return total
+
+    def close(self, timeout_s: float) -> None:
+        """End all processes."""
+        end = time.monotonic() + timeout_s
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._routes = Routes()
+            processes, accounts = list(self._processes.values()), self._executor.accounts
+        if accounts is not None:
+            accounts.drop_unanswered(accounts.streams, DropReason.SHUTDOWN, "the engine was closed")
+        for process in processes:
+            process.kill("the engine was closed")
+        for process in processes:
+            if not process.wait(max(0.0, end - time.monotonic())):
+                log.error("engine process %d did not end after SIGKILL", process.pid)
+        self._thread.join(max(0.0, end - time.monotonic()))
+        self._processes.clear()
+
+    # -- the supervising thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=_TICK_S)
+            except queue.Empty:
+                event = _do_nothing
+            try:
+                with self._lock:
+                    if self._closed:
+                        return
+                    event()
+                    self._check_processes()
+                    self._execute(self._supervisor.tick())
+                    self._changed.notify_all()
+            except Exception:  # without this thread no lost process would be replaced
+                log.exception("an error in the supervision of the engine processes; supervision continues")
+
+    def _handle(self, process: ServedProcess, message: Any) -> None:
+        supervisor = self._supervisor
+        key = next((key for key, one in self._processes.items() if one is process), None)
+        if key is None:
+            return
+        if isinstance(message, wire.Ready):
+            self._execute(supervisor.ready(key))
+        elif isinstance(message, wire.Configured):
+            self._execute(supervisor.configured(key))
+        elif isinstance(message, wire.Refused):
+            lines = message.text.strip().splitlines() or [""]
+            out_of_memory = any(text in message.text.lower() for text in _OUT_OF_MEMORY_TEXTS)
+            reason = lines[0 if message.expected else -1]
+            self._execute(supervisor.refused(key, reason, out_of_memory=out_of_memory))
+        elif isinstance(message, FirstResult):
+            self._execute(supervisor.first_result(key, process.last_result_ns or time.monotonic_ns()))
+        elif isinstance(message, wire.Stopped):
+            self._hanging.extend(message.hanging)
+            self._execute(supervisor.stopped(key, message.hanging))
+        elif isinstance(message, wire.Dying):
+            # Do not wait for its end: after an illegal address the driver takes half a second for that (H100).
+            self._replace(key, process, ProcessFault(message.cause, tuple(process.status.running_jobs())))
+        elif isinstance(message, ThreadsEnded):
+            self._replace(key, process, ProcessFault(f"threads ended by an error: {', '.join(message.names)}"))
+        elif isinstance(message, End):
+            del self._processes[key]
+            self._execute(supervisor.ended(key, message.cause, message.running, process.last_result_ns))
+
+    def _check_processes(self) -> None:
+        """Replace the processes that hang."""
+        self._hang_detector.tick()
+        now_ns = time.monotonic_ns()
+        for key, process in list(self._processes.items()):
+            state = self._supervisor.processes[key]
+            fault = self._hang_detector.check(state, process.pid, process.status)
+            leaving_s = (now_ns - state.since_ns) / 1e9 if state.phase is Phase.LEAVING else 0.0
+            if fault is None and leaving_s > self._executor.stop_timeout_s + _LEAVE_GRACE_S:
+                fault = ProcessFault("hung: it did not finish its frames")
+            if fault is not None:
+                self._replace(key, process, fault)
+
+    def _replace(self, key: int, process: ServedProcess, fault: ProcessFault) -> None:
+        self._execute(self._supervisor.failed(key, fault.cause, fault.running, process.last_result_ns))
+
+    def _stopping(self) -> list[ProcessState]:
+        return [state for state in self._supervisor.processes.values() if state.phase is Phase.STOPPING]
+
+    def _on_start_failed(self, key: int, cause: str) -> None:
+        self._events.put(lambda: self._execute(self._supervisor.ended(key, cause)))
+
+    def _execute(self, actions: Iterable[Action]) -> None:
+        """Execute the actions, then update the table of routes."""
+        supervisor = self._supervisor
+        for action in actions:
+            self._executor.execute(action, supervisor.routes)
+        served = {dnn: self._processes[key] for dnn, key in supervisor.routes.items()}
+        lost = {dnn: self._drop_reason(dnn) for dnn in self._executor.runtime if dnn not in served}
+        self._routes = make_routes(self._dnns_of, served, lost)
+
+    def _drop_reason(self, dnn: str) -> tuple[DropReason, str]:
+        """Of a DNN that no process serves."""
+        if not self._supervisor.active:
+            return DropReason.SHUTDOWN, "the engine is stopping"
+        disabled, text = self._supervisor.unserved_reason(dnn)
+        return DropReason.DISABLED if disabled else DropReason.ENGINE_LOST, text
+
+
+def _do_nothing() -> None:
+    pass

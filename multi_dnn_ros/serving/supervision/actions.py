@@ -1,0 +1,69 @@
+"""What the supervisor wants done. key: of the engine process, see :class:`ProcessTable`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StartProcess:
+    """Start an engine process, known by this key from now on."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class ConfigureProcess:
+    """Configure a process for these DNNs. in_background: at low CPU priority, because other processes are serving."""
+
+    key: int
+    dnns: tuple[str, ...]
+    in_background: bool
+
+
+@dataclass(frozen=True)
+class StartServing:
+    """Let a configured process serve."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class StopServing:
+    """Let a process finish its frames; the event `stopped` follows."""
+
+    key: int
+
+
+@dataclass(frozen=True)
+class KillProcess:
+    """Kill a process; the event `ended` follows. cause: for the log and the drops."""
+
+    key: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class DisableDnn:
+    """Count the frames of this DNN as `disabled` until :class:`EnableDnn`."""
+
+    dnn: str
+    message: str
+
+
+@dataclass(frozen=True)
+class EnableDnn:
+    """End :class:`DisableDnn`."""
+
+    dnn: str
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """Log a line. level: as in :mod:`logging`."""
+
+    level: int
+    text: str
+
+
+Action = StartProcess | ConfigureProcess | StartServing | StopServing | KillProcess | DisableDnn | EnableDnn | LogLine

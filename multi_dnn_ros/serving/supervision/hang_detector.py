@@ -1,0 +1,115 @@
+"""Detects engine processes that hang, from their shared status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from multi_dnn_ros.serving.supervision.states import Phase, ProcessState
+
+
+class Status(Protocol):
+    """What is read of :class:`multi_dnn_ros.serving.shared_status.SharedStatus`."""
+
+    def last_heartbeat_ns(self) -> int: ...
+
+    def running_jobs(self) -> dict[str, int]: ...
+
+
+#: Phases in which a heartbeat is required, because nothing is imported or compiled.
+_HEARTBEAT_PHASES = (Phase.CONFIGURED, Phase.SERVING, Phase.STOPPING, Phase.LEAVING)
+_LOADING_PHASES = (Phase.STARTING, Phase.READY, Phase.CONFIGURING)
+#: A longer interval between two calls of `tick` means that the supervising process itself did not run.
+_OWN_DELAY_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class ProcessFault:
+    """A process hangs or cannot continue. cause: for the log. running: DNNs whose jobs were running; empty: unknown."""
+
+    cause: str
+    running: tuple[str, ...] = ()
+
+
+class HangDetector:
+    """job_timeout_s, heartbeat_timeout_s: the parameters of these names. clock: nanoseconds, monotonic.
+
+    is_stopped: whether a process, given its id, was stopped by a signal.
+
+    A process is checked only for the time in which the detector itself ran: after a suspended machine, or a stopped
+    node process, no engine process counts as hanging.
+    """
+
+    def __init__(
+        self,
+        job_timeout_s: float,
+        heartbeat_timeout_s: float,
+        clock: Callable[[], int],
+        is_stopped: Callable[[int], bool] = lambda pid: is_stopped(pid),
+    ) -> None:
+        self._job_timeout_s = job_timeout_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._clock = clock
+        self._is_stopped = is_stopped
+        self._last_tick_ns = self._running_since_ns = clock()
+        self._stopped_since_ns: dict[int, int] = {}
+
+    def tick(self) -> None:
+        """Call before each round of checks, at least every 50 ms."""
+        now_ns = self._clock()
+        if now_ns - self._last_tick_ns > _OWN_DELAY_NS:
+            self._running_since_ns = now_ns
+            self._stopped_since_ns.clear()
+        self._last_tick_ns = now_ns
+
+    def check(self, process: ProcessState, pid: int, status: Status) -> ProcessFault | None:
+        """None: the process does not hang."""
+        if process.phase in _LOADING_PHASES:
+            return self._check_loading(pid)
+        if process.phase not in _HEARTBEAT_PHASES:
+            return None
+        now_ns = self._clock()
+        running = status.running_jobs()
+        since_ns = max(status.last_heartbeat_ns(), self._running_since_ns, process.since_ns)
+        silent_s = (now_ns - since_ns) / 1e9
+        if silent_s > self._heartbeat_timeout_s:
+            return ProcessFault(
+                f"hung: no heartbeat for {silent_s:.1f} s (parameter heartbeat_timeout_s: "
+                f"{self._heartbeat_timeout_s:g})",
+                tuple(running),
+            )
+        late = tuple(
+            dnn
+            for dnn, started_ns in running.items()
+            if (now_ns - max(started_ns, self._running_since_ns)) / 1e9 > self._job_timeout_s
+        )
+        if late:
+            return ProcessFault(
+                f"hung: a job of {', '.join(late)} takes longer than {self._job_timeout_s:g} s (parameter "
+                "job_timeout_s)",
+                late,
+            )
+        return None
+
+    def _check_loading(self, pid: int) -> ProcessFault | None:
+        """Loading has no time limit, but a process that was stopped by a signal does not load."""
+        now_ns = self._clock()
+        if not self._is_stopped(pid):
+            self._stopped_since_ns.pop(pid, None)
+            return None
+        since_ns = self._stopped_since_ns.setdefault(pid, now_ns)
+        if (now_ns - since_ns) / 1e9 <= self._heartbeat_timeout_s:
+            return None
+        del self._stopped_since_ns[pid]
+        return ProcessFault(f"stopped by a signal for {self._heartbeat_timeout_s:g} s (parameter heartbeat_timeout_s)")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal (SIGSTOP), not by a debugger."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] == ["T"]
