@@ -75,7 +75,7 @@ def test_where_no_frame_was_served_there_is_no_latency() -> None:
 
 def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        (["--set", "fig5"], "--set fig5 is several sets"),
+        (["--set", "fig5"], "--set is fig5, which is several sets; choose one: vgg16_x8"),
         (["--condition", "ours_fp16"], "'ours_fp16', which needs a GPU"),
         (["--sms", "8"], "--sms is 8; only an NVIDIA GPU"),
     ):

@@ -295,7 +295,7 @@ def test_help_gives_examples_that_are_accepted(scenario: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main(["benchmark", scenario, "--help"])
     text = capsys.readouterr().out
-    assert "--output FILE" in text
+    assert "--output JSON" in text
     for line in text.splitlines():
         if line.startswith("  multi-dnn "):
             build_parser().parse_args(line.split()[1:])

@@ -69,7 +69,11 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "code", "text"),
     [
         (["builtin:sofa", "--output", "x.safetensors"], 1, "model is 'builtin:sofa'; allowed: builtin:lane"),
-        (["builtin:lane", "--output", "x.pt2"], 2, "--output is x.pt2; what is made from builtin:lane"),
+        (
+            ["builtin:lane", "--output", "x.pt2"],
+            2,
+            "--output is x.pt2; expected a .safetensors file for a network made from builtin:lane",
+        ),
         (["builtin:lane", "--output", "x.safetensors", "--size", "64x64"], 2, "takes 320x192 only"),
         (["builtin:lane", "--output", "x.safetensors", "--alignment", "5000"], 1, "alignment is 5000"),
         (
