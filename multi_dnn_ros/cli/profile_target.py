@@ -43,18 +43,16 @@ def open_target(args: argparse.Namespace) -> Iterator[Target]:
     import torch
 
     from multi_dnn_ros.common.reporting import cpu_count
+    from multi_dnn_ros.common.torch_threads import torch_threads
     from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device
     from multi_dnn_ros.planning.timing import Target
 
     check_backend(args)
     device = choose_device(args.device)
     name = backend_name(args.backend, device, precision=args.precision)
-    before = torch.get_num_threads()
-    torch.set_num_threads(args.threads or (cpu_count() if device.type == "cpu" else before))
-    try:
+    threads = args.threads or (cpu_count() if device.type == "cpu" else torch.get_num_threads())
+    with torch_threads(threads):
         yield Target(device, name, lambda: choose_backend(name, device), args.precision, args.batch, args.repeats)
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.demo.moments import Moment
+from multi_dnn_ros.demo.recorded_frames import RecordedFrame
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.vision.results import Detections, Lanes
 
@@ -29,18 +29,18 @@ class DnnFigures:
     truths: list[Truth] = field(default_factory=list)
     lanes: LaneScore = field(default_factory=LaneScore)
 
-    def add(self, dnn: str, moment: Moment) -> None:
-        answer = moment.answers.get(dnn)
+    def add(self, dnn: str, frame: RecordedFrame) -> None:
+        answer = frame.answers.get(dnn)
         if answer is None:
             return
         self.latencies_ms.append(answer.latency_ms)
-        self.stamps_ns.append(moment.stamp_ns)
+        self.stamps_ns.append(frame.stamp_ns)
         if isinstance(answer.output, Lanes):
-            if moment.lane_mask is not None:
-                self.lanes.add(answer.output.mask, moment.lane_mask)
-        elif moment.truth is not None:
+            if frame.lane_mask is not None:
+                self.lanes.add(answer.output.mask, frame.lane_mask)
+        elif frame.truth is not None:
             self.found.append(answer.output)
-            self.truths.append(_of_classes(moment.truth, self.labels))
+            self.truths.append(_of_classes(frame.truth, self.labels))
 
     def summary(self) -> dict[str, Any]:
         """Rate from the stamps of the frames with results; latency from stamp to receipt; scores."""
@@ -58,20 +58,20 @@ class DnnFigures:
         return summary
 
 
-def quality(moment: Moment, labels: Mapping[str, Sequence[str]]) -> float:
+def quality(frame: RecordedFrame, labels: Mapping[str, Sequence[str]]) -> float:
     """How well a frame shows the DNNs' abilities: matched true boxes count for it, false and missed ones against it.
 
     labels: of each detecting DNN. 0 unless every DNN has a result.
     """
-    if moment.truth is None or any(dnn not in moment.answers for dnn in labels):
+    if frame.truth is None or any(dnn not in frame.answers for dnn in labels):
         return 0.0
     score = 0.0
     for dnn, names in labels.items():
-        output = moment.answers[dnn].output
+        output = frame.answers[dnn].output
         if isinstance(output, Lanes):
             score += 0.5 * len(output.lanes)
         else:
-            truth = _of_classes(moment.truth, names)
+            truth = _of_classes(frame.truth, names)
             matched = _matched(output, truth)
             score += 2 * matched - len(output) - 0.5 * len(truth.boxes)
             score += 1.5 * len({names[k] for k in truth.class_ids}) if matched else 0.0

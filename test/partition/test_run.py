@@ -44,7 +44,7 @@ def test_outputs_are_complete_and_in_the_order_of_the_inputs() -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("die=1", "was ended by SIGKILL"),
+        ("die=1", "was killed by SIGKILL"),
         ("exit=1", "ended with exit code 3"),
         ("full=1", "ran out of memory: the device is full"),
         ("most=2", "ran out of memory: 4 images do not fit"),
@@ -61,7 +61,7 @@ def test_the_images_of_a_unit_that_fails_are_computed_by_the_others(option: str,
 
 def test_a_unit_that_hangs_is_killed_and_replaced() -> None:
     _, done = run("fake:a,fake:bad/hang=1", 4, timeout_s=3.0)
-    assert "gave no answer within" in done.failures[0]
+    assert "did not answer within" in done.failures[0]
 
 
 def test_the_others_take_several_steps_where_they_cannot_hold_all_at_once() -> None:
@@ -71,9 +71,9 @@ def test_the_others_take_several_steps_where_they_cannot_hold_all_at_once() -> N
 
 
 def test_without_a_unit_left_there_is_an_error_that_names_each_reason() -> None:
-    with pytest.raises(CommandError, match=r"no unit is left for \d images, and no outputs were made") as told:
+    with pytest.raises(CommandError, match=r"no unit is left for \d images; no outputs were written") as told:
         run("fake:a/die=1,fake:b/full=1", 4)
-    for reason in ("a/die=1 was ended by SIGKILL", "b/full=1 ran out of memory"):
+    for reason in ("a/die=1 was killed by SIGKILL", "b/full=1 ran out of memory"):
         assert reason in str(told.value)
 
 

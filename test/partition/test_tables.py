@@ -147,7 +147,7 @@ def test_running_out_of_memory_is_noted_and_ends_the_profile(tmp_path) -> None:
 
 def test_a_process_that_is_killed_counts_as_out_of_memory_and_one_that_fails_does_not(tmp_path) -> None:
     of = profile_unit(parse_unit("fake:a/die=1"), FAKE, "auto", [1, 2], tmp_path, sampling=FAST)
-    assert [row.failure for row in of.rows] == ["was ended by SIGKILL, as the kernel does when memory runs out"]
+    assert [row.failure for row in of.rows] == ["was killed by SIGKILL (the kernel does this when memory runs out)"]
     with pytest.raises(UnitFailure, match=r"unit fake:a/exit=1 ended with exit code 3"):
         profile_unit(parse_unit("fake:a/exit=1"), FAKE, "auto", [1], tmp_path, sampling=FAST)
     with pytest.raises(UnitFailure, match="failed: a kernel failed"):
