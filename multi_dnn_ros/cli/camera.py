@@ -26,12 +26,12 @@ SOURCE is one of
   scenes                a generated drive on a road; --truth also publishes its exact lanes and boxes
 """
 _EXAMPLES = """\
-  multi-dnn camera drive.mp4
-  multi-dnn camera drive.mp4 --camera rear --rate 5 --size 640x360 --loop
-  multi-dnn camera pictures/ --rate 2 --transport compressed
-  multi-dnn camera recording/ --bag-topic /camera/color/image_raw
-  multi-dnn camera /dev/video0 --size 1280x720 --encoding bgr8
-  multi-dnn camera scenes --seed 7 --truth --count 300 --wait-for-subscribers 1
+multi-dnn camera drive.mp4
+multi-dnn camera drive.mp4 --camera rear --rate 5 --size 640x360 --loop
+multi-dnn camera pictures/ --rate 2 --transport compressed
+multi-dnn camera recording/ --bag-topic /camera/color/image_raw
+multi-dnn camera /dev/video0 --size 1280x720 --encoding bgr8
+multi-dnn camera scenes --seed 7 --truth --count 300 --wait-for-subscribers 1
 """
 ENCODINGS = (
     *("rgb8", "bgr8", "rgba8", "bgra8", "mono8", "mono16", "yuv422", "yuv422_yuy2", "nv12"),

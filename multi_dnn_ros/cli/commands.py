@@ -77,7 +77,7 @@ def add_command(
         name,
         help=summary,
         description="\n\n".join(paragraphs),
-        epilog="examples:\n" + textwrap.indent(examples.strip("\n"), "  ") if examples else None,
+        epilog="examples:\n" + textwrap.indent(textwrap.dedent(examples).strip("\n"), "  ") if examples else None,
         formatter_class=HelpFormatter,
     )
     for alias in aliases:

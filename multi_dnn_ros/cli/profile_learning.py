@@ -55,7 +55,7 @@ def add_actions(actions: Commands[argparse.ArgumentParser]) -> None:
         help="numbers of SMs of a GPU to run on, such as 0,16,66; 0: all (default: 0)")  # fmt: skip
     add_target(parser, repeats=10, threads=1)
     parser = add_command(
-        actions, "learn", "learn a predictor of layer times from such tables", details=_LEARN,
+        actions, "learn", "learn a predictor of layer times from tables of `contention`", details=_LEARN,
         examples="multi-dnn profile learn samples.csv --output out/learnt", run=_learn,
         libraries=("scipy", "sklearn", "matplotlib"),
     )  # fmt: skip

@@ -49,8 +49,8 @@ class Condition:
 
 
 _ALL = (
-    Condition(BASELINE, "Ori.(MP)", "the paper's baseline: one process a DNN, eager", "processes"),
-    Condition("dcomp_mp", "Dcomp.(MP)", "one process a DNN, eager, decomposed", "processes", decomposed=PAPER_RANKS),
+    Condition(BASELINE, "Ori.(MP)", "the paper's baseline: one process per DNN, eager", "processes"),
+    Condition("dcomp_mp", "Dcomp.(MP)", "one process per DNN, eager, decomposed", "processes", decomposed=PAPER_RANKS),
     Condition(
         "dcomp_mt",
         "Dcomp.(MT)",
@@ -195,7 +195,7 @@ _ALL = (
     Condition(
         ALTERNATIVE,
         "compile(MP)",
-        "what one would pick instead: one process a DNN, torch.compile with reduce-overhead, fp16",
+        "the usual alternative: one process per DNN, torch.compile with reduce-overhead, fp16",
         "processes",
         "compile",
         "fp16",
