@@ -133,8 +133,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "proof",
         choices=("macs", "full-rank"),
-        help="macs: compare the reduction of MACs at the paper's ratios with the paper; full-rank: check that decomposition "
-        "at full rank does not change the outputs",
+        help="macs: compare the reduction of MACs at the paper's ratios with the paper; full-rank: check that "
+        "a decomposition at full rank does not change the outputs",
     )
     parser.add_argument("--models", nargs="+", metavar="BUILDER", help="full-rank: check only these (default: all)")
     parser.add_argument("--out", type=Path, help="JSON file to write")

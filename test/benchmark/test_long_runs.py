@@ -144,7 +144,7 @@ def test_wrong_cameras_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class _FakeRig:
-    """Serves up to `most` frames a second of the flooded camera."""
+    """Serves up to `most` frames per second of the flooded camera."""
 
     def __init__(self, most: float) -> None:
         self.most = most

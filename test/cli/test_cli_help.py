@@ -44,7 +44,7 @@ def values() -> Iterator[tuple[str, argparse.Action]]:
 
 
 @pytest.mark.parametrize(("name", "action"), [pytest.param(*each, id=f"{each[0]} {each[1].dest}") for each in values()])
-def test_options_say_what_they_are_for_and_what_holds_without_them(name: str, action: argparse.Action) -> None:
+def test_every_option_has_help_and_states_its_default(name: str, action: argparse.Action) -> None:
     assert action.help, "without help"
     assert re.match(r"[a-zA-Z`]", action.help)
     takes_value = action.nargs != 0
@@ -66,7 +66,7 @@ def test_measured_quantities_have_a_unit() -> None:
             assert re.search(r"per second|Hz", action.help or ""), f"{name} {action.dest}: {action.help}"
 
 
-def test_every_verb_stands_under_a_heading() -> None:
+def test_every_verb_is_listed_under_a_heading() -> None:
     text = build_parser().format_help()
     assert [heading for heading in GROUPS if f"\n{heading}:\n" not in text] == []
     assert [verb for verb in VERBS if len(re.findall(rf"^  {verb} {{2,}}\w", text, re.MULTILINE)) != 1] == []

@@ -16,7 +16,7 @@ from multi_dnn_ros.cli.main import VERBS, build_parser, main, split_ros_args
 from multi_dnn_ros.cli.run import ros_arguments
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], *([verb] for verb in VERBS)):
         with pytest.raises(SystemExit) as end:
             main([*arguments, "--help"])
@@ -27,7 +27,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert [verb for verb in VERBS if not re.search(rf"^ +{verb}\b", build_parser().format_help(), re.MULTILINE)] == []
 
 
-def test_help_is_instant() -> None:
+def test_help_imports_no_large_library() -> None:
     """No verb imports what is heavy before it runs."""
     program = (
         "import sys; from multi_dnn_ros.cli.main import build_parser; build_parser().format_help();"
@@ -100,7 +100,7 @@ def test_failure_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--debug", "camera", "nowhere"]) == 1
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.setenv("MULTI_DNN_DEBUG", "1")
@@ -108,7 +108,7 @@ def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_unforeseen_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_says_how_to_get_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.describe(ZeroDivisionError("division by zero")) == (
         "ZeroDivisionError: division by zero (unexpected; --debug shows where)"
     )
@@ -116,7 +116,7 @@ def test_unforeseen_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) 
     assert cli.describe(KeyError("name")).startswith("KeyError: 'name'")
 
 
-def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_with_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
 
@@ -125,7 +125,7 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_ros_arguments_are_ros_own() -> None:
+def test_ros_arguments_are_separated() -> None:
     assert split_ros_args(["run", "--ros-args", "-p", "a:=1", "--", "--params-file", "x"]) == (
         ["run", "--params-file", "x"],
         ["-p", "a:=1"],
@@ -144,7 +144,7 @@ def test_own_parameter_file_comes_first(tmp_path: Path) -> None:
     assert ros_arguments(None, ["--params-file", "theirs"]) == ["--ros-args", "--params-file", "theirs"]
 
 
-def test_pipe_that_closes_is_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     """`multi-dnn ... | head` must end quietly."""
     process = subprocess.Popen(
         [sys.executable, "-c", "from multi_dnn_ros.cli import main, run\n"

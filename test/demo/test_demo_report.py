@@ -1,4 +1,4 @@
-"""The demo's figures, from a recording whose every number is known."""
+"""The figures of the demo, from a recording with known values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TOPICS = CameraTopics("/front/image_raw/compressed", "/front/truth/detections", 
 
 
 def perfect(scene: Scene, labels: tuple[str, ...]) -> Detections:
-    """What a faultless detector of these classes finds."""
+    """The detections of a perfect detector of these classes."""
     truth = Truth.among(labels, scene.boxes, scene.class_ids, LABELS)
     return Detections(truth.boxes, np.full(len(truth.boxes), 0.9, np.float32), truth.class_ids, labels)
 
@@ -73,7 +73,7 @@ def diagnostics(offered: int, published: int, overwritten: int) -> DiagnosticArr
 
 
 def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> RecordedDrive:
-    """A recording in which results are perfect and come 30 (lane), 40 and 50 ms after the picture's stamp.
+    """A recording in which results are perfect and come 30 (lane), 40 and 50 ms after the image's stamp.
 
     silent: DNNs without any result. skip: frames at the beginning that the object DNN dropped.
     """
@@ -134,7 +134,7 @@ def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture
     assert last["object on front"]["message"] == "fine"
 
 
-def test_silent_dnn_fails_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dnn_without_results_is_named_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded = record(tmp_path / "demo", silent=("pedestrian",))
     assert report(recorded, 0, ended_cleanly=False).exit_code == 1
     out = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_sets_of_dnns_differ_in_nothing_but_the_networks() -> None:
     assert decomposed == original.model_copy(update={"dnns": small})
 
 
-def test_both_sets_drive_and_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_sets_are_run_and_listed_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driven: list[Demo] = []
 
     def run(demo: Demo) -> Outcome:
@@ -216,7 +216,7 @@ def test_differences_are_against_the_original() -> None:
     assert rows[3] == ["", "b", "lane F1 0.950 (+0.050)", "1.0 (-50.0%)", "8.0 (-20.0%)", "9.0", "-"]
 
 
-def test_folder_of_the_second_drive_is_looked_at_before_the_first(tmp_path: Path) -> None:
+def test_the_folder_of_the_second_drive_is_checked_before_the_first_drive(tmp_path: Path) -> None:
     (tmp_path / "decomposed").write_text("precious")
     with pytest.raises(UsageError, match=r"decomposed is a file"):
         run_both(Demo(tmp_path, tmp_path), lambda demo: pytest.fail("drove"))
