@@ -82,11 +82,8 @@ def names(group: str) -> tuple[str, ...]:
 
 
 def model_forms() -> tuple[str, ...]:
-    """How a model can be given, by model source: `builtin:<name>`, or `an .onnx file`."""
-    return tuple(
-        f"{'an' if name[1] in 'aeio' else 'a'} {name} file" if name.startswith(".") else f"{name}:<name>"
-        for name in names(MODEL_SOURCES)
-    )
+    """How a model can be given, by model source: `builtin:<name>`, or `a .onnx file`."""
+    return tuple(f"a {name} file" if name.startswith(".") else f"{name}:<name>" for name in names(MODEL_SOURCES))
 
 
 def load(reference: str) -> Any:
