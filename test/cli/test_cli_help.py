@@ -27,7 +27,7 @@ COMMANDS = {name: parser for name, parser in PARSERS.items() if name != "multi-d
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_first_line_is_a_sentence_that_begins_with_a_verb(name: str) -> None:
     first = (COMMANDS[name].description or "").partition("\n\n")[0]
-    assert re.fullmatch(r"[A-Z][a-z]+ [^.]+\.", first), first
+    assert re.fullmatch(r"[A-Z][a-z]+,? [^.]+\.", first), first
 
 
 @pytest.mark.parametrize("name", COMMANDS)
