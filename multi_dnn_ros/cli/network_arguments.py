@@ -172,7 +172,7 @@ def read_target(
     """
     if args.precision == "int8" and calibration is None:
         raise UsageError(
-            "--precision int8 needs calibration images, which this command does not take; use evaluate --served"
+            "--precision int8 is calibrated on images of the network that is served; use `multi-dnn evaluate --served`"
         )
     from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device

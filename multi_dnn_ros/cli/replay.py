@@ -80,7 +80,7 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay and report. Returns 1 if the input was damaged."""
     if args.out_bag.exists():
-        raise UsageError(f"OUT_BAG {args.out_bag} exists already; name a new folder")
+        raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten: name a new folder")
     _check_options(args)
     configure_malloc()
     if args.live:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.node.startswith("/"):
         raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
     if args.overlay is not None and args.overlay.exists():
-        raise UsageError(f"--overlay {args.overlay} exists already; name a new file or folder")
+        raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten: name a new file or folder")
 
     config = read_config(args, args.node)
 
@@ -103,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
         topics = recorded_topics(bag, config.cameras, dict(args.topic))
         counts = [bag.topics[topic].count for topic in topics.values()]
         if not any(counts):
-            raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(topics.values())}")
+            raise CommandError(
+                f"bag {args.in_bag} holds no message on {', '.join(topics.values())}; choose with --topic"
+            )
         with BagWriter(args.out_bag, args.storage) as writer:
             summary = _replay(args, config, bag, writer, topics, sum(counts))
             writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
@@ -119,7 +121,9 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.live:
         for name in ("params_file", "device", "overlay"):
             if getattr(args, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} does not apply with --live; start the node with it")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is an option of the node with --live: start the node with it"
+                )
         return
     for name in ("rate", "start_timeout"):
         if getattr(args, name) is not None:

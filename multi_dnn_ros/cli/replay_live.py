@@ -68,7 +68,8 @@ def _replay(args: argparse.Namespace, bag: BagReader, spinner: SpinningNode, nam
     plan = plan_replay(node, remote, bag, dict(args.topic))
     expected = sum(bag.topics[camera.recorded].count for camera in plan.cameras)
     if not expected:
-        raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(x.recorded for x in plan.cameras)}")
+        topics = ", ".join(camera.recorded for camera in plan.cameras)
+        raise CommandError(f"bag {args.in_bag} holds no message on {topics}; choose with --topic")
     for camera in plan.cameras:
         print(f"{camera.recorded} is published on {camera.topic} for {', '.join(camera.dnns)}", file=sys.stderr)
     replay = LiveReplay(node, remote, plan, rate=args.rate)

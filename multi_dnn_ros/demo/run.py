@@ -230,7 +230,9 @@ def check_output(output: Path) -> None:
         raise UsageError(f"--output {output} is a file; expected a folder")
     bag = output / "bag"
     if bag.exists() and not (bag / "metadata.yaml").is_file():
-        raise UsageError(f"{bag} exists and is not a recording of a demo; choose another --output")
+        raise UsageError(
+            f"{bag} exists and is not a recording of a demo; nothing is overwritten: choose another --output"
+        )
 
 
 def _clear(output: Path) -> None:

@@ -41,7 +41,7 @@ def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(torch.equal(first[name], second[name]) for name in first)
 
     assert main(["decompose", str(out), "--output", str(again)]) == 2
-    assert "is decomposed already" in capsys.readouterr().err
+    assert "is already decomposed" in capsys.readouterr().err
 
 
 def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_the_command_writes_outputs_report_and_plot(stored, tmp_path, capsys: py
     options = ["--input", files[0], "--output", files[1], "--report", files[2], "--plot", files[3], "--compare"]
     assert main([*begin, *options]) == 0
     printed = capsys.readouterr().out
-    assert "largest difference from another unit's outputs: 0 of their scale" in printed
+    assert "largest difference from another unit's outputs: 0 of the largest value" in printed
     outputs = np.load(files[1])
     for own, right in zip((outputs["output_0"], outputs["output_1"]), expected(images), strict=True):
         np.testing.assert_allclose(own, right, rtol=1e-6)
