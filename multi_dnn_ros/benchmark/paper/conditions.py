@@ -203,7 +203,11 @@ _ALL = (
     ),
     Condition("one_thread", "one thread", "all DNNs one after another in one thread, eager", "in_turn"),
     Condition(
-        "one_thread_graph", "one thread, graph", "the same, each DNN as one captured graph (script)", "in_turn", "auto"
+        "one_thread_graph",
+        "one thread, graph",
+        "the same, each DNN as one job of the default backend",
+        "in_turn",
+        "auto",
     ),
     Condition(
         "one_thread_graph_fp16",
