@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from multi_dnn_ros.benchmark.rig import CameraPlan, Rig, write_recording
+from multi_dnn_ros.benchmark.cameras import CameraPlan, write_recording
+from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig

@@ -19,7 +19,7 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import Image
 from tqdm import tqdm
 
-from multi_dnn_ros.benchmark.rig import flat
+from multi_dnn_ros.benchmark.node_config import flat_parameters
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.memory import release_memory
 from multi_dnn_ros.common.processes import reserved_domain
@@ -45,7 +45,7 @@ def measure_cycles(config: NodeConfig, repeats: int) -> dict[str, Any]:
 def _measured(config: NodeConfig, repeats: int, domain: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="multi_dnn_cycles_") as folder:
         parameters = Path(folder) / "parameters.yaml"
-        parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(config)}}), encoding="utf-8")
+        parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(config)}}), encoding="utf-8")
         arguments = ["--ros-args", "--params-file", str(parameters), "--log-level", "multi_dnn:=warn"]
         rclpy.init(args=arguments, domain_id=domain)
     executor = SingleThreadedExecutor()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from multi_dnn_ros.benchmark.rig import CameraPlan
+from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.settings.params_file import read_params_file

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.load import start_cameras
-from multi_dnn_ros.benchmark.rig import CameraPlan, Rig
+from multi_dnn_ros.benchmark.rig import Rig
 from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig
 

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.gpu_watch import GpuWatch
-from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Receipts, Rig, Stream
+from multi_dnn_ros.benchmark.node_config import Stream
+from multi_dnn_ros.benchmark.rig import Rig
+from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.reporting import distribution, table
 from multi_dnn_ros.settings.schema import NodeConfig

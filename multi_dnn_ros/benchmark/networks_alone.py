@@ -19,6 +19,7 @@ from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import memory_file
 from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.common.torch_threads import torch_threads
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.sources import load_network
 from multi_dnn_ros.pipeline.choices import choose_backend
@@ -39,12 +40,8 @@ def measure_alone(models: Sequence[str], jobs: int, rounds: int, seed: int) -> l
     random weights. jobs: number of jobs per network. In each round every condition runs once, in random order. Raises
     ValueError if the conditions' outputs differ.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         return [_measure(model, jobs, rounds, random.Random(seed)) for model in models]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _measure(model: str, jobs: int, rounds: int, order: random.Random) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from multi_dnn_ros.backends.agreement import noise_like
 from multi_dnn_ros.common.captured_warnings import CapturedWarnings
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.reporting import distribution
+from multi_dnn_ros.common.torch_threads import torch_threads
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.sources import load_network
@@ -34,20 +35,17 @@ _CPU = torch.device("cpu")
 def measure_precisions(
     models: Sequence[str], precisions: Sequence[str], folder: str, rounds: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Milliseconds of processor time of one image, batch 1, one thread, in one job, for each of `models`.
+    """CPU time in milliseconds per image, batch 1, one thread, one job, for each of `models`.
 
     All precisions, and float32, run once per round in random order, in the calling thread; preprocessing is left out.
-    models: as parameter `dnn.<dnn>.model`; torchvision's have random weights. folder: parameter `calibration_images`.
+    models: as for parameter `dnn.<dnn>.model`; torchvision models have random weights. folder: parameter
+    `calibration_images`.
     Raises ConfigError for a precision that this CPU does not have.
     """
     for precision in precisions:
         check_backend("auto", _CPU, precision)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         return [_measure(model, precisions, folder, rounds, random.Random(seed)) for model in models]
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _measure(model: str, precisions: Sequence[str], folder: str, rounds: int, order: random.Random) -> dict[str, Any]:

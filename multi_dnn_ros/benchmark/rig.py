@@ -1,4 +1,4 @@
-"""A node and cameras as processes on loopback DDS, and an observer: the set-up of long runs."""
+"""A node and cameras as processes on loopback DDS, with an observer in this process: the set-up of long runs."""
 
 from __future__ import annotations
 
@@ -7,105 +7,40 @@ import re
 import signal
 import struct
 import time
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import rclpy
 import yaml
-from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import QoSProfile
-from rclpy.serialization import deserialize_message, serialize_message
+from rclpy.serialization import deserialize_message
 from rclpy.signals import SignalHandlerOptions
-from std_msgs.msg import Header
 
-from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.bags.definitions import message_class
+from multi_dnn_ros.benchmark.cameras import CameraPlan, record_drive
+from multi_dnn_ros.benchmark.node_config import Stream, flat_parameters, streams_of
 from multi_dnn_ros.benchmark.process_tree import ProcessTree
-from multi_dnn_ros.camera.messages import CameraFormat, image_message
-from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.benchmark.samples import NodeSample, Receipts
+from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.replay.expected_kind import expected_kind
 from multi_dnn_ros.ros.middleware import configure
-from multi_dnn_ros.settings.schema import CameraConfig, NodeConfig
-from multi_dnn_ros.training.scenes import SceneGenerator
+from multi_dnn_ros.settings.schema import NodeConfig
 
 NODE = "/multi_dnn"
 _START_LIMIT_S = 300.0
 #: DDS matches both sides independently: a publisher may discover its readers some milliseconds later.
 _SETTLE_S = 1.0
-_RECORDED_FRAMES = 20
 _ERROR = 2  # as in DiagnosticStatus
 #: CDR encapsulation and the header's stamp, the first field of every message we publish.
 _STAMP = struct.Struct("<4xiI")
 _REASON = re.compile(r"^dropped: (\w+)$")
-
-Stream = tuple[str, str]  # DNN, camera
-
-
-@dataclass(frozen=True)
-class CameraPlan:
-    """One camera. size: (width, height). encoding: of raw images, or empty for JPEG as CompressedImage."""
-
-    name: str
-    size: tuple[int, int]
-    encoding: str
-    rate_hz: float
-
-    @property
-    def config(self) -> CameraConfig:
-        return CameraConfig(transport="raw" if self.encoding else "compressed")
-
-    @property
-    def topic(self) -> str:
-        return f"/{self.name}/image_raw" + ("" if self.encoding else "/compressed")
-
-
-class Receipts:
-    """Results received on one stream. at_s: monotonic clock. latency_ms: from the image's stamp to the receipt.
-
-    Stored in arrays: as objects they would lengthen the garbage collector's pauses and thereby the latencies.
-    """
-
-    def __init__(self) -> None:
-        self.at_s = array("d")
-        self.latency_ms = array("d")
-
-    def add(self, at_s: float, latency_ms: float) -> None:
-        self.at_s.append(at_s)
-        self.latency_ms.append(latency_ms)
-
-    def between(self, begin_s: float, end_s: float) -> list[float]:
-        """Latencies of results received in [begin_s, end_s)."""
-        first, last = bisect_left(self.at_s, begin_s), bisect_left(self.at_s, end_s)
-        return self.latency_ms[first:last].tolist()
-
-    def __len__(self) -> int:
-        return len(self.at_s)
-
-
-@dataclass(frozen=True)
-class NodeSample:
-    """Resources of the node, engine processes included. at_s: monotonic clock.
-
-    cpu: mean number of busy cores since the previous sample. cpu_s: CPU time since the start.
-    """
-
-    at_s: float
-    resident_bytes: int
-    threads: int
-    files: int
-    cpu: float = 0.0
-    cpu_s: float = 0.0
 
 
 class Rig:
@@ -121,7 +56,7 @@ class Rig:
         self.folder = folder
         self.config = config.model_copy(update={"cameras": {plan.name: plan.config for plan in cameras}})
         self.plans = {plan.name: plan for plan in cameras}
-        self.streams = _streams(config, list(self.plans))
+        self.streams = streams_of(config, list(self.plans))
         served = {name: [camera for dnn, camera in self.streams if dnn == name] for name in config.dnns}
         dnns = {name: dnn.model_copy(update={"cameras": served[name]}) for name, dnn in config.dnns.items()}
         self.config = self.config.model_copy(update={"dnns": dnns})
@@ -160,7 +95,9 @@ class Rig:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.recordings = Path(self._stack.enter_context(TemporaryDirectory(prefix="multi_dnn_recordings_")))
         parameters = self.folder / "parameters.yaml"
-        parameters.write_text(yaml.safe_dump({"/**": {"ros__parameters": flat(self.config)}}), encoding="utf-8")
+        parameters.write_text(
+            yaml.safe_dump({"/**": {"ros__parameters": flat_parameters(self.config)}}), encoding="utf-8"
+        )
         domain = self._stack.enter_context(reserved_domain())
         self._environment = loopback_environment(domain)
         os.environ.update(self._environment)
@@ -182,7 +119,7 @@ class Rig:
             self.start_servers(parameters)
         self._processes = ProcessTree(self.node.pid)
         for plan in self.plans.values():  # the node is being configured meanwhile
-            _record(self.recordings / plan.name, plan, self._seed)
+            record_drive(self.recordings / plan.name, plan, self._seed)
         if not self.until(self.serves, _START_LIMIT_S):
             raise CommandError(f"the node was not active after {_START_LIMIT_S:g} s; see {self.node.log}")
         topics = [subscription.topic_name for subscription in self._subscriptions[1:]]  # of results
@@ -329,56 +266,3 @@ class Rig:
             self.statuses[name] = {**values, "level": level, "message": status.message}
         self.reports += 1
         self.reported_s = message.header.stamp.sec + message.header.stamp.nanosec * 1e-9
-
-
-def _streams(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
-    """Which DNN serves which of `cameras`, according to `config`."""
-    streams = []
-    for name, dnn in config.dnns.items():
-        served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
-        if not served:
-            own, there = ", ".join(dnn.cameras), ", ".join(cameras)
-            raise UsageError(f"parameter dnn.{name}.cameras is {own}; this run has the cameras {there}")
-        streams += [(name, camera) for camera in served]
-    if idle := [camera for camera in cameras if all(camera != of for _, of in streams)]:
-        raise UsageError(f"camera {idle[0]} of this run is in none of the parameters dnn.<dnn>.cameras")
-    return streams
-
-
-def flat(config: NodeConfig) -> Mapping[str, Any]:
-    """Parameters as in a parameter file, without empty lists: YAML parameter files cannot contain them, and they are
-    defaults.
-    """
-    values = config.model_dump()
-    cameras, dnns = values.pop("cameras"), values.pop("dnns")
-    values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
-    without: Mapping[str, Any] = _without_empty_lists(values)
-    return without
-
-
-def _without_empty_lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_empty_lists(item) for key, item in value.items() if item != []}
-    return value
-
-
-def _record(path: Path, plan: CameraPlan, seed: int) -> None:
-    """Record images that the camera publishes in a loop, so that rendering takes no CPU time from the node."""
-    drive = SceneGenerator(*plan.size, seed).drive(_RECORDED_FRAMES, 5.0)
-    pixels = [drive.frame(number).image for number in range(_RECORDED_FRAMES)]
-    write_recording(path, plan, [np.ascontiguousarray(image) for image in pixels])
-
-
-def write_recording(
-    path: Path, plan: CameraPlan, pictures: Sequence[Any], change: Callable[[Any], None] = lambda message: None
-) -> None:
-    """Write a bag of a camera's messages. pictures: (H, W, 3) uint8 RGB. change: modifies each message before it is
-    written.
-    """
-    shape = CameraFormat(plan.topic, plan.name, compressed=not plan.encoding, encoding=plan.encoding or "rgb8")
-    with BagWriter(path) as writer:
-        writer.add_topic(plan.topic, f"sensor_msgs/msg/{'Image' if plan.encoding else 'CompressedImage'}")
-        for number, image in enumerate(pictures):
-            message = image_message(image, Header(stamp=Time(sec=number), frame_id=plan.name), shape)
-            change(message)
-            writer.write(plan.topic, number * 1_000_000_000, bytes(serialize_message(message)))

@@ -1,4 +1,4 @@
-"""Argument types that several verbs share; each raises argparse's error, which names the option and the value."""
+"""Types of arguments that several verbs share. Each raises ArgumentTypeError, to which argparse adds the option."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Callable
 
 
 def natural(text: str) -> int:
-    """A whole number from 0."""
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
-    return int(text)
+    """An integer, at least 0."""
+    return _integer(text, 0)
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1")
-    return int(text)
+    """An integer, at least 1."""
+    return _integer(text, 1)
+
+
+def at_least_two(text: str) -> int:
+    """An integer, at least 2."""
+    return _integer(text, 2)
 
 
 def positive_float(text: str) -> float:
@@ -28,25 +29,30 @@ def positive_float(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
-    """A finite number from 0."""
-    return _number(text, lambda value: 0.0 <= value < 1e6, "from 0")
+    """A finite number, at least 0."""
+    return _number(text, lambda value: 0.0 <= value < 1e6, "of at least 0")
 
 
-def share(text: str) -> float:
+def fraction(text: str) -> float:
     """A number from 0 to 1."""
     return _number(text, lambda value: 0.0 <= value <= 1.0, "from 0 to 1")
 
 
-def positive_share(text: str) -> float:
-    """A number above 0, up to 1."""
-    return _number(text, lambda value: 0.0 < value <= 1.0, "above 0, up to 1")
+def positive_fraction(text: str) -> float:
+    """A number above 0 and up to 1."""
+    return _number(text, lambda value: 0.0 < value <= 1.0, "above 0 and up to 1")
+
+
+def minutes(text: str) -> float:
+    """A duration of at least 0.1 minutes."""
+    return _number(text, lambda value: 0.1 <= value < 1e6, "of at least 0.1")
 
 
 def size(text: str) -> tuple[int, int]:
-    """A picture size such as 640x480: (width, height), 1 to 16384 each."""
+    """An image size such as 640x480: (width, height), 1 to 16384 pixels each."""
     match = re.fullmatch(r"([0-9]{1,5})x([0-9]{1,5})", text)
     if not match or not all(1 <= int(side) <= 16384 for side in match.groups()):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 640x480 (each side 1 to 16384)")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 640x480 (1 to 16384 pixels each)")
     return int(match[1]), int(match[2])
 
 
@@ -54,9 +60,15 @@ def camera_name(text: str) -> str:
     """A camera's name as the node's parameters allow it."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", text):
         raise argparse.ArgumentTypeError(
-            f"'{text}' is not a camera name (lower-case letters, digits and _, letter first)"
+            f"'{text}' is not a camera name (lower-case letters, digits and _; the first is a letter; at most 64)"
         )
     return text
+
+
+def _integer(text: str, least: int) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"'{text}' is not an integer of at least {least}")
+    return int(text)
 
 
 def _number(text: str, allowed: Callable[[float], bool], which: str) -> float:

@@ -3,71 +3,63 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from multi_dnn_ros.cli.arguments import natural, positive_float, size
-from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.cli.arguments import positive_float, size
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import (
+    add_device,
+    add_output,
+    add_params_file,
+    add_seed,
+    check_files,
+    read_config,
+    write_figures,
+)
 from multi_dnn_ros.common.errors import UsageError
 
-_DESCRIPTION = """\
-Cameras with generated images in front of the engine processes, without ROS. Every few seconds one of the processes is
-killed (SIGKILL), crashes (SIGSEGV), is stopped (SIGSTOP), exits while it configures, or gets no memory for two seconds.
-Passed: every frame that was offered was published or counted as dropped, once; when the faults have ended all DNNs
-serve as before; memory, threads, descriptors and /dev/shm are what they were, and no process is left.
+_DETAILS = """\
+Generated images go to the engine processes without ROS. Every few seconds one of the processes is killed (SIGKILL),
+crashes (SIGSEGV), is stopped (SIGSTOP), exits while it is being configured, or gets no memory for two seconds.
+
+The run passes (exit code 0) if every frame was published or counted as dropped exactly once, all DNNs serve at their
+former rate after the last fault, memory, threads, file descriptors and /dev/shm have not grown, and no process is left.
 """
 
 
-def add_chaos(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare scenario chaos."""
-    parser = scenarios.add_parser(
-        "chaos",
-        help="engine processes that are killed again and again under load: does every frame end once?",
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--params-file", type=Path, help="DNNs and cameras, as for `multi-dnn run`")
-    parser.add_argument("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
-    parser.add_argument(
-        "--standby", choices=("none", "warm", "hot"), default="hot", help="parameter standby (default: %(default)s)"
-    )
-    parser.add_argument("--minutes", type=positive_float, default=10.0, help="length of the run (default: %(default)g)")
-    parser.add_argument(
-        "--every", type=positive_float, nargs=2, default=(5.0, 20.0), metavar=("MIN", "MAX"),
-        help="seconds between two faults (default: 5 20)",
+def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
+    """Declare chaos."""
+    parser = add_command(
+        scenarios, "chaos", "kill engine processes under load and check that every frame is accounted for",
+        details=_DETAILS, examples="multi-dnn benchmark chaos --minutes 10 --standby hot --output chaos.json", run=_run,
     )  # fmt: skip
-    parser.add_argument("--rate", type=positive_float, default=30.0, help="of each camera, Hz (default: %(default)g)")
-    parser.add_argument("--size", type=size, default=(320, 240), help="of the images (default: 320x240)")
-    parser.add_argument(
-        "--fault-window", type=positive_float, default=10.0,
-        help="parameter fault_window_s (default: %(default)g, so that single faults do not all look like one DNN's)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=natural, default=0, help="of faults and images (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="write the figures to this JSON file")
-    parser.set_defaults(run=run_chaos)
+    add = parser.add_argument
+    add_params_file(parser)
+    add_device(parser, default=None)
+    add("--standby", choices=("none", "warm", "hot"), default="hot",
+        help="value of the node's parameter `standby` (default: %(default)s)")  # fmt: skip
+    add("--minutes", type=positive_float, default=10.0, metavar="MIN",
+        help="length of the run in minutes (default: %(default)g)")  # fmt: skip
+    add("--every", type=positive_float, nargs=2, default=(5.0, 20.0), metavar=("MIN", "MAX"),
+        help="shortest and longest time between two faults in seconds (default: 5 20)")  # fmt: skip
+    add("--rate", type=positive_float, default=30.0, metavar="HZ", help="images per second and camera (default: 30)")
+    add("--size", type=size, default=(320, 240), metavar="WxH", help="size of the images in pixels (default: 320x240)")
+    add("--fault-window", type=positive_float, default=10.0, metavar="S",
+        help="value of the node's parameter fault_window_s in seconds; a small value, so that separate faults are not "
+        "attributed to one DNN (default: %(default)g)")  # fmt: skip
+    add_seed(parser, "the faults and images")
+    add_output(parser)
 
 
-def run_chaos(args: argparse.Namespace) -> int:
-    """Run it, print a table, write JSON. 1 when it failed."""
+def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.benchmark.chaos import ChaosPlan, chaos_table, measure_chaos
-    from multi_dnn_ros.common.reporting import provenance, write_json
-    from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.settings.params_file import read_params_file
-    from multi_dnn_ros.settings.schema import NodeConfig
 
     shortest, longest = args.every
     if shortest > longest:
-        raise UsageError(f"--every {shortest:g} {longest:g}: the first must not be larger")
-    if args.output is not None:
-        check_writable("--output", args.output)
-    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
-    changed = {"standby": args.standby, "fault_window_s": args.fault_window}
-    if args.device is not None:
-        changed["device"] = args.device
-    config = NodeConfig.model_validate({**config.model_dump(), **changed})
+        raise UsageError(f"--every is {shortest:g} {longest:g}; the first number must not exceed the second")
+    check_files(args, "output")
+    config = read_config(args, standby=args.standby, fault_window_s=args.fault_window)
     plan = ChaosPlan(60.0 * args.minutes, (shortest, longest), args.rate, args.size, args.seed)
     figures = measure_chaos(config, plan)
     print(chaos_table(figures))
-    if args.output is not None:
-        write_json(args.output, {"scenario": "chaos", **provenance(), **figures})
-        print(f"written to {args.output}")
+    write_figures(args.output, figures, scenario="chaos")
     return 0 if figures["passed"] else 1

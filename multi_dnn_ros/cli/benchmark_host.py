@@ -1,81 +1,72 @@
-"""``multi-dnn benchmark host``: what a result costs the CPU."""
+"""``multi-dnn benchmark host``: CPU time per result."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from multi_dnn_ros.cli.arguments import natural, positive, positive_float, size
+from multi_dnn_ros.cli.arguments import positive, positive_float, size
 from multi_dnn_ros.cli.camera import ENCODINGS
-from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.log_folder import add_logs, log_folder
+from multi_dnn_ros.cli.options import add_device, add_output, add_plot, add_seed, check_files, write_figures
 from multi_dnn_ros.common.errors import CommandError
-from multi_dnn_ros.common.extras import require
 
-_DESCRIPTION = """\
-CPU time per result and per frame of the node and its engine processes, by groups of threads, beside cameras in
-processes of their own; with context switches, page faults, latency and memory. Runs every combination of --cameras,
---sizes, --encodings and --presets. It needs Linux.
+_DETAILS = """\
+The node and its engine processes serve cameras that run in processes of their own. Reported per result and per frame:
+CPU time by group of threads, context switches, page faults, latency and memory. Every combination of --cameras,
+--sizes, --encodings and --presets is run. Linux only.
 
 presets:
-  builtin      the package's three networks
+  builtin      the three built-in DNNs
   heavy_gpu    config/heavy_gpu.yaml; needs a GPU
-  null         a network that computes nothing: what is left is the cost of everything else
-  counter      a peer: an rclpy subscriber that only counts the images
-  three_nodes  a peer: three rclpy nodes, one for each of the package's networks, written with ONNX Runtime and OpenCV
+  null         a DNN that computes nothing; shows the cost of everything but inference
+  counter      for comparison: an rclpy subscriber that only counts images
+  three_nodes  for comparison: one rclpy node per built-in DNN, written with ONNX Runtime and OpenCV
   FILE         a parameter file, as for `multi-dnn run`
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn benchmark host --output before.json
-  multi-dnn benchmark host --baseline before.json --plot host.png
-  multi-dnn benchmark host --presets builtin three_nodes counter --cameras 1 --sizes 1280x720 --rate 10
+multi-dnn benchmark host --output before.json
+multi-dnn benchmark host --baseline before.json --plot host.png
+multi-dnn benchmark host --presets builtin three_nodes counter --cameras 1 --sizes 1280x720 --rate 10
 """
 
 
-def add_host(scenarios: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare scenario host."""
-    parser = scenarios.add_parser(
-        "host",
-        help="CPU time per result of node, engine process and peers, by groups of threads",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
+    """Declare host."""
+    parser = add_command(
+        scenarios, "host", "measure the CPU time per result, by group of threads", details=_DETAILS,
+        examples=_EXAMPLES, run=_run,
+    )  # fmt: skip
     add = parser.add_argument
     add("--presets", nargs="+", default=["builtin", "null", "counter", "three_nodes"], metavar="PRESET",
-        help="see above (default: builtin null counter three_nodes)")  # fmt: skip
+        help="what to measure, see above (default: builtin null counter three_nodes)")  # fmt: skip
     add("--cameras", nargs="+", type=positive, default=[1, 3], metavar="N", help="numbers of cameras (default: 1 3)")
     add("--sizes", nargs="+", type=size, default=[(640, 480), (1280, 720), (1920, 1080)], metavar="WxH",
-        help="of the images (default: 640x480 1280x720 1920x1080)")  # fmt: skip
+        help="image sizes in pixels (default: 640x480 1280x720 1920x1080)")  # fmt: skip
     add("--encodings", nargs="+", choices=("jpeg", *ENCODINGS), default=["rgb8", "jpeg"], metavar="NAME",
-        help="jpeg, or that of sensor_msgs/Image (default: rgb8 jpeg)")  # fmt: skip
-    add("--rate", type=positive_float, default=10.0, help="of each camera, Hz (default: %(default)g)")
-    add("--seconds", type=positive_float, default=15.0, help="length of each run (default: %(default)g)")
-    add("--repeats", type=positive, default=1, help="runs of each case; medians are reported (default: %(default)s)")
-    add("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
-    add("--seed", type=natural, default=0, help="of the images (default: %(default)s)")
-    add("--baseline", type=Path, metavar="FILE", help="compare with what another build wrote with --output")
-    add("--output", type=Path, help="write the figures to this JSON file")
-    add("--plot", type=Path, help="write stacked bars to this PNG file")
-    add("--logs", type=Path, help="folder for the processes' logs (default: one that stays if it fails)")
-    parser.set_defaults(run=run_host)
+        help="jpeg (CompressedImage) or encodings of sensor_msgs/Image (default: rgb8 jpeg)")  # fmt: skip
+    add("--rate", type=positive_float, default=10.0, metavar="HZ", help="images per second and camera (default: 10)")
+    add("--seconds", type=positive_float, default=15.0, metavar="S",
+        help="length of each run in seconds (default: %(default)g)")  # fmt: skip
+    add("--repeats", type=positive, default=1, metavar="N",
+        help="runs per combination; medians are reported (default: %(default)s)")  # fmt: skip
+    add_device(parser, default=None)
+    add_seed(parser, "the images")
+    add("--baseline", type=Path, metavar="JSON", help="compare with the figures in this file, written by --output")
+    add_output(parser)
+    add_plot(parser, "CPU time as stacked bars")
+    add_logs(parser)
 
 
-def run_host(args: argparse.Namespace) -> int:
-    """Measure, print tables, write JSON and picture."""
-    if args.plot is not None:
-        require("--plot", "matplotlib")
-    for option in ("output", "plot"):
-        if getattr(args, option) is not None:
-            check_writable(f"--{option}", getattr(args, option))
+def _run(args: argparse.Namespace) -> int:
+    check_files(args, "output", "plot")
     if not Path("/proc/self/task").is_dir():
-        raise CommandError("benchmark host reads the counts of threads under /proc, which this system does not have")
+        raise CommandError("benchmark host reads the CPU time of threads from /proc, which this system does not have")
     import multi_dnn_ros.ros  # noqa: F401  (makes rclpy importable)
     from multi_dnn_ros.benchmark.host_cases import matrix
     from multi_dnn_ros.benchmark.host_cost import measure_host
     from multi_dnn_ros.benchmark.host_report import compare, host_table, plot_host, read_baseline
-    from multi_dnn_ros.cli.log_folder import log_folder
-    from multi_dnn_ros.common.reporting import provenance, write_json
 
     baseline = read_baseline(args.baseline) if args.baseline is not None else None
     cases = matrix(args.presets, args.cameras, args.sizes, args.encodings, args.rate, args.repeats)
@@ -86,8 +77,6 @@ def run_host(args: argparse.Namespace) -> int:
     print(host_table(figures))
     if args.plot is not None:
         plot_host(figures, args.plot)
-        print(f"plotted in {args.plot}")
-    if args.output is not None:
-        write_json(args.output, {"scenario": "host", **provenance(), **figures})
-        print(f"written to {args.output}")
+        print(f"plot written to {args.plot}")
+    write_figures(args.output, figures, scenario="host")
     return 0

@@ -1,4 +1,4 @@
-"""``multi-dnn camera``: files, devices and generated scenes as a camera topic."""
+"""``multi-dnn camera``: publish files, devices and generated scenes on a camera topic."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import sys
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_seed
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.camera.messages import CameraFormat
     from multi_dnn_ros.camera.source import Source
 
-_DESCRIPTION = """\
-Publish pictures as the camera topic CAMERA/image_raw, at an even rate.
+_DETAILS = """\
+The images are published at an even rate on the topic CAMERA/image_raw.
 
 SOURCE is one of
   FILE.mp4, .avi, ...   a video, at its own rate unless --rate is given
-  FOLDER                its images in the order of their names
-  FOLDER or FILE.mcap   a rosbag2 recording: its image messages as they are, at their recorded intervals
+  FOLDER                image files in the order of their names
+  FOLDER or FILE.mcap   a rosbag2 recording: its image messages unchanged, at their recorded intervals
   /dev/video0           a V4L2 (USB) camera
-  scenes                a generated drive on a road; --truth publishes its exact lanes and boxes as well
+  scenes                a generated drive on a road; --truth also publishes its exact lanes and boxes
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn camera drive.mp4
-  multi-dnn camera drive.mp4 --camera rear --rate 5 --size 640x360 --loop
-  multi-dnn camera pictures/ --rate 2 --transport compressed
-  multi-dnn camera recording/ --bag-topic /camera/color/image_raw
-  multi-dnn camera /dev/video0 --size 1280x720 --encoding bgr8
-  multi-dnn camera scenes --seed 7 --truth --count 300 --wait-for-subscribers 1
+multi-dnn camera drive.mp4
+multi-dnn camera drive.mp4 --camera rear --rate 5 --size 640x360 --loop
+multi-dnn camera pictures/ --rate 2 --transport compressed
+multi-dnn camera recording/ --bag-topic /camera/color/image_raw
+multi-dnn camera /dev/video0 --size 1280x720 --encoding bgr8
+multi-dnn camera scenes --seed 7 --truth --count 300 --wait-for-subscribers 1
 """
 ENCODINGS = (
     *("rgb8", "bgr8", "rgba8", "bgra8", "mono8", "mono16", "yuv422", "yuv422_yuy2", "nv12"),
@@ -38,58 +39,54 @@ ENCODINGS = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "camera",
-        help="publish a video, images, a recording, a USB camera or a generated road as a camera topic",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        subparsers, "camera", "publish a video, images, a recording, a USB camera or a generated road",
+        details=_DETAILS, examples=_EXAMPLES, run=run, takes_ros_args=True,
+    )  # fmt: skip
     parser.add_argument("source", metavar="SOURCE", help="what to publish, see above")
-    add = parser.add_argument_group("where it goes").add_argument
-    add("--camera", default="front", type=camera_name, help="camera name, the first part of the topic (default: front)")
-    add("--topic", help="topic of the pictures (default: CAMERA/image_raw, and /compressed behind it)")
-    add("--frame-id", help="frame_id of the headers (default: CAMERA; recordings keep theirs)")
-    add(
-        "--qos",
-        default="default",
-        choices=("sensor_data", "system_default", "default", "reliable"),
-        help="QoS of the publisher; the default, reliable, serves every subscriber",
-    )
-    add = parser.add_argument_group("pictures").add_argument
-    add("--size", type=size, metavar="WxH", help="resize to this (scenes: 640x480 unless given)")
-    add("--encoding", choices=ENCODINGS, metavar="NAME", help=f"of raw images (default: rgb8): {', '.join(ENCODINGS)}")
-    add("--transport", choices=("raw", "compressed"), help="sensor_msgs/Image or CompressedImage (default: raw)")
-    add("--format", choices=("jpeg", "png"), default="jpeg", help="of compressed images (default: jpeg)")
-    add("--bag-topic", metavar="TOPIC", help="which image topic of a recording (default: the only one)")
-    add("--seed", type=natural, default=0, help="of the generated scenes (default: 0)")
-    add("--truth", action="store_true", help="scenes: publish CAMERA/truth/detections and lane_mask too")
-    add(
-        "--prepare",
-        action="store_true",
-        help="scenes: draw all --count pictures first, so that drawing takes no CPU time from the node later",
-    )
-    add = parser.add_argument_group("time").add_argument
-    add("--rate", type=positive_float, metavar="HZ", help="pictures a second (default: the source's own, else 10)")
-    add("--stamps", choices=("now", "source"), default="now", help="header time: now, or the source's own (from 0)")
-    add("--start-at", type=natural, default=0, metavar="N", help="leave out the first N pictures")
-    add("--count", type=positive, metavar="N", help="stop after N pictures")
-    add("--loop", action="store_true", help="start again at the end")
-    add(
-        *("--wait-for-subscribers", "--wait"),
-        type=natural,
-        default=0,
-        metavar="N",
-        help="begin when N subscribers listen (and one to each truth topic), so that none misses the first picture",
-    )
-    add("--wait-timeout", type=positive_float, default=120.0, metavar="S", help="longest such wait (default: 120 s)")
-    parser.set_defaults(run=run, takes_ros_args=True)
+    topics = parser.add_argument_group("topic")
+    add = topics.add_argument
+    add("--camera", default="front", type=camera_name, metavar="NAME",
+        help="camera name, the first part of the topic (default: front)")  # fmt: skip
+    add("--topic", help="topic to publish on (default: CAMERA/image_raw, or CAMERA/image_raw/compressed)")
+    add("--frame-id", metavar="NAME",
+        help="frame_id of the headers (default: the camera name; recordings keep theirs)")  # fmt: skip
+    add("--qos", default="default", choices=("sensor_data", "system_default", "default", "reliable"),
+        help="QoS profile of the publisher (default: default, which is reliable and matches every "
+        "subscriber)")  # fmt: skip
+    images = parser.add_argument_group("images")
+    add = images.add_argument
+    add("--size", type=size, metavar="WxH",
+        help="resize to this size in pixels (default: the source's; scenes: 640x480)")  # fmt: skip
+    add("--encoding", choices=ENCODINGS, metavar="NAME",
+        help=f"encoding of raw images (default: rgb8); allowed: {', '.join(ENCODINGS)}")  # fmt: skip
+    add("--transport", choices=("raw", "compressed"),
+        help="message type: sensor_msgs/Image or CompressedImage (default: raw)")  # fmt: skip
+    add("--format", choices=("jpeg", "png"), default="jpeg", help="format of compressed images (default: jpeg)")
+    add("--bag-topic", metavar="TOPIC", help="recordings: which image topic to publish (default: the only one)")
+    add_seed(images, "the generated scenes")
+    add("--truth", action="store_true",
+        help="scenes: also publish the true boxes and lanes, on CAMERA/truth/detections and lane_mask")  # fmt: skip
+    add("--prepare", action="store_true",
+        help="scenes: render all --count images first, so that rendering takes no CPU time from the node")  # fmt: skip
+    add = parser.add_argument_group("timing").add_argument
+    add("--rate", type=positive_float, metavar="HZ", help="images per second (default: the source's own, or 10)")
+    add("--stamps", choices=("now", "source"), default="now",
+        help="time in the headers: the clock, or the source's own time from 0 (default: now)")  # fmt: skip
+    add("--start-at", type=natural, default=0, metavar="N", help="skip the first N images (default: 0)")
+    add("--count", type=positive, metavar="N", help="stop after N images (default: at the end of the source)")
+    add("--loop", action="store_true", help="start again at the end of the source")
+    add("--wait-for-subscribers", "--wait", type=natural, default=0, metavar="N",
+        help="start when the image topic has N subscribers and each truth topic one, so that none misses the first "
+        "image (default: 0)")  # fmt: skip
+    add("--wait-timeout", type=positive_float, default=120.0, metavar="S",
+        help="fail after waiting this many seconds for them (default: 120)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Publish until the source ends, the count is reached or somebody stops us."""
+    """Publish until the source ends, --count is reached or the process is stopped."""
     from multi_dnn_ros.camera.sources import open_source
 
     source = open_source(
@@ -144,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
         except Exception:
             if rclpy.ok():
                 raise
-            interrupted = True  # the signal came in the middle of publishing, which then fails in one way or another
+            interrupted = True  # after a signal, publishing fails with various errors
         print(player.report, flush=True)
     finally:
         if node is not None:
@@ -163,14 +160,14 @@ def _prepared(source: Source) -> Source:
     from multi_dnn_ros.camera.generated import PreparedSource, SceneSource
 
     assert isinstance(source, SceneSource)
-    with tqdm(total=source.length, unit="picture", desc="drawing", leave=False, disable=None) as bar:
+    with tqdm(total=source.length, unit="image", desc="rendering", leave=False, disable=None) as bar:
         return PreparedSource(source, progress=bar.update)
 
 
 def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
-    """How pictures of this source go out.
+    """Topic and message format of the images of this source.
 
-    Raises UsageError: an option that does not apply to such a source.
+    Raises UsageError for an option that does not apply to this kind of source.
     """
     from multi_dnn_ros.camera.messages import CameraFormat
     from multi_dnn_ros.camera.sources import BagSource
@@ -182,17 +179,17 @@ def format_for(args: argparse.Namespace, source: Source) -> CameraFormat:
             "a recording's messages are published as they are: leave out --size, --encoding and --transport"
         )
     if args.bag_topic and not recorded:
-        raise UsageError(f"--bag-topic is for recordings; {args.source} is none")
+        raise UsageError(f"--bag-topic is for recordings; {args.source} is not a recording")
     if args.truth and args.source != "scenes":
-        raise UsageError(f"--truth is for scenes; of {args.source} no truth is known")
+        raise UsageError(f"--truth is for the source `scenes`; the truth of {args.source} is not known")
     if args.prepare and (args.source != "scenes" or args.count is None):
-        raise UsageError("--prepare is for scenes and needs --count")
+        raise UsageError("--prepare is for the source `scenes` and needs --count")
     if args.stamps == "source" and source.live:
-        raise UsageError(f"--stamps source is for files; {args.source} delivers now")
+        raise UsageError(f"--stamps source is for files; {args.source} is a live camera")
     if args.loop and source.live:
-        raise UsageError(f"--loop is for files; {args.source} has no end")
+        raise UsageError(f"--loop is for files; {args.source} is a live camera")
     if args.encoding and args.transport == "compressed":
-        raise UsageError("--encoding is for raw images; --transport compressed takes --format")
+        raise UsageError("--encoding is for raw images; use --format with --transport compressed")
     compressed = args.transport == "compressed" or recorded_compressed
     topic = args.topic or f"{args.camera}/image_raw" + ("/compressed" if compressed else "")
     return CameraFormat(

@@ -1,4 +1,4 @@
-"""``multi-dnn decompose``: fewer MACs for a DNN, in one file that the node loads."""
+"""``multi-dnn decompose``: reduce the MACs of a DNN and write it as one file that the node loads."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural, positive, positive_share, size
+from multi_dnn_ros.cli.arguments import natural, positive, positive_fraction
+from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import (
-    MODEL_HELP,
+    add_loading,
+    add_model,
     add_target,
     check_output,
-    check_writable,
     instances,
     origin,
     read_target,
 )
+from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
 
@@ -29,73 +31,71 @@ if TYPE_CHECKING:
     from multi_dnn_ros.compression.ranks import RankPolicy, Rounding
     from multi_dnn_ros.planning.timing import Target
 
-_DESCRIPTION = """\
-Make a DNN cheaper: each convolution larger than 1x1 becomes 1x1 -> core -> 1x1 (Tucker-2 on the channel modes), written
-as one file that goes straight into the node's parameters (dnn.<dnn>.model: FILE).
+_DETAILS = """\
+Each convolution larger than 1x1 is replaced by three smaller ones, 1x1 -> core -> 1x1 (Tucker-2 decomposition of the
+channel modes). The result is one file that the node loads (parameter dnn.<dnn>.model: FILE): a .safetensors file for
+built-in and torchvision networks, a .pt2 file for others.
 
-MODEL is what the node takes: builtin:<name>, torchvision:<builder> (classifiers too), a .pt2 or .onnx file, or a file
-that this command wrote. FILE is a .safetensors file for the first two, a .pt2 file for the others.
+Lower ranks cost accuracy. Recover it with `multi-dnn retrain`, and check the result with `multi-dnn evaluate`.
 
-Accuracy falls with the ranks: look at the results before a robot relies on them.
-
-ranks:
+How the ranks are chosen (--ranks):
   ratio     the same fraction of the channels in every layer (--ratio)
-  energy    as many as hold a fraction of the sum of squared singular values (--energy)
-  evbmf     what variational Bayesian matrix factorization finds to be more than noise; no number to choose
-  budget    a cut of the whole network's MACs (--macs-cut), spread to where it costs least error
-  measured  the ranks of --base or larger ones, timed layer by layer on --device through --backend: the fastest wins,
-            the original where that is the fastest. The whole is then timed against the original, alone and --instances
-            at once; while it is not faster, layers go back to what they were, if need be to the last one.
+  energy    the ranks that keep a fraction of the sum of squared singular values (--energy)
+  evbmf     the ranks that variational Bayesian matrix factorization finds above the noise; no option to set
+  budget    a given reduction of the network's MACs (--macs-cut), distributed so that the error is smallest
+  measured  the ranks of --base or larger ones, whichever are fastest when each layer is timed on --device with
+            --backend; layers that become slower stay as they are. The whole network is then timed against the
+            original, alone and --instances at once; until it is faster, layers are restored one after another.
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn decompose builtin:object --output object.safetensors --ratio 0.5
-  multi-dnn decompose torchvision:vgg16 --weights vgg.safetensors --output vgg.safetensors --ranks energy --energy 0.9
-  multi-dnn decompose people.onnx --output people.pt2 --ranks budget --macs-cut 0.4 --report out/people
-  multi-dnn decompose torchvision:resnet152 --weights random --output r.safetensors --ranks measured --precision fp16
+multi-dnn decompose builtin:object --output object.safetensors --ratio 0.5
+multi-dnn decompose torchvision:vgg16 --weights vgg.safetensors --output vgg.safetensors --ranks energy --energy 0.9
+multi-dnn decompose people.onnx --output people.pt2 --ranks budget --macs-cut 0.4 --report out/people
+multi-dnn decompose torchvision:resnet152 --weights random --output r.safetensors --ranks measured --precision fp16
 """
 _POLICIES = ("ratio", "energy", "evbmf", "budget", "measured")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "decompose",
-        help="fewer MACs for a DNN by Tucker decomposition",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        subparsers, "decompose", "reduce the operations of a DNN by Tucker decomposition", details=_DETAILS,
+        examples=_EXAMPLES, run=run, libraries=("scipy", "tensorly"),
+    )  # fmt: skip
+    add_model(parser)
     add = parser.add_argument
-    add("model", metavar="MODEL", help=MODEL_HELP)
-    add("--output", type=Path, required=True, metavar="FILE", help="file to write; replaced once the new one is whole")
-    add("--weights", default="default", help="of a torchvision builder: a file, a name such as COCO_V1, or random")
-    add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
-    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-    ranks = parser.add_argument_group("ranks")
-    add = ranks.add_argument
+    add("--output", type=Path, required=True, metavar="FILE", help="file to write; an existing file is replaced")
+    add_loading(parser)
+    add = parser.add_argument_group("ranks").add_argument
     add("--ranks", choices=_POLICIES, default="ratio", help="how ranks are chosen, see above (default: %(default)s)")
-    add("--ratio", type=positive_share, default=0.5, help="ratio: rank / channels (default: %(default)s)")
-    add("--energy", type=positive_share, default=0.9, help="energy: fraction that is kept (default: %(default)s)")
-    add("--macs-cut", type=positive_share, default=0.4, help="budget: fraction that goes (default: %(default)s)")
-    add("--base", choices=_POLICIES[:-1], default="ratio", help="measured: what is accurate enough (default: ratio)")
-    add("--alignment", type=positive, default=8, help="ranks are multiples of it; 1 allowed (default: %(default)s)")
-    add("--floor", type=positive, default=8, help="least rank (default: %(default)s)")
+    add("--ratio", type=positive_fraction, default=0.5, metavar="X",
+        help="for ratio: rank divided by channels, 0..1 (default: %(default)s)")  # fmt: skip
+    add("--energy", type=positive_fraction, default=0.9, metavar="X",
+        help="for energy: fraction to keep, 0..1 (default: %(default)s)")  # fmt: skip
+    add("--macs-cut", type=positive_fraction, default=0.4, metavar="X",
+        help="for budget: fraction of the MACs to remove, 0..1 (default: %(default)s)")  # fmt: skip
+    add("--base", choices=_POLICIES[:-1], default="ratio",
+        help="for measured: the policy that gives the smallest ranks to try (default: %(default)s)")  # fmt: skip
+    add("--alignment", type=positive, default=8, metavar="N",
+        help="ranks are multiples of N; rank 1 is always allowed (default: %(default)s)")  # fmt: skip
+    add("--floor", type=positive, default=8, metavar="N", help="smallest rank (default: %(default)s)")
     add("--linear", action="store_true", help="also decompose large fully connected layers, by truncated SVD")
-    add("--iterations", type=natural, default=1, help="sweeps of orthogonal iteration (default: %(default)s)")
-    times = parser.add_argument_group("timing (--ranks measured; --latency measures any result)")
+    add("--iterations", type=natural, default=1, metavar="N",
+        help="iterations of higher-order orthogonal iteration (default: %(default)s)")  # fmt: skip
+    times = parser.add_argument_group("timing (for --ranks measured and --latency)")
     add = times.add_argument
-    add("--latency", action="store_true", help="time original and result in turns, for the report")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
-    add("--batch", type=positive, default=1, help="images at once (default: %(default)s)")
+    add("--latency", action="store_true", help="time the original and the result in turn, for the report")
+    add_device(times)
+    add("--batch", type=positive, default=1, metavar="N", help="images per inference (default: %(default)s)")
     add_target(times)
-    add("--timings", type=Path, metavar="JSON", help="cache of timings (default: ~/.cache/multi_dnn_ros/timings.json)")
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and pictures there")
-    parser.set_defaults(run=run, libraries=("scipy", "tensorly"))
+    add("--timings", type=Path, metavar="JSON",
+        help="cache of measured times (default: ~/.cache/multi_dnn_ros/timings.json)")  # fmt: skip
+    parser.add_argument("--report", type=Path, metavar="DIR",
+                        help="folder to write a report to: JSON, Markdown and plots")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decompose, write the artifact and the report, print what changed."""
+    """Decompose, write the artifact and the report, and print what changed."""
     if args.report is not None:
         require("--report", "matplotlib")
     import copy
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     source = load_network(args.model, weights=args.weights, num_classes=args.num_classes)
     if source.description is not None and source.description.plan:
         made_from = source.description.model
-        raise UsageError(f"{args.model} is decomposed already; decompose what it was made from: {made_from}")
+        raise UsageError(f"{args.model} is already decomposed; decompose the network it was made from: {made_from}")
     check_output(args.output, args.model, source)
     if args.report is not None:
         check_writable("--report", args.report / JSON_NAME)
@@ -209,7 +209,7 @@ def _latency(
     shape: tuple[int, ...],
     target: Target | None,
 ) -> list[dict[str, Any]]:
-    """Original and result in the same run: what the policy measured of its choice, or measured now."""
+    """Times of original and result from one run: measured by the policy when it chose, or now."""
     from multi_dnn_ros.compression.measured import Measured, NetworkTime
     from multi_dnn_ros.planning.timing import compare
 
@@ -262,10 +262,10 @@ def _report(
     done = sum(outcome.plan is not None for outcome in outcomes)
     print(f"{done} of {len(outcomes)} layers decomposed; written to {args.output}")
     if not done:
-        print("nothing was faster than the original, which is what was written")
+        print("no decomposition was faster, so the file holds the original network")
     if args.report is not None:
         write_report(args.report, content)
-        print(f"report in {args.report}")
+        print(f"report written to {args.report}")
     return 0
 
 

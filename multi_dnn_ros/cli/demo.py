@@ -1,4 +1,4 @@
-"""``multi-dnn demo``: the whole thing on a generated road, with scores."""
+"""``multi-dnn demo``: camera and node on a generated road, with scores."""
 
 from __future__ import annotations
 
@@ -6,56 +6,55 @@ import argparse
 from pathlib import Path
 
 from multi_dnn_ros.cli.arguments import natural, positive_float, size
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_seed
 
-_DESCRIPTION = """\
-Start a camera that drives along a generated road and the node as two processes on this machine's loopback interface,
-record what they publish, and compare it with the known truth. First with the package's own three DNNs, then with the
-same DNNs decomposed and retrained, one after the other on the same road.
+_DETAILS = """\
+A camera process drives along a generated road and the node serves its images, both on the loopback interface. The
+results are recorded and compared with the known truth. The first drive uses the package's three DNNs, the second
+the same DNNs decomposed and retrained, on the same road.
 
-Prints rate, latency from the picture's stamp to the receipt of the result, scores and drops of every DNN, then what
-decomposition changed (scores, MACs, latency, file size), and leaves in the output folder, and for the decomposed DNNs
-in the folder `decomposed` in it:
-  overlay.mp4, overlay.png   the results drawn on the pictures
-  summary.json               every figure, with machine, versions and command
-  diagnostics.json           the node's own diagnostics, message by message
-  bag/                       a rosbag2 recording of pictures (JPEG), truth, results and diagnostics
-  node.log, camera.log       what the processes said
-and in the output folder comparison.json, the figures of both.
+Prints rate, latency (from the image's stamp to the receipt of the result), scores and drops of every DNN, and what
+decomposition changed: scores, MACs, latency, file size. Exit code 1 if a DNN published nothing.
 
-The exit code is 1 if any DNN published nothing.
+Written to the output folder, and for the decomposed DNNs to its subfolder `decomposed`:
+  overlay.mp4, overlay.png   the results drawn on the images
+  summary.json               all figures, with machine, versions and command
+  diagnostics.json           the node's diagnostics, message by message
+  bag/                       a rosbag2 recording of images (JPEG), truth, results and diagnostics
+  node.log, camera.log       output of the two processes
+  comparison.json            figures of both drives (in the output folder only)
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn demo
-  multi-dnn demo --output out/rain --seconds 60 --seed 12
-  multi-dnn demo --rate 30 --size 1280x720 --dnns original
+multi-dnn demo
+multi-dnn demo --output out/rain --seconds 60 --seed 12
+multi-dnn demo --rate 30 --size 1280x720 --dnns original
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="camera and node as two processes on a generated road, with scores, video and recording",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        subparsers, "demo", "run camera and node on a generated road, and score and record the results",
+        details=_DETAILS, examples=_EXAMPLES, run=run, libraries=("pycocotools",),
+    )  # fmt: skip
     add = parser.add_argument
-    add("--output", type=Path, default=Path("out/demo"), metavar="FOLDER", help="default: out/demo")
-    add("--seconds", type=positive_float, default=15.0, metavar="S", help="length of each drive (default: 15)")
-    add("--rate", type=positive_float, default=10.0, metavar="HZ", help="pictures a second (default: 10)")
-    add("--size", type=size, default=(640, 480), metavar="WxH", help="of the pictures (default: 640x480)")
-    add("--seed", type=natural, default=8, help="of the road (default: 8)")
+    add("--output", type=Path, default=Path("out/demo"), metavar="DIR", help="output folder (default: out/demo)")
+    add("--seconds", type=positive_float, default=15.0, metavar="S",
+        help="length of each drive in seconds (default: 15)")  # fmt: skip
+    add("--rate", type=positive_float, default=10.0, metavar="HZ", help="images per second (default: 10)")
+    add("--size", type=size, default=(640, 480), metavar="WxH", help="size of the images in pixels (default: 640x480)")
+    add_seed(parser, "the road", 8)
     which = parser.add_mutually_exclusive_group().add_argument
-    which("--dnns", choices=("both", "original", "decomposed"), default="both", help="of the package (default: both)")
-    which("--params-file", type=Path, metavar="YAML", help="one drive, with the node's parameters from this file")
-    add("--domain-id", type=natural, metavar="N", help="ROS_DOMAIN_ID of the demo (default: one nobody uses here)")
-    parser.set_defaults(run=run, libraries=("pycocotools",))
+    which("--dnns", choices=("both", "original", "decomposed"), default="both",
+          help="which of the package's DNNs to run; both: one drive each (default: both)")  # fmt: skip
+    which("--params-file", type=Path, metavar="YAML", help="a single drive with the node's parameters from this file")
+    add("--domain-id", type=natural, metavar="N",
+        help="ROS_DOMAIN_ID of the demo (default: one that no process on this machine uses)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 1 if a DNN published nothing."""
+    """Run the demo. Returns 1 if a DNN published nothing."""
     from multi_dnn_ros.common.resources import config_file
     from multi_dnn_ros.demo.comparison import SETS, run_both
     from multi_dnn_ros.demo.run import Demo

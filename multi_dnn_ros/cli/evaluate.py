@@ -1,4 +1,4 @@
-"""``multi-dnn evaluate``: scores, cost and time of DNNs side by side."""
+"""``multi-dnn evaluate``: scores, cost and latency of DNNs side by side."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import positive
+from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
-    MODEL_HELP,
+    add_calibration,
     add_data,
+    add_model,
     add_network,
     add_target,
     check_built,
-    check_writable,
     instances,
     read_data,
     read_target,
     read_trainable,
 )
+from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import require
 
@@ -34,77 +36,56 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.operating_points import OperatingPoint
     from multi_dnn_ros.training.trainable import Trainable
 
-_DESCRIPTION = f"""\
-Score DNNs on data that none of them was trained on, and show what each costs: MACs, parameters, file size and, with
---latency, time on --device, all in the same run. The first MODEL is the one that the others are compared with, an
-original for instance, beside what `decompose` and `retrain` made of it.
+_DETAILS = f"""\
+Each DNN is scored on the test part of the data, and its cost is shown: MACs, parameters, file size and, with --latency,
+the time per inference on --device. The first MODEL is the baseline of the comparison, for example the original network
+before `decompose` and `retrain`.
 
-Scores are those of the network itself, layer by layer in float32. With --served each network has a second row: its
-scores as the node serves it, so that what precision and backend change is seen.
-
-Classifiers get top-1 and top-5 accuracy, detectors mAP (COCO's), lane networks the F1 of pixels within 3 px at 320 px
-wide.
+Classifiers get top-1 and top-5 accuracy, detectors COCO's mAP, lane networks the F1 score of lane pixels within 3
+pixels at a width of 320. Scores are those of the network in float32; --served adds a row with the scores at the
+precision and backend that the node uses.
 
 {DATA_HELP}"""
 _EXAMPLES = """\
-examples:
-  multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
-  multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
-  multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
-  multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
-  multi-dnn evaluate people.onnx --decoder yolo --labels person --data coco:coco
-  multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
+multi-dnn evaluate builtin:object object.safetensors better.safetensors --data road --latency --report out/object
+multi-dnn evaluate vgg16.safetensors vgg16_small.safetensors --data cifar10:cifar-10.tar.gz
+multi-dnn evaluate builtin:object --data road --served --precision fp16 --device cuda
+multi-dnn evaluate builtin:object --data road --served --precision int8 --device cpu --calibration-images my_frames
+multi-dnn evaluate people.onnx --decoder yolo --labels person --data coco:coco
+multi-dnn evaluate builtin:pedestrian --data coco:my_roads --thresholds
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "evaluate",
-        help="scores, MACs and times of DNNs side by side",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "models",
-        nargs="+",
-        metavar="MODEL",
-        help=MODEL_HELP,
-    )
+    parser = add_command(
+        subparsers, "evaluate", "compare the scores, operations and latency of DNNs", details=_DETAILS,
+        examples=_EXAMPLES, run=run, libraries=("pycocotools",),
+    )  # fmt: skip
+    add_model(parser, several=True, what="networks to compare")
     add_data(parser)
-    add("--limit", type=positive, metavar="N", help="score the first N images only")
-    add(
-        "--thresholds",
-        action="store_true",
-        help="detectors and lane networks: also precision and recall, and of boxes the false ones per image, at score "
-        "thresholds from 0.05 to 0.95, NMS as the node does it; images may show no object at all",
-    )
-    add("--batch-size", type=positive, default=64, help="images at once while scoring (default: %(default)s)")
-    add_network(parser.add_argument_group("networks"))
-    times = parser.add_argument_group("serving and timing")
-    times.add_argument(
-        "--served",
-        action="store_true",
-        help="a second row for each network, its scores as the node serves it: batch norms folded, one image at a time "
-        "through --backend at --precision on --device",
-    )
-    times.add_argument("--latency", action="store_true", help="time all of them in turns")
-    add_target(times)
-    times.add_argument(
-        "--calibration-images",
-        default="",
-        metavar="DIR",
-        help="with --precision int8: images that the ranges of layers are measured on, as parameter calibration_images "
-        "of the node (default: generated road images of this package)",
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write JSON, Markdown and a picture there")
-    parser.set_defaults(run=run, libraries=("pycocotools",))
+    add = parser.add_argument
+    add("--limit", type=positive, metavar="N", help="score only the first N images (default: all)")
+    add("--thresholds", action="store_true",
+        help="detectors and lane networks: also list precision and recall, and false boxes per image, at score "
+        "thresholds from 0.05 to 0.95, with the node's NMS; images without any object are allowed")  # fmt: skip
+    add("--batch-size", type=positive, default=64, metavar="N",
+        help="images per inference while scoring (default: %(default)s)")  # fmt: skip
+    add_network(parser.add_argument_group("network"))
+    serving = parser.add_argument_group("serving and timing")
+    add = serving.add_argument
+    add("--served", action="store_true",
+        help="add a row per network with its scores as the node serves it: batch norms folded, one image per "
+        "inference, with --backend at --precision on --device")  # fmt: skip
+    add("--latency", action="store_true", help="time the networks in turn")
+    add_target(serving)
+    add_calibration(serving)
+    parser.add_argument("--report", type=Path, metavar="DIR",
+                        help="folder to write a report to: JSON, Markdown and a plot")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, print the table, write the report."""
+    """Score the networks, print the table and write the report."""
     if args.report is not None:
         require("--report", "matplotlib")
     from multi_dnn_ros.common.reporting import provenance, table
@@ -120,7 +101,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--thresholds is for detectors and lane networks; {networks[0].model} is a classifier")
     for network in networks[1:]:
         if network.task != networks[0].task:
-            raise UsageError(f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}")
+            raise UsageError(
+                f"{network.model} is for {network.task}, {networks[0].model} for {networks[0].task}; "
+                "expected networks of one task"
+            )
     targets = [_target(args, network) for network in networks] if args.served or args.latency else []
     entries = [
         _scored(args, network, device, target if args.served else None)
@@ -136,18 +120,18 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{title}\n{text}")
     if args.report is not None:
         write_report(args.report, content)
-        print(f"report in {args.report}")
+        print(f"report written to {args.report}")
     return 0
 
 
 def _target(args: argparse.Namespace, network: Trainable) -> Target:
     target = read_target(args, calibration=partial(_calibration, args.calibration_images, network))
-    target.make_backend()  # refuses a precision that the device does not have, before minutes of scoring
+    target.make_backend()  # raises for a precision that the device does not have, before minutes of scoring
     return target
 
 
 def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ...]]:
-    """Inputs of the network for images of a folder, as scoring makes them."""
+    """Inputs of the network made from the images of a folder, as for scoring."""
     import torch
 
     from multi_dnn_ros.pipeline.calibration import calibration_images
@@ -160,7 +144,7 @@ def _calibration(folder: str, network: Trainable) -> list[tuple[torch.Tensor, ..
 def _scored(
     args: argparse.Namespace, network: Trainable, device: torch.device, target: Target | None
 ) -> list[dict[str, Any]]:
-    """The entry of a network and, with a target, that of the network as it is served there."""
+    """The row of a network and, with a target, the row of the network as the node serves it."""
     from multi_dnn_ros.training.comparison import label
     from multi_dnn_ros.training.served import Served
 
@@ -247,7 +231,7 @@ def _points(
 
 
 def _rows(args: argparse.Namespace, data: Data) -> Rows:
-    """Those of the test part that --limit leaves."""
+    """The test part of the data, up to --limit images."""
     from multi_dnn_ros.training.data import SomeRows
 
     rows = data.part("test")
@@ -257,11 +241,11 @@ def _rows(args: argparse.Namespace, data: Data) -> Rows:
 def _add_latency(
     args: argparse.Namespace, target: Target, networks: list[Trainable], entries: list[list[dict[str, Any]]]
 ) -> None:
-    """Time each network once; all its rows show that, for it is timed as it is served."""
+    """Time each network, as the node serves it; both rows of a network show this time."""
     from multi_dnn_ros.planning.timing import compare
 
     if len({network.size for network in networks}) > 1:
-        raise UsageError("--latency compares networks of one input size; these have several")
+        raise UsageError("--latency compares networks of one input size; these have several: set --size")
     width, height = networks[0].size
     modules = [network.network for network in networks]
     for count, times in compare(modules, (1, 3, height, width), target, (1, instances(args, target))).items():

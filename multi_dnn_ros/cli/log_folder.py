@@ -1,7 +1,8 @@
-"""Where a benchmark's processes write their logs."""
+"""Where the processes of a benchmark write their logs."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,9 +12,17 @@ from pathlib import Path
 from multi_dnn_ros.common.errors import CommandError
 
 
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    """--logs."""
+    parser.add_argument(
+        "--logs", type=Path, metavar="DIR",
+        help="folder for the logs of the processes (default: a temporary folder, kept if the run fails)",
+    )  # fmt: skip
+
+
 @contextmanager
 def log_folder(path: Path | None) -> Iterator[Path]:
-    """`path`, or a temporary folder, which stays where a CommandError names a log in it."""
+    """`path`, or a temporary folder. The latter is kept after a CommandError, whose message names a log in it."""
     if path is not None:
         yield path
         return

@@ -1,11 +1,11 @@
-"""The command ``multi-dnn``: one subcommand per module of this folder.
+"""The command ``multi-dnn``: one module of this folder per verb.
 
-A verb is a module with ``add_parser(subparsers)``, which declares its arguments and sets ``run`` as a default, and
-``run(args) -> int``, which does the work and returns the exit code. Modules import what is heavy inside ``run``, so
-that ``--help`` answers at once. A verb that cannot work without optional libraries
-(:mod:`multi_dnn_ros.common.extras`) sets their import names as the default ``libraries``.
+The module of a verb has ``add_parser(subparsers)``, which declares its arguments
+(:func:`multi_dnn_ros.cli.commands.add_command`), and ``run(args) -> int``, which does the work and returns the exit
+code. Large libraries are imported inside ``run``, so that ``--help`` answers at once. A verb that needs optional
+libraries (:mod:`multi_dnn_ros.common.extras`) sets their import names as the default ``libraries``.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,50 +18,74 @@ import traceback
 from collections.abc import Sequence
 
 from multi_dnn_ros import __version__
+from multi_dnn_ros.cli.commands import GroupedCommands, HelpFormatter, grouped
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, require
 
-VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "profile", "partition", "demo", "benchmark")
+#: Verbs by the heading that `--help` lists them under.
+GROUPS = {
+    "try it without a camera": ("demo",),
+    "run DNNs on cameras and recordings": ("run", "camera", "replay"),
+    "reduce a DNN's cost offline": ("decompose", "retrain", "evaluate"),
+    "measure and plan": ("profile", "partition", "benchmark"),
+}
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
+_DESCRIPTION = """\
+Run several camera DNNs (lanes, objects, pedestrians, or your own models) at once on one GPU or CPU.
+
+`run` is a ROS 2 node that subscribes to camera topics and publishes the results. The other commands show the node at
+work, make DNNs cheaper before they are served, and measure them. MODEL in a command is a built-in network
+(builtin:object), a network of torchvision (torchvision:resnet50), or a .pt2, .onnx or .safetensors file.
+"""
 _EXAMPLES = """\
 examples:
-  multi-dnn demo                                   everything at once on a generated road, with scores
+  multi-dnn demo                                   node and camera on a generated road, with scores and a video
   multi-dnn run                                    the node with its default parameters
-  multi-dnn camera drive.mp4 --rate 10             a video as the topic front/image_raw
-  multi-dnn camera /dev/video0                     a USB camera
-  multi-dnn replay drive.mcap results              every frame of a recording, none dropped
-  multi-dnn decompose builtin:object --output object.safetensors   fewer operations, in one file for the node
-  multi-dnn retrain object.safetensors --data road --output better.safetensors   what that cost, got back
-  multi-dnn evaluate builtin:object better.safetensors --data road   scores, MACs and times side by side
+  multi-dnn camera drive.mp4 --rate 10             publish a video on the topic front/image_raw, 10 images per second
+  multi-dnn camera /dev/video0                     publish a USB camera
+  multi-dnn replay drive.mcap results              run every frame of a recording, none dropped
+  multi-dnn decompose builtin:object --output object.safetensors
+  multi-dnn retrain object.safetensors --data road --output better.safetensors
+  multi-dnn evaluate builtin:object better.safetensors --data road --latency
 
-Each command explains itself: multi-dnn COMMAND --help.
+`multi-dnn COMMAND --help` explains a command and its options.
 """
 
-#: Of any picture that OpenCV reads from a file, whatever its header claims; OpenCV looks once, when it is loaded.
+#: Most pixels of an image that OpenCV decodes, whatever the header claims. OpenCV reads the variable when it is loaded.
 _OPENCV_LIMIT = ("OPENCV_IO_MAX_IMAGE_PIXELS", str(1 << 27))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line, every verb included."""
+    """The parser of the whole command line, with every verb."""
     parser = argparse.ArgumentParser(
         prog="multi-dnn",
-        description="Lane, object and pedestrian DNNs side by side on one device, as a ROS 2 node and offline.",
+        usage="multi-dnn [-h] [--version] [--debug] COMMAND ...",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"multi-dnn {__version__}")
     parser.add_argument(
         "--debug", action="store_true", help=f"show the traceback of an error (or set {_DEBUG_VARIABLE}=1)"
     )
-    subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        action=GroupedCommands,
+        dest="command",
+        metavar="COMMAND",
+        required=True,
+        prog=parser.prog,
+        help=argparse.SUPPRESS,
+    )
+    assert isinstance(commands, GroupedCommands)
     for verb in VERBS:
-        importlib.import_module(f"multi_dnn_ros.cli.{verb}").add_parser(subparsers)
+        importlib.import_module(f"multi_dnn_ros.cli.{verb}").add_parser(commands)
+    parser.description = f"{_DESCRIPTION}\n{grouped(GROUPS, commands.summaries)}"
     return parser
 
 
 def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate our own arguments from ``--ros-args ... [--]``, which ROS 2 tools append and which ROS parses."""
+    """Separate our arguments from ``--ros-args ... [--]``, which ROS 2 tools append and rclpy parses."""
     own: list[str] = []
     ros: list[str] = []
     inside = False
@@ -76,7 +100,7 @@ def split_ros_args(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own) and return the exit code."""
+    """Run the command line `argv` (default: sys.argv[1:]) and return the exit code."""
     own, ros_args = split_ros_args(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault(*_OPENCV_LIMIT)
     parser = build_parser()
@@ -85,13 +109,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = f"{parser.prog} {args.command}"
     try:
         if ros_args and not getattr(args, "takes_ros_args", False):
-            raise UsageError("--ros-args are for commands that start a ROS node")
+            raise UsageError("--ros-args are for commands that start a ROS node: run, camera, replay --live")
         require(args.command, *getattr(args, "libraries", ()))
         return int(args.run(args))
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+    except BrokenPipeError:  # the reader of our output has exited, as `head` does
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  so that the flush at exit does not fail as well
         return 1
     except Exception as error:
@@ -102,11 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe(error: Exception) -> str:
-    """An error as one line, for people; an error nobody foresaw carries its type and the way to its traceback."""
+    """An error as one line for people. An unexpected error is shown with its type and how to get its traceback."""
     text = " ".join(str(error).split())
-    named = (UsageError, CommandError, MissingExtra, ValueError, OSError, LookupError, TimeoutError)
-    foreseen = isinstance(error, named)
-    if foreseen and not isinstance(error, KeyError) and text:
+    reported = (UsageError, CommandError, MissingExtra, ValueError, OSError, LookupError, TimeoutError)
+    expected = isinstance(error, reported)
+    if expected and not isinstance(error, KeyError) and text:
         return text
     return f"{type(error).__name__}: {text} (unexpected; --debug shows where)"
 

@@ -1,14 +1,14 @@
-"""Arguments of the offline verbs that name a network and data, and what they name."""
+"""Options of the offline commands that name networks and data, and what they stand for."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import natural, positive, size
+from multi_dnn_ros.cli.options import add_device, check_writable
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.errors import UsageError
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.data import Data
     from multi_dnn_ros.training.trainable import Trainable
 
-#: As the parameter dnn.<dnn>.precision.
+#: Values of parameter dnn.<dnn>.precision.
 PRECISIONS = ("auto", "fp32", "tf32", "fp16", "bf16", "int8")
-#: Of an argument that names a network.
+#: What an argument that names a network can be.
 MODEL_HELP = ", ".join(extensions.model_forms())
 DATA_HELP = """\
-data, KIND:PATH:
-  cifar10:PATH   CIFAR-10: its archive, or a folder or archive of train/<class>/*.jpg, test/<class>/*.jpg
-  classes:DIR    DIR/train/<class>/*.jpg and DIR/val/... (torchvision's ImageFolder), DIR/test/ where there is one
+data (KIND:PATH):
+  cifar10:PATH   CIFAR-10: its archive, or a folder or archive with train/<class>/*.jpg and test/<class>/*.jpg
+  classes:DIR    DIR/train/<class>/*.jpg and DIR/val/... (torchvision's ImageFolder), and DIR/test/ if it exists
   coco:DIR       DIR/annotations/instances_train*.json and _val*.json, images in DIR/train*/ and DIR/val*/
   lanes:DIR      DIR/train/images/NAME.jpg with DIR/train/masks/NAME.png (not 0 = lane), DIR/val/...
-  road:DIR       generated road with exact truth, rendered into DIR once; `road` alone: into the user's cache
+  road:DIR       generated road with exact truth, rendered once into DIR; `road` alone: into the user's cache
   drive:DIR      DIR/*.mp4 with DIR/lane_masks/VIDEO_<frame>.png: scored on the last video, or on the second half of
                  a single one
 Without DIR/test/, the val part is the test part, and images for choosing the best epoch are held out of train: 5 %, at
@@ -37,39 +37,64 @@ least 50, and whole recordings (NAME of NAME_<frame>.jpg) where there are severa
 """
 
 
-def add_network(parser: argparse._ActionsContainer) -> None:
-    """How a network is read, beside its name."""
-    add = parser.add_argument
-    add("--weights", default="default", help="of a torchvision builder: a file, a name such as COCO_V1, or random")
-    add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
-    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
-    add("--decoder", choices=("auto", "classification", *extensions.names(extensions.DECODERS)), default="auto",
-        help="what the outputs mean, where a file does not say it (default: %(default)s)")  # fmt: skip
-    add(
-        "--labels",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="classes by number (default: the model's, or the data's)",
+def add_model(parser: argparse._ActionsContainer, *, several: bool = False, what: str = "network") -> None:
+    """MODEL, or one or more of it. what: the first words of its help."""
+    parser.add_argument(
+        "models" if several else "model", metavar="MODEL", help=f"{what}: {MODEL_HELP}", nargs="+" if several else None
     )
-    add("--keep", nargs="+", default=[], metavar="NAME", help="lane segmentation: which classes are lane")
+
+
+def add_loading(parser: argparse._ActionsContainer, weights: str = "default") -> None:
+    """--weights, --num-classes, --size. weights: the default; empty for random ones, which suffice to measure times."""
+    standard = "those that torchvision recommends" if weights else "random, which does not change the times"
+    add = parser.add_argument
+    add("--weights", default=weights, metavar="WEIGHTS",
+        help=f"weights of a torchvision network: a file, a name such as COCO_V1, or random "
+        f"(default: {standard})")  # fmt: skip
+    add("--num-classes", type=natural, default=0, metavar="N",
+        help="classes of a torchvision network (default: those of its weights)")  # fmt: skip
+    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+
+
+def add_network(parser: argparse._ActionsContainer) -> None:
+    """How a network is loaded and how its outputs are decoded."""
+    add_loading(parser)
+    add = parser.add_argument
+    decoders = ("auto", "classification", *extensions.names(extensions.DECODERS))
+    add("--decoder", choices=decoders, default="auto", metavar="NAME",
+        help=f"decoder of the outputs, if the model's file does not name one: {', '.join(decoders)} "
+        "(default: %(default)s)")  # fmt: skip
+    add("--labels", nargs="+", default=[], metavar="NAME",
+        help="class names in the order of their numbers (default: the model's, or the data's)")  # fmt: skip
+    add("--keep", nargs="+", default=[], metavar="NAME",
+        help="for segmentation networks: the classes that are lane (default: the model's)")  # fmt: skip
 
 
 def add_data(parser: argparse._ActionsContainer) -> None:
     """What a network is trained or scored on."""
     add = parser.add_argument
-    add("--data", action="append", required=True, metavar="KIND:PATH", help="see above; may be given several times")
-    add("--scenes", type=positive, default=6000, metavar="N", help="road: scenes to learn from (default: %(default)s)")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:<number> (default: %(default)s)")
+    add("--data", action="append", required=True, metavar="KIND:PATH", help="data, see above; may be repeated")
+    add("--scenes", type=positive, default=6000, metavar="N",
+        help="for data `road`: number of training images to render (default: %(default)s)")  # fmt: skip
+    add_device(parser)
+
+
+def add_calibration(parser: argparse._ActionsContainer) -> None:
+    """--calibration-images."""
+    parser.add_argument(
+        "--calibration-images", default="", metavar="DIR",
+        help="for int8: folder of images on which value ranges are measured, as the node's parameter "
+        "calibration_images (default: generated road images)",
+    )  # fmt: skip
 
 
 def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0.1) -> Trainable:
-    """The network `model` with the arguments of add_network."""
+    """The network `model`, loaded with the options of :func:`add_network`."""
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.models.sources import load_network
     from multi_dnn_ros.training.trainable import make_trainable
 
-    # The rest of the arguments is for sources that take weights; others know their own.
+    # Only torchvision networks take --weights and --num-classes; other models come with theirs.
     found = source_of(model)
     built = found is not None and found.takes_weights
     source = load_network(
@@ -83,7 +108,7 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
 
 
 def read_data(args: argparse.Namespace, network: Trainable) -> list[Data]:
-    """The sets of --data for a network."""
+    """The data sets of --data, for a network."""
     from multi_dnn_ros.training.data import DataRequest, open_data
 
     wanted = DataRequest(network.task, network.framing, network.labels, args.scenes)
@@ -91,7 +116,7 @@ def read_data(args: argparse.Namespace, network: Trainable) -> list[Data]:
 
 
 def origin(model: str, source: Source) -> str:
-    """What a network was built from, as its artifact says it: a name, or the file's name."""
+    """What an artifact records as its network: a name such as builtin:object, or the name of a file."""
     from multi_dnn_ros.models.artifact import is_built_from_a_name
 
     if source.description is not None:
@@ -100,33 +125,24 @@ def origin(model: str, source: Source) -> str:
 
 
 def check_output(output: Path, model: str, source: Source) -> None:
-    """UsageError unless --output has the suffix that the artifact of this network needs and can be written."""
+    """UsageError unless --output has the suffix that the artifact of this network needs, and can be written."""
     from multi_dnn_ros.models.artifact import suffix_of
 
     suffix = suffix_of(origin(model, source))
     if output.suffix != suffix:
-        raise UsageError(f"--output is {output}; what is made from {model} is written as a {suffix} file")
+        raise UsageError(f"--output is {output}; expected a {suffix} file for a network made from {model}")
     check_writable("--output", output)
 
 
-def check_writable(option: str, path: Path) -> None:
-    """UsageError where the file `path` could not be written: told now, not after hours of work."""
-    if path.is_dir():
-        raise UsageError(f"{option} is {path}, which is a folder; expected a file")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())  # others are made
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} is {path}: {folder} is no folder that can be written to")
-
-
 def check_built(args: argparse.Namespace, models: Sequence[str]) -> None:
-    """UsageError for --weights where none of `models` takes them."""
+    """UsageError for --weights if none of `models` takes them."""
     if args.weights == "default":
         return
     from multi_dnn_ros.models.registry import MODEL_SOURCES, source_of
 
     if not any(source.takes_weights for model in models if (source := source_of(model)) is not None):
         forms = ", ".join(source.form for source in MODEL_SOURCES.usable() if source.takes_weights)
-        raise UsageError(f"--weights is for {forms}; {', '.join(models)} comes with its own")
+        raise UsageError(f"--weights is for {forms}; {', '.join(models)} comes with its own weights")
 
 
 def add_target(parser: argparse._ActionsContainer) -> None:
@@ -134,14 +150,17 @@ def add_target(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
     backends = ", ".join(("auto", *extensions.names(extensions.BACKENDS)))
     add("--backend", default="auto", metavar="NAME",
-        help=f"that the node will run it with: {backends} (default: %(default)s)")  # fmt: skip
-    add("--precision", choices=PRECISIONS, default="auto", help="of the timed runs (default: %(default)s)")
-    add("--sms", type=positive, metavar="N", help="share of a GPU to time on, by a CUDA green context (default: all)")
-    add("--instances", type=positive, metavar="N", help="copies at once for contention (default: 8 on a GPU, else 2)")
+        help=f"backend that the node will use: {backends} (default: %(default)s)")  # fmt: skip
+    add("--precision", choices=PRECISIONS, default="auto",
+        help="precision that the node will use (default: %(default)s)")  # fmt: skip
+    add("--sms", type=positive, metavar="N",
+        help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
+    add("--instances", type=positive, metavar="N",
+        help="copies that run at once when contention is timed (default: 8 on a GPU, 2 on a CPU)")  # fmt: skip
 
 
 def check_backend(args: argparse.Namespace) -> None:
-    """UsageError unless --backend names one."""
+    """UsageError unless --backend names a backend."""
     known = extensions.names(extensions.BACKENDS)
     if args.backend != "auto" and args.backend not in known:
         raise UsageError(f"--backend is '{args.backend}'; allowed: auto, {', '.join(known)}")
@@ -150,13 +169,13 @@ def check_backend(args: argparse.Namespace) -> None:
 def read_target(
     args: argparse.Namespace, batch: int = 1, calibration: Callable[[], Sequence[Tensors]] | None = None
 ) -> Target:
-    """Where networks are timed: --device, --sms, --backend and --precision.
+    """How networks are timed: --device, --sms, --backend and --precision.
 
-    calibration: inputs of a network, on which int8 is calibrated. UsageError for int8 without them.
+    calibration: makes inputs of the network, on which int8 is calibrated. Raises UsageError for int8 without it.
     """
     if args.precision == "int8" and calibration is None:
         raise UsageError(
-            "--precision int8 is calibrated on images of the network that is served; use evaluate --served"
+            "--precision int8 is calibrated on images of the network that is served; use `multi-dnn evaluate --served`"
         )
     from multi_dnn_ros.benchmark.paper.partition import check_partition
     from multi_dnn_ros.pipeline.choices import backend_name, choose_backend, choose_device
@@ -174,5 +193,5 @@ def read_target(
 
 
 def instances(args: argparse.Namespace, target: Target) -> int:
-    """How many copies run at once when contention is measured."""
+    """Number of copies that run at once when contention is timed."""
     return int(args.instances or (8 if target.device.type == "cuda" else 2))

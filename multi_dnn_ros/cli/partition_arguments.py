@@ -1,4 +1,4 @@
-"""Arguments that the actions of ``multi-dnn partition`` share, and what they name."""
+"""Options that the actions of ``multi-dnn partition`` share, and what they stand for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi_dnn_ros.cli.arguments import natural, size
-from multi_dnn_ros.cli.network_arguments import PRECISIONS
+from multi_dnn_ros.cli import network_arguments
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.planning.batch_units import Unit, UnitError, parse_units
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def units(text: str) -> tuple[Unit, ...]:
-    """The value of --units."""
+    """The type of --units."""
     try:
         return parse_units(text)
     except UnitError as error:
@@ -27,32 +26,34 @@ def units(text: str) -> tuple[Unit, ...]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model, its precision, and where its tables are."""
+    """The network, its precision, and the folder of its tables."""
     add = parser.add_argument
-    add("model", metavar="MODEL", help="builtin:<name>, torchvision:<builder>, or a .pt2, .onnx or .safetensors file")
-    add("--precision", choices=PRECISIONS, default="auto",
-        help="as the node's parameter dnn.<dnn>.precision (default: %(default)s)")  # fmt: skip
+    network_arguments.add_model(parser)
+    add("--precision", choices=network_arguments.PRECISIONS, default="auto",
+        help="precision, as parameter dnn.<dnn>.precision of the node (default: %(default)s)")  # fmt: skip
     add("--tables", type=Path, metavar="DIR", help="folder of tables (default: ~/.cache/multi_dnn_ros/partition)")
 
 
 def add_units(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """--units."""
-    default = "" if required else " (default: every unit with a table)"
+    default = "" if required else " (default: every unit that has a table)"
     parser.add_argument(
-        "--units", type=units, required=required, metavar="UNIT,...", help=f"such as cpu:8,cuda:0,cuda:1/16sms{default}"
-    )
+        "--units", type=units, required=required, metavar="UNIT,...",
+        help=f"units, such as cpu:8,cuda:0,cuda:1/16sms{default}",
+    )  # fmt: skip
 
 
-def add_network(parser: argparse.ArgumentParser) -> None:
-    """How the network is loaded."""
-    add = parser.add_argument
-    add("--weights", default="", help="of a torchvision builder: a file, a name, random (default; times are the same)")
-    add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
-    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """--search."""
+    parser.add_argument(
+        "--search", choices=("exact", "greedy"), default="exact",
+        help="how the plan is found: exact, by dynamic programming; greedy, as in the paper on batch partitioning "
+        "(default: exact)",
+    )  # fmt: skip
 
 
 def network_request(args: argparse.Namespace) -> NetworkRequest:
-    """Of add_model and add_network."""
+    """What to load: the network of :func:`add_model` and the options of network_arguments.add_loading."""
     from multi_dnn_ros.partition.executor import NetworkRequest
 
     return NetworkRequest(args.model, args.weights, args.num_classes, args.size)
@@ -69,8 +70,9 @@ def tables_folder(args: argparse.Namespace) -> Path:
 def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit], dict[str, BatchTable]]:
     """The units of --units, or all that have a table of the model, and their tables by unit.
 
-    check: a table of another device or version than this machine's is refused. CommandError for a unit without a
-    table, TableError for one that does not fit the others, ProfileError for a file that is no table.
+    check: refuse tables measured on another device or with other library versions than this machine's. Raises
+    CommandError for a unit without a table, TableError for a table that does not match the others, ProfileError for a
+    file that is not a table.
     """
     from multi_dnn_ros.partition.executor import identity
     from multi_dnn_ros.planning.batch_table import TableError, read_table, table_path
@@ -97,11 +99,11 @@ def stored_tables(args: argparse.Namespace, *, check: bool) -> tuple[list[Unit],
             device = identity(unit, args.precision)
             if table.device != device:
                 raise TableError(
-                    f"{path} was measured on '{table.device}'; {unit.name} is '{device}' now: measure again with "
+                    f"{path} was measured on '{table.device}'; {unit.name} is '{device}' now: measure it again with "
                     "`multi-dnn partition profile --replace`"
                 )
         if not table.largest:
-            raise TableError(f"{path} holds no batch size that was measured without a failure")
+            raise TableError(f"{path} has no batch size that was measured without a failure")
         tables[unit.name] = table
     if not tables:
         raise _no_table(args, "any unit", folder)
@@ -117,7 +119,7 @@ def _no_table(args: argparse.Namespace, unit: str, folder: Path) -> CommandError
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on the terminal while inside; gives what moves it: (done, total, what is measured)."""
+    """A progress bar on the terminal; yields the function that updates it: (done, total, what is measured)."""
     from tqdm import tqdm
 
     with tqdm(unit="size", disable=None, leave=False) as bar:
@@ -131,7 +133,7 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def row_table(table: BatchTable) -> str:
-    """The rows of one table for people: milliseconds, medians with half the distance of the quartiles."""
+    """The rows of one table as text: medians in milliseconds; of the total also half the interquartile range."""
     from multi_dnn_ros.common.reporting import table as markdown
     from multi_dnn_ros.common.reporting import three_digits
 

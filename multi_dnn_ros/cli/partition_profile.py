@@ -1,13 +1,14 @@
-"""``multi-dnn partition profile`` and ``io``: the tables that plans are made from."""
+"""``multi-dnn partition profile`` and ``io``: measure the tables that plans are made from."""
 
 from __future__ import annotations
 
 import argparse
 
 from multi_dnn_ros.cli.arguments import positive, positive_float
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.network_arguments import add_loading
 from multi_dnn_ros.cli.partition_arguments import (
     add_model,
-    add_network,
     add_units,
     network_request,
     progress_bar,
@@ -17,48 +18,54 @@ from multi_dnn_ros.cli.partition_arguments import (
 from multi_dnn_ros.common.errors import UsageError
 
 _PROFILE = """\
-Measure the model on each unit, one unit after the other, at batch sizes 2^n - 1, 2^n and 2^n + 1 up to --max-batch.
+The units are measured one after another at batch sizes 2^n - 1, 2^n and 2^n + 1 up to --max-batch.
 
-Each size is written to the unit's table as soon as it is measured; started again, the command measures what is still
-missing. A size for which memory does not suffice is noted, and no larger one is tried.
+Each result is written to the unit's table at once; an interrupted command continues when it is started again. A batch
+size that does not fit in memory is recorded as such, and larger ones are not tried.
 """
 _IO = """\
-Measure how long images take to a unit and back, without a network: on a GPU between memory of the host and the GPU, on
-a CPU a copy within memory.
+No network runs. On a GPU the images are copied between host memory and the GPU, on a CPU within memory.
 """
 
 
-def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare them."""
-    profile = actions.add_parser("profile", help="measure a model on each unit by batch size", description=_PROFILE,
-                                 formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    add_model(profile)
-    add_units(profile, required=True)
-    add_network(profile)
+def add_actions(actions: Commands[argparse.ArgumentParser]) -> None:
+    """Declare profile and io."""
+    profile = add_command(
+        actions, "profile", "measure a network on each unit by batch size", details=_PROFILE, run=_profile,
+        examples="multi-dnn partition profile torchvision:resnet18 --units cpu:1,cpu:2 --max-batch 32",
+    )  # fmt: skip
+    _add_measured(profile)
     add = profile.add_argument
     add("--max-batch", type=positive, required=True, metavar="N", help="largest batch size to measure")
     _add_sampling(profile)
-    add("--replace", action="store_true", help="begin tables anew, also those of another model, device or version")
-    profile.set_defaults(run=_profile)
+    add("--replace", action="store_true",
+        help="start new tables, replacing existing ones of this or another model, device or version")  # fmt: skip
 
-    io = actions.add_parser("io", help="measure transfers alone", description=_IO,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    add_model(io)
-    add_units(io, required=True)
-    add_network(io)
+    io = add_command(
+        actions, "io", "measure how long it takes to copy images to a unit and back", details=_IO, run=_io,
+        examples="multi-dnn partition io torchvision:resnet18 --units cpu:1 --batch 8 --max-batch 64 --increment 8",
+    )  # fmt: skip
+    _add_measured(io)
     add = io.add_argument
-    add("--batch", type=positive, default=1, metavar="N", help="first batch size (default: %(default)s)")
-    add("--max-batch", type=positive, metavar="N", help="last batch size (default: --batch)")
-    add("--increment", type=positive, default=1, metavar="N", help="from one size to the next (default: %(default)s)")
+    add("--batch", type=positive, default=1, metavar="N", help="smallest batch size (default: %(default)s)")
+    add("--max-batch", type=positive, metavar="N", help="largest batch size (default: --batch)")
+    add("--increment", type=positive, default=1, metavar="N", help="step between batch sizes (default: %(default)s)")
     _add_sampling(io)
-    io.set_defaults(run=_io)
+
+
+def _add_measured(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    add_units(parser, required=True)
+    add_loading(parser, weights="")
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--samples", type=positive, default=15, metavar="N", help="runs of each size; medians count (default: 15)")
-    add("--limit", type=positive_float, default=20.0, metavar="SECONDS",
-        help="of the runs of one size, which then has fewer samples, but at least 3 (default: 20)")  # fmt: skip
+    add("--samples", type=positive, default=15, metavar="N",
+        help="runs per batch size, of which medians are reported (default: %(default)s)")  # fmt: skip
+    add("--limit", type=positive_float, default=20.0, metavar="S",
+        help="time limit in seconds for the runs of one batch size; at least 3 are made "
+        "(default: %(default)g)")  # fmt: skip
 
 
 def _profile(args: argparse.Namespace) -> int:
@@ -92,7 +99,7 @@ def _io(args: argparse.Namespace) -> int:
 
     most = args.max_batch or args.batch
     if most < args.batch:
-        raise UsageError(f"--max-batch is {most}; allowed: from --batch {args.batch}")
+        raise UsageError(f"--max-batch is {most}; must be at least --batch, {args.batch}")
     batches = range(args.batch, most + 1, args.increment)
     for unit in args.units:
         with progress_bar() as progress:
@@ -107,6 +114,6 @@ def _io(args: argparse.Namespace) -> int:
         table = BatchTable(model=args.model, shape=shape, parameters=0, unit=unit.name, precision=args.precision,
                            device=device, rows=tuple(rows))  # fmt: skip
         mebibytes = shape[0] * shape[1] * shape[2] * 4 / 2**20
-        print(f"\nimages of {args.model} to {unit.name} and back, {mebibytes:.3g} MiB each way per image: {device}\n")
+        print(f"\nimages of {args.model} to {unit.name} and back, {mebibytes:.3g} MiB per image each way: {device}\n")
         print(row_table(table))
     return 0

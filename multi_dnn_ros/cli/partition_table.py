@@ -1,4 +1,4 @@
-"""``multi-dnn partition table``: look at stored tables, and change them."""
+"""``multi-dnn partition table``: print, plot and edit stored tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import io
 from pathlib import Path
 
 from multi_dnn_ros.cli.arguments import positive
-from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.network_arguments import add_loading
+from multi_dnn_ros.cli.options import add_plot, check_files
 from multi_dnn_ros.cli.partition_arguments import (
     add_model,
-    add_network,
     add_units,
     network_request,
     row_table,
@@ -19,28 +20,31 @@ from multi_dnn_ros.cli.partition_arguments import (
     tables_folder,
 )
 from multi_dnn_ros.common.errors import UsageError
-from multi_dnn_ros.common.extras import require
 
-_TABLE = """\
-Print the tables of a model. --merge, --drop and --refresh change the stored ones first, in this order.
+_DETAILS = """\
+Prints the tables of a network. --merge, --drop and --refresh change the stored tables first, in this order.
+"""
+_EXAMPLES = """\
+multi-dnn partition table torchvision:resnet18 --csv times.csv --plot times.png
+multi-dnn partition table torchvision:resnet18 --units cpu:1 --refresh 8 16
 """
 
 
-def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare it."""
-    parser = actions.add_parser("table", help="print, plot, merge and correct tables", description=_TABLE,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
+    """Declare table."""
+    parser = add_command(
+        actions, "table", "print, plot, merge and correct tables", details=_DETAILS, examples=_EXAMPLES, run=_run
+    )
     add_model(parser)
     add_units(parser, required=False)
-    add_network(parser)
+    add_loading(parser, weights="")
     add = parser.add_argument
     add("--merge", type=Path, nargs="+", default=[], metavar="JSON",
-        help="add rows of these tables; of equal batch sizes the one measured later stays")  # fmt: skip
+        help="add the rows of these tables; of two rows with one batch size the newer one is kept")  # fmt: skip
     add("--drop", type=positive, nargs="+", default=[], metavar="N", help="remove the rows of these batch sizes")
     add("--refresh", type=positive, nargs="+", default=[], metavar="N", help="measure these batch sizes again")
-    add("--csv", type=Path, metavar="CSV", help="write all rows there")
-    add("--plot", type=Path, metavar="PNG", help="write times and rates by batch size there")
-    parser.set_defaults(run=_run)
+    add("--csv", type=Path, metavar="CSV", help="write all rows to this file")
+    add_plot(parser, "times and rates by batch size")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -48,11 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.partition.measure import profile_unit
     from multi_dnn_ros.planning.batch_table import CSV_HEADER, csv_rows, table_path, write_table
 
-    if args.plot is not None:
-        require("--plot", "matplotlib")
-    for option, path in (("--csv", args.csv), ("--plot", args.plot)):
-        if path is not None:
-            check_writable(option, path)
+    check_files(args, "csv", "plot")
     folder = tables_folder(args)
     for file in args.merge:
         _merge(args, file, folder)

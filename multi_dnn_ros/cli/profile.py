@@ -1,4 +1,4 @@
-"""``multi-dnn profile``: every layer's time, alone and beside other work, and what follows from it."""
+"""``multi-dnn profile``: the time of every layer, alone and under load, and predictions from it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli import profile_fit, profile_learning
-from multi_dnn_ros.cli.arguments import natural, positive, size
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP, check_writable
+from multi_dnn_ros.cli.arguments import positive
+from multi_dnn_ros.cli.commands import Commands, add_command, add_subcommands
+from multi_dnn_ros.cli.network_arguments import add_loading, add_model
+from multi_dnn_ros.cli.options import check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.extras import require
@@ -21,73 +23,63 @@ if TYPE_CHECKING:
     from multi_dnn_ros.planning.profile import Profile
     from multi_dnn_ros.planning.timing import Target
 
-_DESCRIPTION = """\
-Where a DNN's time goes on this machine, layer by layer.
-
-  layers      what each layer and job computes, moves and takes, against what the device could do at best
-  contention  the layers' times beside other work, as a table to learn from
-  learn       what decides the time of each kind of layer, in words; a predictor of times, and how well it does
-  fit         whether DNNs, cameras and rates fit this machine, which DNN breaks it, and what would help
-"""
-_LAYERS = """\
-Time every layer in its place in the running network, with the data and the caches that it finds there, and print the
-longest layers, the kinds of layers, the jobs, and whether the layers add up to the network as it is served.
-
-MODEL is what the node takes, or a classifier of torchvision: builtin:<name>, torchvision:<builder>, a .pt2, .onnx or
-.safetensors file. The bound of a layer is the roofline's: its arithmetic at the device's best rate or its bytes at the
-best rate of its memory, whichever takes longer; both rates are measured on the device once and kept. A layer can be
-under its bound when its data comes out of a cache.
+_DETAILS = """\
+`layers` shows where a network's time goes. `contention` and `learn` build a predictor of layer times under load. `fit`
+uses measured or predicted times to decide whether a parameter file can be served at given camera rates.
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn profile layers builtin:object
-  multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
-  multi-dnn profile layers people.onnx --device cuda --backend cuda_graph --precision fp16
-  multi-dnn profile contention torchvision:resnet18 torchvision:mobilenet_v2 builtin:lane --output samples.csv
-  multi-dnn profile learn samples.csv --output out/learnt
-  multi-dnn profile layers torchvision:resnet152 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
-  multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
+multi-dnn profile layers builtin:object
+multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
+multi-dnn profile layers people.onnx --device cuda --backend cuda_graph --precision fp16
+multi-dnn profile contention torchvision:resnet18 torchvision:mobilenet_v2 builtin:lane --output samples.csv
+multi-dnn profile learn samples.csv --output out/learnt
+multi-dnn profile layers torchvision:resnet152 --jobs 8 --cut predicted --predictor out/learnt/predictor.json
+multi-dnn profile fit --params-file config/multi_dnn.yaml --rate front=30
+"""
+_LAYERS = """\
+Every layer is timed in its place in the running network, with the data and cache contents that it finds there. Printed
+are the slowest layers, the kinds of layers, the jobs, and the sum of the layers compared with the whole network.
+
+The bound of a layer is that of the roofline model: the longer of its arithmetic at the device's highest rate and its
+bytes at the highest memory bandwidth. Both rates are measured once per device and cached. A layer can be faster than
+its bound if its data is in a cache.
+"""
+_LAYERS_EXAMPLES = """\
+multi-dnn profile layers builtin:object
+multi-dnn profile layers torchvision:resnet50 --jobs 8 --cut measured --output out/profile
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "profile",
-        help="every layer's time against what the device could do",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = parser.add_subparsers(title="actions", dest="action", metavar="ACTION", required=True)
-    layers = actions.add_parser(
-        "layers", help="time of every layer and job, roofline, plots", description=_LAYERS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        subparsers, "profile", "time the layers of DNNs, and predict whether DNNs fit this machine",
+        details=_DETAILS, examples=_EXAMPLES,
     )  # fmt: skip
+    actions = add_subcommands(parser, "action")
+    layers = add_command(
+        actions, "layers", "time every layer and job of a network, compared with the device's limits",
+        details=_LAYERS, examples=_LAYERS_EXAMPLES, run=_layers,
+    )  # fmt: skip
+    add_model(layers, several=True, what="networks to profile")
+    add_loading(layers, weights="")
     add = layers.add_argument
-    add("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
-    _add_network(layers)
-    add("--jobs", type=positive, default=4, help="jobs that the network is cut into (default: %(default)s)")
+    add("--jobs", type=positive, default=4, metavar="N",
+        help="jobs that the network is cut into (default: %(default)s)")  # fmt: skip
     add("--cut", choices=("estimate", "count", "measured", "predicted"), default="estimate",
-        help="what the cut evens out: operations and bytes, the number of layers, measured or predicted times "
-        "(default: %(default)s)")  # fmt: skip
-    add("--predictor", type=Path, metavar="JSON", help="for --cut predicted: a file of `multi-dnn profile learn`")
+        help="what is balanced between the jobs: estimated cost (operations and bytes), the number of layers, "
+        "measured or predicted times (default: %(default)s)")  # fmt: skip
+    add("--predictor", type=Path, metavar="JSON",
+        help="for --cut predicted: predictor.json of `multi-dnn profile learn`")  # fmt: skip
     add_target(layers)
     add("--realtime", action="store_true",
-        help="hold the processors during each round, where others use them too; takes CAP_SYS_NICE")  # fmt: skip
-    add("--longest", type=positive, default=15, metavar="N", help="layers in the table (default: %(default)s)")
-    add("--output", type=Path, metavar="DIR", help="write profile.json, layers.csv and pictures there, by model")
-    add("--summary", type=Path, metavar="JSON", help="write the sums and wholes of all models to one file")
-    layers.set_defaults(run=_layers)
+        help="measure with real-time priority, on a CPU that other processes use too; needs CAP_SYS_NICE")  # fmt: skip
+    add("--longest", type=positive, default=15, metavar="N", help="layers to print (default: %(default)s)")
+    add("--output", type=Path, metavar="DIR",
+        help="folder for profile.json, layers.csv and plots; one subfolder per model if there are several")  # fmt: skip
+    add("--summary", type=Path, metavar="JSON", help="write the totals of all models to this file")
     profile_learning.add_actions(actions)
     profile_fit.add_action(actions)
-
-
-def _add_network(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--weights", default="", help="of a torchvision builder: a file, a name, random (default; times are the same)")
-    add("--num-classes", type=natural, default=0, metavar="N", help="of a torchvision builder (default: its own)")
-    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
 
 
 def _layers(args: argparse.Namespace) -> int:
@@ -139,18 +131,18 @@ def _layers(args: argparse.Namespace) -> int:
                 print(f"written to {folder}")
     if args.summary is not None:
         write_json(args.summary, {**provenance(), **_summary(profiles)})
-        print(f"summary in {args.summary}")
+        print(f"summary written to {args.summary}")
     return 0
 
 
 def _predicted(args: argparse.Namespace, target: Target) -> Callable[[Traced], NodeCost] | None:
-    """What a cut by prediction goes by; what the predictor was not taught is measured."""
+    """The costs for --cut predicted. Layers that the predictor does not know are measured."""
     from multi_dnn_ros.planning.measure import measure
     from multi_dnn_ros.planning.predictor import predicted_costs, read_predictor
     from multi_dnn_ros.profiling.network import measured_costs
 
     if (args.cut == "predicted") != (args.predictor is not None):
-        raise UsageError("--cut predicted and --predictor go together")
+        raise UsageError("--cut predicted and --predictor must be given together")
     if args.predictor is None:
         return None
     predictor = read_predictor(args.predictor)

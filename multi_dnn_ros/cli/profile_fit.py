@@ -1,4 +1,4 @@
-"""``multi-dnn profile fit``: do these DNNs at these rates fit this machine?"""
+"""``multi-dnn profile fit``: whether DNNs at given camera rates fit this machine."""
 
 from __future__ import annotations
 
@@ -8,54 +8,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import camera_name, natural, positive, positive_float, size
-from multi_dnn_ros.cli.network_arguments import check_writable
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_device, add_output, add_params_file, add_seed, check_writable, read_config
 from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
     from multi_dnn_ros.planning.fit import Demand, Verdict
     from multi_dnn_ros.settings.schema import NodeConfig
 
-_DESCRIPTION = """\
-Whether the DNNs of a parameter file can serve its cameras at the given rates on this machine; if not, which DNN breaks
-it and what would help. A frame's cost is measured, alone and with all DNNs at work, or predicted from its layers
-(--predictor); what the predictor was not taught is measured.
+_DETAILS = """\
+If the DNNs of the parameter file cannot serve its cameras at the given rates, the command names the DNN that exceeds
+the machine's capacity and what would help. The cost of a frame is measured, alone and with all DNNs running, or
+predicted from its layers (--predictor); layers that the predictor does not know are measured.
 
-Exit code 0: fits; 1: does not.
+Exit code 0: fits; 1: does not fit.
+"""
+_EXAMPLES = """\
+multi-dnn profile fit
+multi-dnn profile fit --params-file my_robot.yaml --rate front=30 --verify 10
 """
 _RATE = 10.0
 
 
-def add_action(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare it."""
-    parser = actions.add_parser(
-        "fit", help="do these DNNs and rates fit this machine?", description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
+    """Declare fit."""
+    parser = add_command(
+        actions, "fit", "predict whether the DNNs of a parameter file can serve given camera rates", details=_DETAILS,
+        examples=_EXAMPLES, run=_run,
     )  # fmt: skip
     add = parser.add_argument
-    add("--params-file", type=Path, help="as for `multi-dnn run` (default: the package's)")
+    add_params_file(parser)
     add("--rate", type=_rate, action="append", default=[], metavar="CAMERA=HZ",
-        help=f"frames a second of a camera, repeatable; others: their parameter rate_hz, else {_RATE:g}")  # fmt: skip
-    add("--device", help="in place of the parameter file's: auto, cpu, cuda, cuda:<number>")
-    add(
-        "--predictor",
-        type=Path,
-        metavar="JSON",
-        help="a file of `multi-dnn profile learn` (default: the parameter file's)",
-    )
+        help=f"frames per second of a camera; may be repeated (default: the camera's parameter rate_hz, "
+        f"or {_RATE:g})")  # fmt: skip
+    add_device(parser, default=None)
+    add("--predictor", type=Path, metavar="JSON",
+        help="predictor.json of `multi-dnn profile learn` (default: that of the parameter file)")  # fmt: skip
     add("--size", type=size, default=(640, 480), metavar="WxH",
-        help="of the cameras' images, whose decoding counts too (default: 640x480)")  # fmt: skip
-    add("--frames", type=positive, default=20, help="measured of each DNN (default: %(default)s)")
-    add(
-        "--verify",
-        type=positive_float,
-        metavar="SECONDS",
-        help="then offer frames for so long, and see whether they are served, and by their deadlines",
-    )
+        help="size of the camera images in pixels, for the cost of decoding (default: 640x480)")  # fmt: skip
+    add("--frames", type=positive, default=20, metavar="N", help="frames measured per DNN (default: %(default)s)")
+    add("--verify", type=positive_float, metavar="S",
+        help="then send frames for this many seconds and check that they are served in time")  # fmt: skip
     add("--mixes", type=natural, default=0, metavar="N",
-        help="judge N random mixes of these DNNs around the machine's capacity in place of the rates")  # fmt: skip
-    add("--seed", type=natural, default=0, help="of the mixes (default: %(default)s)")
-    add("--output", type=Path, metavar="JSON", help="write the verdicts there")
-    parser.set_defaults(run=_run)
+        help="instead of the rates, judge N random mixes of these DNNs near capacity (default: 0)")  # fmt: skip
+    add_seed(parser, "the mixes")
+    add_output(parser, "write the verdicts to this JSON file")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -71,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
 
     if args.output is not None:
         check_writable("--output", args.output)
-    config = _config(args)
+    config = read_config(args)
     rates = _rates(args, config)
     predictor = read_predictor(args.predictor) if args.predictor is not None else None
     pipeline = build(config)
@@ -81,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     image = SceneGenerator(width, height, args.seed).scene(0).image
     services, doubts = service_times(config, pipeline, image, args.frames, predictor)
     if doubts:
-        print(f"measured, as the predictor does not know this: {'; '.join(doubts[:3])}")
+        print(f"measured, because the predictor does not know: {'; '.join(doubts[:3])}")
     decoding: list[Decoding] = []
     if args.mixes:
         cases = random_demands(services, pipeline.servers, args.mixes, args.seed)
@@ -99,18 +96,18 @@ def _run(args: argparse.Namespace) -> int:
         entry = _entry(demands, verdict)
         if args.verify:
             cameras = {of.dnn: of.cameras for of in demands}
-            # What is asked of mixes is no deadline.
+            # Mixes have no deadlines.
             lost = lost_frames(pipeline.tasks, cameras, make_engine, image, args.verify, late=not args.mixes)
             served = max(lost.values()) <= MAX_LOST_SHARE
             right += served == verdict.fits
             print(
-                f"offered for {args.verify:g} s: {'served' if served else 'not served'}, lost "
+                f"frames sent for {args.verify:g} s: {'served' if served else 'not served'}, lost "
                 + ", ".join(f"{name} {part:.1%}" for name, part in lost.items())
             )
             entry |= {"lost": lost, "served": served}
         entries.append(entry)
     if args.verify:
-        print(f"right in {right} of {len(cases)}")
+        print(f"verdict correct in {right} of {len(cases)} cases")
     if args.output is not None:
         summary = {"workers": pipeline.servers, "device": str(pipeline.device), "doubts": list(doubts),
                    "services_ms": {name: vars(of) for name, of in services.items()}}  # fmt: skip
@@ -118,15 +115,6 @@ def _run(args: argparse.Namespace) -> int:
         write_json(args.output, {**provenance(), **summary, "verified": verified, "cases": entries})
         print(f"written to {args.output}")
     return 0 if args.mixes or all(entry["fits"] for entry in entries) else 1
-
-
-def _config(args: argparse.Namespace) -> NodeConfig:
-    from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.settings.params_file import read_params_file
-    from multi_dnn_ros.settings.schema import NodeConfig
-
-    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"))
-    return config if args.device is None else NodeConfig.model_validate({**config.model_dump(), "device": args.device})
 
 
 def _rates(args: argparse.Namespace, config: NodeConfig) -> dict[str, float]:

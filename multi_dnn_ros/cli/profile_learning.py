@@ -1,4 +1,4 @@
-"""``multi-dnn profile contention`` and ``multi-dnn profile learn``."""
+"""``multi-dnn profile contention`` and ``learn``: layer times under load, and a predictor of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multi_dnn_ros.cli.arguments import natural
-from multi_dnn_ros.cli.network_arguments import MODEL_HELP, check_writable
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.network_arguments import add_model
+from multi_dnn_ros.cli.options import add_seed, check_writable
 from multi_dnn_ros.cli.profile_target import add_target, open_target, progress_bar
 
 if TYPE_CHECKING:
@@ -15,46 +17,53 @@ if TYPE_CHECKING:
     from multi_dnn_ros.profiling.analysis import Importance
 
 _CONTENTION = """\
-Time every layer of the models while background threads (a CPU) or streams (a GPU) repeat one stated thing: products of
-matrices that stay in a cache (compute), copies of memory larger than the caches (memory), a whole DNN (dnn). One row
-for each layer and load goes into a CSV file; `multi-dnn profile learn` reads it.
+Every layer of the models is timed while background threads (on a CPU) or streams (on a GPU) repeat one kind of load:
+
+  compute   products of matrices that fit in a cache
+  memory    copies of memory larger than the caches
+  dnn       a whole network (--load-dnn)
+
+The CSV file gets one row per layer and load, and is the input of `multi-dnn profile learn`.
 """
 _LEARN = """\
-From tables of `multi-dnn profile contention`: a decision tree for each kind of layer, whose importances say what
-decides its time; and regressors: a linear model on arithmetic at peak rate, bytes at full bandwidth and launches,
-gradient-boosted trees, and the former corrected by the latter. Whole models and whole load levels are held out in turn,
-and the errors stand beside those of two baselines. The one with the least error in the mean of all that was held out is
-written to predictor.json, a file of numbers.
+From tables of `multi-dnn profile contention` two things are learned. A decision tree per kind of layer shows which
+quantities determine its time. Three regressors predict times: a linear model (arithmetic at the highest rate, bytes at
+full bandwidth, launches), gradient-boosted trees, and the linear model corrected by trees.
+
+The regressors are scored on models and load levels that were held out, one after another, beside two baselines. The one
+with the smallest mean error is written to predictor.json.
 """
 _LOADS = ("compute", "memory", "dnn")
 
 
-def add_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare both."""
-    parser = actions.add_parser(
-        "contention", help="layer times beside other work, as CSV", description=_CONTENTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def add_actions(actions: Commands[argparse.ArgumentParser]) -> None:
+    """Declare contention and learn."""
+    parser = add_command(
+        actions, "contention", "time layers under background load and write a table", details=_CONTENTION,
+        examples="multi-dnn profile contention torchvision:resnet18 builtin:lane --output samples.csv",
+        run=_contention,
     )  # fmt: skip
+    add_model(parser, several=True, what="networks to time")
     add = parser.add_argument
-    add("models", metavar="MODEL", nargs="+", help=MODEL_HELP)
     add("--output", type=Path, required=True, metavar="CSV", help="table to write")
-    add("--loads", type=_loads, default=_LOADS, help="of compute,memory,dnn (default: all)")
-    add("--levels", type=_numbers, default=(0, 1, 2, 4, 8), help="background threads or streams (default: 0,1,2,4,8)")
-    add("--load-dnn", default="builtin:object", metavar="MODEL", help="what a dnn load runs (default: %(default)s)")
-    add("--slices", type=_numbers, default=(0,), metavar="SMS",
-        help="numbers of SMs of a GPU to run on, such as 0,16,66; 0: all (default)")  # fmt: skip
+    add("--loads", type=_loads, default=_LOADS, metavar="LOAD,...",
+        help="kinds of load (default: compute,memory,dnn)")  # fmt: skip
+    add("--levels", type=_numbers, default=(0, 1, 2, 4, 8), metavar="N,...",
+        help="numbers of background threads or streams (default: 0,1,2,4,8)")  # fmt: skip
+    add("--load-dnn", default="builtin:object", metavar="MODEL", help="network of load dnn (default: %(default)s)")
+    add("--slices", type=_numbers, default=(0,), metavar="SMS,...",
+        help="numbers of SMs of a GPU to run on, such as 0,16,66; 0: all (default: 0)")  # fmt: skip
     add_target(parser, repeats=10, threads=1)
-    parser.set_defaults(run=_contention)
-    parser = actions.add_parser(
-        "learn", help="what decides layer times, and a predictor of them", description=_LEARN,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = add_command(
+        actions, "learn", "learn a predictor of layer times from tables of `contention`", details=_LEARN,
+        examples="multi-dnn profile learn samples.csv --output out/learnt", run=_learn,
+        libraries=("scipy", "sklearn", "matplotlib"),
     )  # fmt: skip
     add = parser.add_argument
     add("tables", metavar="CSV", nargs="+", type=Path, help="tables of `multi-dnn profile contention`")
     add("--output", type=Path, required=True, metavar="DIR",
-        help="write predictor.json, learnt.json and importances.png there")  # fmt: skip
-    add("--seed", type=natural, default=0, help="of the trees (default: %(default)s)")
-    parser.set_defaults(run=_learn, libraries=("scipy", "sklearn", "matplotlib"))
+        help="folder for predictor.json, learnt.json and importances.png")  # fmt: skip
+    add_seed(parser, "the trees")
 
 
 def _contention(args: argparse.Namespace) -> int:
@@ -84,7 +93,7 @@ def _contention(args: argparse.Namespace) -> int:
             )
         write_samples(args.output, samples)
         conditions = len({(sample.load, sample.setting) for sample in samples})
-        print(f"{len(samples)} times of layers under {conditions} loads, {target.name()}; written to {args.output}")
+        print(f"{len(samples)} layer times under {conditions} conditions on {target.name()}; written to {args.output}")
     return 0
 
 
@@ -107,12 +116,12 @@ def _learn(args: argparse.Namespace) -> int:
     plot_importances(args.output / "importances.png", found)
     sentences = [explain(importance) for importance in found]
     if not found:
-        print("no kind of layer has enough samples to say what decides its time")
+        print("no kind of layer has enough samples to learn what determines its time")
     write_json(args.output / "learnt.json", {**provenance(), **_figures(predictor, found, sentences)})
     print("\n".join(sentences), end="\n\n")
     print(_scores_table(predictor), end="\n\n")
     best = predictor.provenance["regressor"]
-    print(f"{best}: chosen, for {predictor.device}, {predictor.backend}; written to {args.output}")
+    print(f"chosen: {best}, for {predictor.device}, {predictor.backend}; written to {args.output}")
     return 0
 
 
@@ -145,9 +154,9 @@ def _scores_table(predictor: Predictor) -> str:
     rows = [
         [scores.held_out, what, *(f"{errors[method]:.1%}" if method in errors else "" for method in methods)]
         for scores in predictor.scores
-        for what, errors in (("layer", scores.layer), ("whole", scores.whole))
+        for what, errors in (("layer", scores.layer), ("network", scores.whole))
     ]
-    return "median absolute error\n\n" + table(("held out", "of a", *methods), rows)
+    return "median absolute error\n\n" + table(("held out", "error of a", *methods), rows)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

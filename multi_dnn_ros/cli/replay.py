@@ -1,4 +1,4 @@
-"""``multi-dnn replay``: every frame of a recording through the engine, or with ``--live`` through a node."""
+"""``multi-dnn replay``: run every frame of a recording through an engine or, with ``--live``, through a node."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi_dnn_ros.cli.arguments import positive_float
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_device, add_params_file, read_config
 from multi_dnn_ros.common.allocator import configure_malloc
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
@@ -21,72 +23,64 @@ if TYPE_CHECKING:
     from multi_dnn_ros.settings.schema import NodeConfig
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
-_DESCRIPTION = """\
-Run every frame of a rosbag2 recording through the DNNs and write the results into a new recording.
+_DETAILS = """\
+The results have the topics of the node (/multi_dnn/front/object/detections, ...); each message has the header and the
+recording time of its frame. No frame is dropped for being late. On a CPU two replays of one recording are identical
+byte for byte. The counts of every DNN and camera are printed and written to summary.json in the new recording's folder.
 
-The topics are those of the live node (/multi_dnn/front/object/detections, ...), each message with the header and the
-recording time of its frame. Nothing is dropped for being late: the replay takes the time it needs. On the CPU two
-replays of one recording are equal byte for byte. The counts of every DNN and camera are printed and stand in
-summary.json in the new recording's folder.
+IN_BAG is a rosbag2 folder, a .mcap file or a .db3 file. Of a damaged recording every complete message is read; each
+damaged part is reported as a warning and in summary.json, and the exit code is 1.
 
-IN_BAG is a folder, or a .mcap or .db3 file. Of a damaged one every whole message is read: each damaged part is named in
-a warning and in summary.json, the new recording holds the results of the rest, and the exit code is 1.
+With --live the frames go through a running node, which must have been started with parameter `autostart` false. The
+replay sets its cameras to reliable QoS, configures and activates it, and publishes /clock and the frames one at a time:
+the next one when all results of the last one have arrived. At the end the node is unconfigured again. The new recording
+is the same as without --live; the last line printed is `N of M frames`, the frames with results of every DNN.
 
-With --live the frames go through a node that runs on the ROS graph, started with the parameter autostart false. The
-replay sets its cameras to reliable, configures and activates it, publishes /clock and one frame after another, each
-when all results of the last one are there, and leaves the node unconfigured again. The new recording is the same as
-without --live. The last line is `N of M frames`, the frames of the recording that have the results of every DNN.
-
-Exit code 0: every frame was replayed. 1: the recording is damaged, or with --live N is less than M. 2: wrong usage.
+Exit codes: 0 every frame was replayed; 1 the recording is damaged or, with --live, N is less than M; 2 wrong usage.
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn replay drive/ results/
-  multi-dnn replay drive.mcap results --overlay results.mp4
-  multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
-  multi-dnn replay drive results --with-input --storage sqlite3
-  multi-dnn run --ros-args -p autostart:=false     the node for the next line, in another terminal
-  multi-dnn replay drive results --live
+multi-dnn replay drive/ results/
+multi-dnn replay drive.mcap results --overlay results.mp4
+multi-dnn replay drive results --params-file robot.yaml --topic front:=/camera/color/image_raw
+multi-dnn replay drive results --with-input --storage sqlite3
+multi-dnn run --ros-args -p autostart:=false     the node for the next line, in another terminal
+multi-dnn replay drive results --live
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="run every frame of a recording through the DNNs, into a new recording",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = add_command(
+        subparsers, "replay", "run every frame of a recording through the DNNs and record the results",
+        details=_DETAILS, examples=_EXAMPLES, run=run, takes_ros_args=True,
+    )  # fmt: skip
     add = parser.add_argument
-    add("in_bag", type=Path, metavar="IN_BAG", help="rosbag2 folder, .mcap or .db3 file")
+    add("in_bag", type=Path, metavar="IN_BAG", help="recording to read: a rosbag2 folder, .mcap or .db3 file")
     add("out_bag", type=Path, metavar="OUT_BAG", help="folder of the new recording; must not exist")
-    add("--params-file", type=Path, metavar="YAML", help="the node's parameters (default: config/multi_dnn.yaml)")
-    add(
-        "--topic",
-        type=_assignment,
-        action="append",
-        default=[],
-        metavar="CAMERA:=TOPIC",
-        help="recorded topic of a camera (default: the camera's topic, or the only image topic there is)",
-    )
-    add("--node", metavar="NAME", help="node name in the output topics, with --live of the node (default: /multi_dnn)")
-    add("--device", metavar="NAME", help="auto, cpu, cuda, cuda:1, ... (default: the parameter device)")
+    add_params_file(parser)
+    add("--topic", type=_assignment, action="append", default=[], metavar="CAMERA:=TOPIC",
+        help="recorded topic of a camera; may be repeated (default: the camera's topic, or the only image "
+        "topic)")  # fmt: skip
+    add("--node", metavar="NAME",
+        help="full name of the node in the topics of the results; with --live, of the running node "
+        "(default: /multi_dnn)")  # fmt: skip
+    add_device(parser, default=None)
     add("--storage", choices=("mcap", "sqlite3"), default="mcap", help="format of the new recording (default: mcap)")
     add("--with-input", action="store_true", help="copy the camera messages into the new recording")
-    add("--overlay", type=Path, metavar="PATH", help="also draw the results: a .mp4 file, or a folder for pictures")
+    add("--overlay", type=Path, metavar="PATH",
+        help="also draw the results on the images: PATH is a .mp4 file, or a folder for single images")  # fmt: skip
     add = parser.add_argument_group("through a running node").add_argument
-    add("--live", action="store_true", help="through the node on the ROS graph, instead of an engine of its own")
-    add("--rate", type=positive_float, metavar="X", help="with --live: highest speed of the playback (default: 1.0)")
-    add("--start-timeout", type=positive_float, metavar="S", help="with --live: wait for the node (default: 120 s)")
-    parser.set_defaults(run=run, takes_ros_args=True)
+    add("--live", action="store_true", help="use the running node instead of an engine of this command")
+    add("--rate", type=positive_float, metavar="X",
+        help="with --live: highest playback speed, 1.0 is that of the recording (default: 1.0)")  # fmt: skip
+    add("--start-timeout", type=positive_float, metavar="S",
+        help="with --live: wait this many seconds for the node (default: 120)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay, report, and return 1 if the input was damaged."""
+    """Replay and report. Returns 1 if the input was damaged."""
     if args.out_bag.exists():
-        raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten")
+        raise UsageError(f"OUT_BAG {args.out_bag} exists already; nothing is overwritten: name a new folder")
     _check_options(args)
     configure_malloc()
     if args.live:
@@ -96,16 +90,11 @@ def run(args: argparse.Namespace) -> int:
         return run_live(args)
     args.node = args.node or "/multi_dnn"
     if not args.node.startswith("/"):
-        raise UsageError(f"--node is '{args.node}'; expected a name with its namespace, such as /multi_dnn")
+        raise UsageError(f"--node is '{args.node}'; expected a full name such as /multi_dnn")
     if args.overlay is not None and args.overlay.exists():
-        raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten")
+        raise UsageError(f"--overlay {args.overlay} exists already; nothing is overwritten: name a new file or folder")
 
-    from multi_dnn_ros.common.resources import config_file
-    from multi_dnn_ros.settings.params_file import read_params_file
-
-    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), args.node)
-    if args.device is not None:
-        config = type(config).model_validate({**config.model_dump(), "device": args.device})
+    config = read_config(args, args.node)
 
     from multi_dnn_ros.bags import BagReader, BagWriter
     from multi_dnn_ros.replay.recorded_cameras import recorded_topics
@@ -114,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
         topics = recorded_topics(bag, config.cameras, dict(args.topic))
         counts = [bag.topics[topic].count for topic in topics.values()]
         if not any(counts):
-            raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(topics.values())}")
+            raise CommandError(
+                f"bag {args.in_bag} holds no message on {', '.join(topics.values())}; choose with --topic"
+            )
         with BagWriter(args.out_bag, args.storage) as writer:
             summary = _replay(args, config, bag, writer, topics, sum(counts))
             writer.add_file("summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
@@ -126,17 +117,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """UsageError for an option that the way of replaying does not have."""
+    """UsageError for an option that does not apply with, or without, --live."""
     if args.live:
         for name in ("params_file", "device", "overlay"):
             if getattr(args, name) is not None:
-                raise UsageError(f"--{name.replace('_', '-')} is the node's own with --live: give it to the node")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is an option of the node with --live: start the node with it"
+                )
         return
     for name in ("rate", "start_timeout"):
         if getattr(args, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is for --live")
+            raise UsageError(f"--{name.replace('_', '-')} needs --live")
     if args.ros_args:
-        raise UsageError("--ros-args are for commands that start a ROS node: replay with --live")
+        raise UsageError("--ros-args are for commands that start a ROS node; use --live")
 
 
 def _replay(
@@ -189,7 +182,7 @@ def _replay(
 
 
 def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
-    """One video or folder a camera; with several cameras, the camera's name is part of the file's."""
+    """One video or folder per camera. With several cameras the camera's name is appended to the file's."""
     from multi_dnn_ros.vision.overlay_files import OverlayFiles
 
     if len(cameras) == 1:
@@ -198,7 +191,7 @@ def _overlays(path: Path, cameras: tuple[str, ...]) -> dict[str, OverlayFiles]:
 
 
 def _without_deadlines(config: NodeConfig) -> NodeConfig:
-    """A recording waits for the DNNs, so that no frame is ever too old."""
+    """The configuration without age limits: a replay waits for the DNNs, so that no frame is too old."""
     dnns = {name: dnn.model_copy(update={"max_age_ms": 0.0, "deadline_ms": 0.0}) for name, dnn in config.dnns.items()}
     return config.model_copy(update={"dnns": dnns})
 

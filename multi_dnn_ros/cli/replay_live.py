@@ -1,4 +1,4 @@
-"""``multi-dnn replay --live``: every frame of a recording through a node on the ROS graph."""
+"""``multi-dnn replay --live``: run every frame of a recording through a running node."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from multi_dnn_ros.replay.spinning import SpinningNode
     from multi_dnn_ros.replay.summary import Summary
 
-#: Longest wait for the node to load its DNNs, and to connect.
-_CONFIGURE_S, _CONNECT_S = 3600.0, 60.0
-_STOP_S = 60.0
+#: Time limits for the node to load its DNNs, to connect, and to deactivate or clean up.
+_CONFIGURE_S, _CONNECT_S, _STOP_S = 3600.0, 60.0, 60.0
 
 
 def run_live(args: argparse.Namespace) -> int:
-    """Configure the node, replay, put the node back as it was found; 1 unless every frame has all its results."""
+    """Configure the node, replay, and restore the node. Returns 1 unless every frame has all its results."""
     from multi_dnn_ros.bags import BagReader
     from multi_dnn_ros.replay.live_results import LiveReplayError
     from multi_dnn_ros.replay.remote_node import RemoteNodeError
@@ -45,14 +44,14 @@ def run_live(args: argparse.Namespace) -> int:
     for damage in summary.input_damage:
         print(f"warning: {args.in_bag}: {damage}", file=sys.stderr)
     if summary.stopped:
-        print(f"error: ended early: {summary.stopped}", file=sys.stderr)
+        print(f"error: replay ended early: {summary.stopped}", file=sys.stderr)
     print(f"written to {args.out_bag}")
     print(f"{summary.complete} of {frames} frames", flush=True)
     return 0 if summary.complete == frames and not summary.input_damage else 1
 
 
 def _replay(args: argparse.Namespace, bag: BagReader, spinner: SpinningNode, name: str) -> tuple[int, Summary]:
-    """Frames in the recording, and what became of them."""
+    """The number of frames in the recording, and the summary of their results."""
     from lifecycle_msgs.msg import Transition
     from tqdm import tqdm
 
@@ -65,16 +64,17 @@ def _replay(args: argparse.Namespace, bag: BagReader, spinner: SpinningNode, nam
     remote = RemoteNode(node, name, args.start_timeout, failure=lambda: spinner.failure)
     state = remote.state()
     if state != "unconfigured":
-        raise CommandError(f"node {name} is {state}; a live replay configures it: start it with -p autostart:=false")
+        raise CommandError(f"node {name} is {state}; expected unconfigured: start it with -p autostart:=false")
     plan = plan_replay(node, remote, bag, dict(args.topic))
     expected = sum(bag.topics[camera.recorded].count for camera in plan.cameras)
     if not expected:
-        raise CommandError(f"bag {args.in_bag} holds no message on {', '.join(x.recorded for x in plan.cameras)}")
+        topics = ", ".join(camera.recorded for camera in plan.cameras)
+        raise CommandError(f"bag {args.in_bag} holds no message on {topics}; choose with --topic")
     for camera in plan.cameras:
-        print(f"{camera.recorded} is played on {camera.topic} for {', '.join(camera.dnns)}", file=sys.stderr)
+        print(f"{camera.recorded} is published on {camera.topic} for {', '.join(camera.dnns)}", file=sys.stderr)
     replay = LiveReplay(node, remote, plan, rate=args.rate)
     with BagWriter(args.out_bag, args.storage) as writer, _parameters(remote, lossless_parameters(plan)):
-        print(f"{name} loads its DNNs", file=sys.stderr)
+        print(f"{name}: loading the DNNs", file=sys.stderr)
         remote.change_state(Transition.TRANSITION_CONFIGURE, _CONFIGURE_S)
         with _undone(remote, Transition.TRANSITION_CLEANUP):
             replay.before_activation()
@@ -91,7 +91,7 @@ def _replay(args: argparse.Namespace, bag: BagReader, spinner: SpinningNode, nam
 
 @contextmanager
 def _undone(remote: RemoteNode, transition: int) -> Iterator[None]:
-    """Go through `transition` at the end, as far as the node is still there."""
+    """Request `transition` at the end, if the node is still up."""
     from multi_dnn_ros.replay.remote_node import RemoteNodeError
 
     try:
@@ -106,7 +106,7 @@ def _undone(remote: RemoteNode, transition: int) -> Iterator[None]:
 
 @contextmanager
 def _parameters(remote: RemoteNode, values: dict[str, Any]) -> Iterator[None]:
-    """Set parameters, and put the former values back at the end."""
+    """Set parameters, and restore the former values at the end."""
     from multi_dnn_ros.replay.remote_node import RemoteNodeError
 
     before = remote.parameters(list(values))

@@ -1,4 +1,4 @@
-"""``multi-dnn retrain``: train a DNN, most often to get back what its decomposition cost."""
+"""``multi-dnn retrain``: train a DNN, usually to recover the accuracy that its decomposition cost."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multi_dnn_ros.cli.arguments import natural, not_negative, positive, positive_float, share
+from multi_dnn_ros.cli.arguments import fraction, natural, not_negative, positive, positive_float
+from multi_dnn_ros.cli.commands import Commands, add_command
 from multi_dnn_ros.cli.network_arguments import (
     DATA_HELP,
-    MODEL_HELP,
     add_data,
+    add_model,
     add_network,
     check_built,
     check_output,
-    check_writable,
     origin,
     read_data,
     read_trainable,
 )
+from multi_dnn_ros.cli.options import add_seed, check_writable
 from multi_dnn_ros.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,99 +28,90 @@ if TYPE_CHECKING:
     from multi_dnn_ros.training.retrain import Result
     from multi_dnn_ros.training.trainable import Trainable
 
-_DESCRIPTION = f"""\
-Train a DNN on data, score it on the part of the data that training never saw, and write it as one file that goes
-straight into the node's parameters (dnn.<dnn>.model: FILE).
+_DETAILS = f"""\
+The network is trained, scored on data that is used neither for training nor for choosing the epoch, and written as one
+file that the node loads (parameter dnn.<dnn>.model: FILE).
 
-MODEL is what `multi-dnn decompose` wrote, or anything that it takes. The weights of the best epoch are kept, or those
-it began with where no epoch is better, by top-1, mAP@0.5 or lane F1 on a part of the data that is neither trained on
-nor reported. With --checkpoint, a run that was stopped or killed goes on where it was when the same command is given
-again, and ends with the same weights.
+The weights of the best epoch are kept, or the original ones if no epoch is better. Epochs are compared by top-1,
+mAP@0.5 or lane F1 on a separate part of the data. With --checkpoint an interrupted run continues when the same command
+is given again, and produces the same weights as a run without interruption.
 
 {DATA_HELP}
-Several processes, on several GPUs or on a CPU: torchrun --nproc-per-node N -m multi_dnn_ros.cli.main retrain ...
+Several processes, on several GPUs or on a CPU:
+  torchrun --nproc-per-node N -m multi_dnn_ros.cli.main retrain ...
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
-  multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
-  multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --control big.safetensors --seeds 3
-  multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
-  multi-dnn retrain people.pt2 --decoder yolo --labels person --data coco:coco --output better.pt2 --lr 1e-4
+multi-dnn retrain object.safetensors --output better.safetensors --data road --teacher builtin:object --epochs 8
+multi-dnn retrain lane.safetensors --output better.safetensors --data road --data drive:videos --teacher builtin:lane
+multi-dnn retrain small.safetensors --output better.safetensors --data cifar10:c --control big.safetensors --seeds 3
+multi-dnn retrain torchvision:vgg16 --weights random --num-classes 10 --data cifar10:c --output vgg16.safetensors
+multi-dnn retrain people.pt2 --decoder yolo --labels person --data coco:coco --output better.pt2 --lr 1e-4
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "retrain",
-        help="train a DNN to recover accuracy",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "model",
-        metavar="MODEL",
-        help=MODEL_HELP,
-    )
-    add("--output", type=Path, required=True, metavar="FILE", help="file to write; replaced once the new one is whole")
+    parser = add_command(
+        subparsers, "retrain", "train a DNN, for example to recover the accuracy that decomposition cost",
+        details=_DETAILS, examples=_EXAMPLES, run=run, libraries=("pycocotools",),
+    )  # fmt: skip
+    add_model(parser, what="network to train, often a file of `multi-dnn decompose`")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE",
+                        help="file to write; an existing file is replaced")  # fmt: skip
     add_data(parser)
-    add(
-        "--max-faulty",
-        type=share,
-        default=0.01,
-        metavar="SHARE",
-        help="share of a part, 0..1, that may be unreadable, without truth or also in a later part; such images are "
-        "left out, and more of them are an error (default: %(default)s)",
-    )
+    parser.add_argument(
+        "--max-faulty", type=fraction, default=0.01, metavar="X",
+        help="part of the images, 0..1, that may be unreadable, without truth or duplicates of another part; they are "
+        "left out (default: %(default)s)",
+    )  # fmt: skip
     add_network(parser.add_argument_group("network"))
     add = parser.add_argument_group("teacher (knowledge distillation)").add_argument
-    add("--teacher", metavar="MODEL", help="network whose answers count beside the truth, the original for instance")
-    add("--teacher-weight", type=share, default=0.5, help="its share of the loss, 0..1 (default: %(default)s)")
+    add("--teacher", metavar="MODEL",
+        help="network whose outputs are also learned from, such as the original (default: none)")  # fmt: skip
+    add("--teacher-weight", type=fraction, default=0.5, metavar="X",
+        help="the teacher's part of the loss, 0..1 (default: %(default)s)")  # fmt: skip
     add = parser.add_argument_group("comparison").add_argument
-    add(
-        "--seeds",
-        type=positive,
-        default=1,
-        metavar="N",
+    add("--seeds", type=positive, default=1, metavar="N",
         help="train N times, with seeds --seed, --seed + 1, ..., and print mean and standard deviation; the weights "
-        "with the best choice score are written (default: %(default)s)",
-    )
-    add(
-        "--control",
-        metavar="MODEL",
-        help="the network before decomposition: it gets the same further training with each seed, so that like is "
-        "compared with like",
-    )
-    add("--report", type=Path, metavar="FOLDER", help="write retrain.json and a plot, retrain.png")
-    add = parser.add_argument_group("schedule").add_argument
-    add("--epochs", type=positive, default=10, help="default: %(default)s")
-    add("--batch-size", type=positive, default=64, help="over all processes together (default: %(default)s)")
-    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="default: %(default)s")
-    add("--lr", type=positive_float, default=1e-3, help="highest learning rate; cosine to zero (default: %(default)s)")
-    add("--weight-decay", type=not_negative, default=0.02, help="default: %(default)s")
-    add("--warm-up", type=not_negative, default=1.0, metavar="EPOCHS", help="default: %(default)s")
-    add("--label-smoothing", type=share, default=0.1, help="of classes (default: %(default)s)")
-    add("--mix", type=share, default=0.0, help="of classifiers: part of the images that are mixed with others "
-        "(CutMix), for long training (default: %(default)s)")  # fmt: skip
-    add("--average", type=share, default=0.999, help="decay of the averaged weights; 0: none (default: %(default)s)")
+        "with the best choice score are written (default: %(default)s)")  # fmt: skip
+    add("--control", metavar="MODEL",
+        help="network before decomposition; it gets the same further training with each seed, for comparison "
+        "(default: none)")  # fmt: skip
+    add("--report", type=Path, metavar="FOLDER",
+        help="write retrain.json and retrain.png to this folder (default: none)")  # fmt: skip
+    schedule = parser.add_argument_group("schedule")
+    add = schedule.add_argument
+    add("--epochs", type=positive, default=10, metavar="N", help="number of epochs (default: %(default)s)")
+    add("--batch-size", type=positive, default=64, metavar="N",
+        help="images per step, over all processes together (default: %(default)s)")  # fmt: skip
+    add("--optimizer", choices=("adamw", "sgd"), default="adamw", help="optimizer (default: %(default)s)")
+    add("--lr", type=positive_float, default=1e-3, metavar="X",
+        help="highest learning rate; it falls to zero along a cosine (default: %(default)s)")  # fmt: skip
+    add("--weight-decay", type=not_negative, default=0.02, metavar="X", help="weight decay (default: %(default)s)")
+    add("--warm-up", type=not_negative, default=1.0, metavar="EPOCHS",
+        help="epochs over which the learning rate rises (default: %(default)s)")  # fmt: skip
+    add("--label-smoothing", type=fraction, default=0.1, metavar="X",
+        help="for classifiers: label smoothing, 0..1 (default: %(default)s)")  # fmt: skip
+    add("--mix", type=fraction, default=0.0, metavar="X",
+        help="for classifiers: part of the images that CutMix combines with others, 0..1; useful in long training "
+        "(default: %(default)s)")  # fmt: skip
+    add("--average", type=fraction, default=0.999, metavar="X",
+        help="decay of the moving average of the weights, per step; 0: no average (default: %(default)s)")  # fmt: skip
     add("--patience", type=natural, default=0, metavar="EPOCHS",
-        help="stop after so many epochs no better than an earlier one; 0: never (default: %(default)s)")  # fmt: skip
+        help="stop after this many epochs without improvement; 0: never (default: %(default)s)")  # fmt: skip
     add("--precision", choices=("fp32", "bf16", "fp16"), default="bf16",
-        help="of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
-    add("--seed", type=natural, default=0, help="of data order, augmentation and dropout (default: %(default)s)")
-    add("--checkpoint", type=Path, metavar="FILE", help="written while training; a run that finds it goes on there")
+        help="precision of the forward pass on a GPU; CPUs compute in fp32 (default: %(default)s)")  # fmt: skip
+    add_seed(schedule, "order, augmentation and dropout")
+    add("--checkpoint", type=Path, metavar="FILE",
+        help="file that the state of training is written to; if it exists, training continues from it")  # fmt: skip
     add("--checkpoint-every", type=positive, default=1, metavar="EPOCHS",
-        help="write it after every so many; on disk it takes up to five times the network's size, and as much again "
-        "while the next one is written (default: %(default)s)")  # fmt: skip
-    add("--quiet", action="store_true", help="no progress bars")
-    parser.set_defaults(run=run, libraries=("pycocotools",))
+        help="epochs between checkpoints; one takes up to five times the network's size on disk, twice that while it "
+        "is written (default: %(default)s)")  # fmt: skip
+    add("--quiet", action="store_true", help="show no progress bars")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, write the artifact, print the scores."""
+    """Train, write the artifact and print the scores."""
     from multi_dnn_ros.common.reporting import provenance
     from multi_dnn_ros.models.registry import source_of
     from multi_dnn_ros.pipeline.choices import choose_device
@@ -134,11 +126,13 @@ def run(args: argparse.Namespace) -> int:
     check_built(args, [args.model, *([args.teacher] if args.teacher else [])])
     teaching = source_of(args.teacher) if args.teacher else None
     if teaching is not None and teaching.takes_weights and args.weights == "random":
-        raise UsageError(f"--teacher {args.teacher} with --weights random knows nothing; name a file that was trained")
+        raise UsageError(
+            f"--teacher {args.teacher} would have random weights (--weights random); name a trained network"
+        )
     if args.checkpoint is not None:
         check_writable("--checkpoint", args.checkpoint)
         if args.checkpoint.absolute() == args.output.absolute():
-            raise UsageError(f"--checkpoint and --output are both {args.output}; they are two files")
+            raise UsageError(f"--checkpoint and --output are both {args.output}; expected two different files")
     first_student = read_trainable(args, args.model, smoothing=args.label_smoothing)
     check_output(args.output, args.model, first_student.source)
     teacher = read_trainable(args, args.teacher) if args.teacher else None
@@ -211,7 +205,7 @@ def _write(args: argparse.Namespace, student: Trainable, labels: tuple[str, ...]
 
 
 def _has_modes(student: Trainable) -> bool:
-    """Exported programs refuse eval(): what they compute was fixed when they were exported."""
+    """Whether the module can be switched to eval(). Exported programs cannot: their mode was fixed at export."""
     from torch import fx
 
     return not isinstance(student.source.module, fx.GraphModule)

@@ -5,37 +5,35 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-_DESCRIPTION = """\
-Start the node: it subscribes to the cameras, runs the DNNs side by side and publishes lanes, detections and latency
-diagnostics. It configures and activates by itself unless the parameter autostart is false, and ends with Ctrl-C.
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.options import add_params_file
 
-Parameters come from a YAML file (default: the package's config/multi_dnn.yaml, which explains each of them); single
-ones are overridden after --ros-args, which works as for any ROS 2 node.
+_DETAILS = """\
+The node subscribes to the camera topics, runs the DNNs concurrently and publishes lanes, detections and diagnostics. It
+configures and activates itself unless parameter `autostart` is false. Ctrl-C ends it.
+
+Parameters come from a YAML file; the package's config/multi_dnn.yaml explains each of them. What follows --ros-args
+works as for any ROS 2 node and overrides the file.
 """
 _EXAMPLES = """\
-examples:
-  multi-dnn run
-  multi-dnn run --params-file my_robot.yaml
-  multi-dnn run --ros-args -p device:=cpu -p dnn.object.score_threshold:=0.3
-  multi-dnn run --ros-args -r __ns:=/robot1 -r front/image_raw:=/camera/color/image_raw --log-level debug
+multi-dnn run
+multi-dnn run --params-file my_robot.yaml
+multi-dnn run --ros-args -p device:=cpu -p dnn.object.score_threshold:=0.3
+multi-dnn run --ros-args -r __ns:=/robot1 -r front/image_raw:=/camera/color/image_raw --log-level debug
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     """Declare the verb."""
-    parser = subparsers.add_parser(
-        "run",
-        help="start the node",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--params-file", type=Path, metavar="YAML", help="parameters (default: config/multi_dnn.yaml)")
-    parser.set_defaults(run=run, takes_ros_args=True)
+    parser = add_command(
+        subparsers, "run", "start the ROS 2 node that serves the DNNs", details=_DETAILS, examples=_EXAMPLES,
+        run=run, takes_ros_args=True,
+    )  # fmt: skip
+    add_params_file(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the node until it is told to stop."""
+    """Run the node until it is stopped."""
     arguments = ros_arguments(args.params_file, args.ros_args)
     from multi_dnn_ros.ros.process import run as run_node
 
@@ -43,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def ros_arguments(params_file: Path | None, ros_args: list[str]) -> list[str]:
-    """The node's command line: our parameter file first, so that everything after it overrides it."""
+    """The node's command line. Our parameter file comes first, so that all other arguments override it."""
     from multi_dnn_ros.common.resources import config_file
 
     if params_file is None:

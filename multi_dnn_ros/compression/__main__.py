@@ -133,9 +133,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "proof",
         choices=("macs", "full-rank"),
-        help="macs: the paper's MAC cuts at uniform ratios; full-rank: decomposed equals original where nothing is cut",
+        help="macs: compare the reduction of MACs at the paper's ratios with the paper; full-rank: check that "
+        "a decomposition at full rank does not change the outputs",
     )
-    parser.add_argument("--models", nargs="+", metavar="BUILDER", help="full-rank: these only")
+    parser.add_argument("--models", nargs="+", metavar="BUILDER", help="full-rank: check only these (default: all)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(arguments)
     if args.proof == "macs":

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.common.reporting import distribution
-from multi_dnn_ros.demo.moments import Moment, Stream
+from multi_dnn_ros.demo.recorded_frames import RecordedFrame, Stream
 from multi_dnn_ros.training.metrics import LaneScore, Truth, mean_average_precision
 from multi_dnn_ros.vision.result_kind import ResultKind
 from multi_dnn_ros.vision.results import Detections
@@ -31,17 +31,17 @@ class DnnFigures:
     truths: list[Truth] = field(default_factory=list)
     lanes: LaneScore = field(default_factory=LaneScore)
 
-    def add(self, dnn: str, moment: Moment) -> None:
-        answer = moment.answers.get(dnn)
+    def add(self, dnn: str, frame: RecordedFrame) -> None:
+        answer = frame.answers.get(dnn)
         if answer is None:
             return
         self.latencies_ms.append(answer.latency_ms)
-        self.stamps_ns.append(moment.stamp_ns)
-        if self.kind.truth == "lanes" and moment.lane_mask is not None:
-            self.lanes.add(answer.output.mask, moment.lane_mask)
-        elif self.kind.truth == "boxes" and moment.truth is not None:
+        self.stamps_ns.append(frame.stamp_ns)
+        if self.kind.truth == "lanes" and frame.lane_mask is not None:
+            self.lanes.add(answer.output.mask, frame.lane_mask)
+        elif self.kind.truth == "boxes" and frame.truth is not None:
             self.found.append(answer.output)
-            self.truths.append(_of_classes(moment.truth, self.labels))
+            self.truths.append(_of_classes(frame.truth, self.labels))
 
     def summary(self) -> dict[str, Any]:
         """Rate from the stamps of the frames with results; latency from stamp to receipt; scores."""
@@ -59,20 +59,20 @@ class DnnFigures:
         return summary
 
 
-def quality(moment: Moment, streams: Sequence[Stream]) -> float:
+def quality(frame: RecordedFrame, streams: Sequence[Stream]) -> float:
     """How well a frame shows the DNNs' abilities: matched true boxes count for it, false and missed ones against it.
 
     streams: of all DNNs. 0 unless every DNN has a result.
     """
-    if moment.truth is None or any(stream.dnn not in moment.answers for stream in streams):
+    if frame.truth is None or any(stream.dnn not in frame.answers for stream in streams):
         return 0.0
     score = 0.0
     for stream in streams:
-        output = moment.answers[stream.dnn].output
+        output = frame.answers[stream.dnn].output
         if stream.kind.truth == "lanes":
             score += 0.5 * len(output.lanes)
         elif stream.kind.truth == "boxes":
-            truth = _of_classes(moment.truth, stream.labels)
+            truth = _of_classes(frame.truth, stream.labels)
             matched = _matched(output, truth)
             score += 2 * matched - len(output) - 0.5 * len(truth.boxes)
             score += 1.5 * len({stream.labels[k] for k in truth.class_ids}) if matched else 0.0

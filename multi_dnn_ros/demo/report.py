@@ -16,18 +16,18 @@ from tqdm import tqdm
 from multi_dnn_ros.bags import BagReader
 from multi_dnn_ros.common.reporting import provenance, table, write_json
 from multi_dnn_ros.demo.evaluation import DnnFigures, accounts, last_statuses, quality
-from multi_dnn_ros.demo.moments import Answer, CameraTopics, Moment, Stream, moments
+from multi_dnn_ros.demo.recorded_frames import Answer, CameraTopics, RecordedFrame, Stream, recorded_frames
 from multi_dnn_ros.vision.drawing import draw
 from multi_dnn_ros.vision.overlay_files import OverlayFiles, save_picture
 from multi_dnn_ros.vision.result_kind import Layer, ResultKind
 
-#: How long the last result of a DNN is drawn on frames that it dropped.
-_HELD_NS = 1_000_000_000
+#: How long the last result of a DNN is drawn on frames without a result.
+_LAST_RESULT_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Course:
-    """Locations of the recorded data. settings: of the drive, for the summary."""
+class RecordedDrive:
+    """What was recorded of one drive, and where. settings: of the drive, for the summary."""
 
     output: Path
     node: str
@@ -50,85 +50,88 @@ class Outcome:
         return 1 if self.silent else 0
 
 
-def report(course: Course, peak_memory_bytes: int, *, ended_cleanly: bool) -> Outcome:
-    """Write and print everything."""
-    figures = _go_through(course)
-    messages, counts = _diagnostics(course)
+def report(recorded: RecordedDrive, peak_memory_bytes: int, *, ended_cleanly: bool) -> Outcome:
+    """Write all files of a drive and print its table."""
+    figures = _score_and_draw(recorded)
+    messages, counts = _diagnostics(recorded)
     streams = {}
-    for stream in course.streams:
-        status = messages[1].get(f"{stream.dnn} on {course.camera}")
+    for stream in recorded.streams:
+        status = messages[1].get(f"{stream.dnn} on {recorded.camera}")
         streams[stream.dnn] = {
             **figures[stream.dnn].summary(),
             "accounts": accounts(status) if status is not None else None,
         }
-    write_json(course.output / "diagnostics.json", {"messages": messages[0], "last": messages[1]})
+    write_json(recorded.output / "diagnostics.json", {"messages": messages[0], "last": messages[1]})
     summary = {
         **provenance(),
-        "drive": dict(course.settings),
+        "drive": dict(recorded.settings),
         "recorded_messages": counts,
         "dnns": streams,
         "node_peak_memory_bytes": peak_memory_bytes,
         "node_ended_cleanly": ended_cleanly,
     }
-    write_json(course.output / "summary.json", summary)
+    write_json(recorded.output / "summary.json", summary)
     print(_table(streams))
     print(f"peak resident memory of the node: {peak_memory_bytes / 2**20:.0f} MiB")
     if not ended_cleanly:
         print("warning: the node did not end within 10 s of SIGINT and was killed")
-    print(f"written to {course.output}: overlay.mp4, overlay.png, summary.json, diagnostics.json, bag/")
-    silent = tuple(stream.dnn for stream in course.streams if not figures[stream.dnn].stamps_ns)
+    print(f"written to {recorded.output}: overlay.mp4, overlay.png, summary.json, diagnostics.json, bag/")
+    silent = tuple(stream.dnn for stream in recorded.streams if not figures[stream.dnn].stamps_ns)
     if silent:
-        print(f"FAILED: no result from {', '.join(silent)}; see {course.output / 'node.log'}")
+        print(f"FAILED: no result from {', '.join(silent)}; see {recorded.output / 'node.log'}")
     return Outcome(summary, silent)
 
 
-def _go_through(course: Course) -> dict[str, DnnFigures]:
+def _score_and_draw(recorded: RecordedDrive) -> dict[str, DnnFigures]:
     """Score and draw the frames one by one; only a few of them are in memory at once."""
-    figures = {stream.dnn: DnnFigures(stream.kind, stream.labels) for stream in course.streams}
-    kinds = {stream.dnn: stream.kind for stream in course.streams}
+    figures = {stream.dnn: DnnFigures(stream.kind, stream.labels) for stream in recorded.streams}
+    kinds = {stream.dnn: stream.kind for stream in recorded.streams}
     best: tuple[float, npt.NDArray[np.uint8]] | None = None
-    held: dict[str, tuple[int, Answer]] = {}
-    with BagReader(course.output / "bag") as bag, OverlayFiles(course.output / "overlay.mp4") as video:
-        frames = moments(bag, course.topics, course.streams)
-        for moment in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
+    last: dict[str, tuple[int, Answer]] = {}
+    with BagReader(recorded.output / "bag") as bag, OverlayFiles(recorded.output / "overlay.mp4") as video:
+        frames = recorded_frames(bag, recorded.topics, recorded.streams)
+        for frame in tqdm(frames, unit="frame", desc="scoring", leave=False, disable=None):
             for dnn, figure in figures.items():
-                figure.add(dnn, moment)
-            picture = _drawn(moment, held, kinds)
-            video.write(picture, moment.stamp_ns)
-            value = quality(moment, course.streams)
+                figure.add(dnn, frame)
+            picture = _drawn(frame, last, kinds)
+            video.write(picture, frame.stamp_ns)
+            value = quality(frame, recorded.streams)
             if best is None or value > best[0]:
                 best = value, picture
     if best is not None:
-        save_picture(course.output / "overlay.png", best[1])
+        save_picture(recorded.output / "overlay.png", best[1])
     return figures
 
 
 def _drawn(
-    moment: Moment, held: dict[str, tuple[int, Answer]], kinds: Mapping[str, ResultKind]
+    frame: RecordedFrame, last: dict[str, tuple[int, Answer]], kinds: Mapping[str, ResultKind]
 ) -> npt.NDArray[np.uint8]:
-    assert moment.image is not None
+    """The image with its results. last: time in ns and last result of each DNN; updated."""
+    assert frame.image is not None
     layers = []
-    for dnn, answer in moment.answers.items():
+    for dnn, answer in frame.answers.items():
         layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms))
-        held[dnn] = moment.stamp_ns, answer
-    for dnn, (stamp_ns, answer) in held.items():
-        if dnn not in moment.answers and moment.stamp_ns - stamp_ns <= _HELD_NS:
+        last[dnn] = frame.stamp_ns, answer
+    for dnn, (stamp_ns, answer) in last.items():
+        if dnn not in frame.answers and frame.stamp_ns - stamp_ns <= _LAST_RESULT_NS:
             layers.append(Layer(dnn, kinds[dnn], answer.output, answer.latency_ms, stale=True))
-    return draw(moment.image, layers)
+    return draw(frame.image, layers)
 
 
-def _diagnostics(course: Course) -> tuple[tuple[list[dict[str, Any]], dict[str, dict[str, Any]]], dict[str, int]]:
+def _diagnostics(
+    recorded: RecordedDrive,
+) -> tuple[tuple[list[dict[str, Any]], dict[str, dict[str, Any]]], dict[str, int]]:
     """All diagnostics of the node, and the last of each task; and the number of messages per topic."""
-    with BagReader(course.output / "bag") as bag:
+    with BagReader(recorded.output / "bag") as bag:
         counts = {name: topic.count for name, topic in bag.topics.items()}
-        messages = [deserialize_message(m.data, DiagnosticArray) for m in bag.messages([course.diagnostics])]
+        messages = [deserialize_message(m.data, DiagnosticArray) for m in bag.messages([recorded.diagnostics])]
     listed = []
     for message in messages:
-        statuses = last_statuses([message], course.node)
+        statuses = last_statuses([message], recorded.node)
         if statuses:
             stamp = message.header.stamp
             listed.append({"stamp": {"sec": stamp.sec, "nanosec": stamp.nanosec}, "status": statuses})
-    return (listed, last_statuses(messages, course.node)), counts
+    return (listed, last_statuses(messages, recorded.node)), counts
 
 
 def _table(streams: Mapping[str, Mapping[str, Any]]) -> str:

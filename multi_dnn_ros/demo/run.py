@@ -1,4 +1,4 @@
-"""The demo from the first process to the last figure."""
+"""Runs the demo: starts the processes, records the drive and reports it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from multi_dnn_ros.bags import BagWriter
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.processes import Child, Interrupts, loopback_environment, reserved_domain
 from multi_dnn_ros.demo.evaluation import last_statuses
-from multi_dnn_ros.demo.moments import CameraTopics, Stream
+from multi_dnn_ros.demo.recorded_frames import CameraTopics, Stream
 from multi_dnn_ros.demo.recorder import Recorder
-from multi_dnn_ros.demo.report import Course, Outcome, report
+from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
 from multi_dnn_ros.models.builtin import GENERATED_ROAD_THRESHOLD, is_builtin
 from multi_dnn_ros.ros.middleware import configure
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -41,7 +41,15 @@ _PEDESTRIANS = ("pedestrian",)
 _START_LIMIT_S = 600.0
 #: Time limit for the remaining results after the end of the camera.
 _FINISH_LIMIT_S = 10.0
-_MADE = ("overlay.mp4", "overlay.png", "summary.json", "diagnostics.json", "comparison.json", "node.log", "camera.log")
+_OUTPUT_FILES = (
+    "overlay.mp4",
+    "overlay.png",
+    "summary.json",
+    "diagnostics.json",
+    "comparison.json",
+    "node.log",
+    "camera.log",
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Demo:
             **{stream.label_info: "vision_msgs/msg/LabelInfo" for stream in streams if stream.label_info},
             DIAGNOSTICS: "diagnostic_msgs/msg/DiagnosticArray",
         }
-        course = Course(
+        recorded = RecordedDrive(
             output=self.output,
             node=NODE,
             camera=camera,
@@ -97,7 +105,7 @@ class Demo:
             settings={"seconds": self.seconds, "rate_hz": self.rate_hz, "size": list(self.size), "seed": self.seed},
         )
         peak_memory, clean = self._record(camera, image, topics, streams)
-        return report(course, peak_memory, ended_cleanly=clean)
+        return report(recorded, peak_memory, ended_cleanly=clean)
 
     def _record(self, camera: str, image: str, topics: dict[str, str], streams: Sequence[Stream]) -> tuple[int, bool]:
         """Run both processes to the end of the drive; returns the node's peak resident bytes, and whether it ended in
@@ -222,7 +230,9 @@ def check_output(output: Path) -> None:
         raise UsageError(f"--output {output} is a file; expected a folder")
     bag = output / "bag"
     if bag.exists() and not (bag / "metadata.yaml").is_file():
-        raise UsageError(f"{bag} exists and is not a recording of a demo; nothing is overwritten")
+        raise UsageError(
+            f"{bag} exists and is not a recording of a demo; nothing is overwritten: choose another --output"
+        )
 
 
 def _clear(output: Path) -> None:
@@ -230,7 +240,7 @@ def _clear(output: Path) -> None:
     check_output(output)
     bag = output / "bag"
     output.mkdir(parents=True, exist_ok=True)
-    for name in _MADE:
+    for name in _OUTPUT_FILES:
         (output / name).unlink(missing_ok=True)
     if bag.exists():
         shutil.rmtree(bag)

@@ -1,4 +1,4 @@
-"""Arrays that several processes see: anonymous memory, handed from process to process as a file descriptor."""
+"""Arrays in shared memory: anonymous memory (memfd), passed between processes as a file descriptor."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from multi_dnn_ros.partition.executor import Array
 
 @dataclass(frozen=True)
 class BlockForm:
-    """shape: of the whole array. dtype: in NumPy's words."""
+    """Shape and dtype of an array. shape: of the whole array. dtype: its name in NumPy."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def size_bytes(self) -> int:
-        """At least one byte, as nothing else can be mapped."""
+        """Size of the mapping, at least one byte: an empty mapping is not possible."""
         return max(1, int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize)
 
 
 class Block:
-    """An array in memory of its own, filled with zeros. The memory is gone with the last process that maps it."""
+    """An array in shared memory, initially zero. The memory is freed when no process maps it any more."""
 
     def __init__(self, form: BlockForm) -> None:
-        """MemoryError where the system has no room for it."""
+        """Raises MemoryError if the memory cannot be allocated."""
         self.form = form
         self._descriptor = os.memfd_create("multi_dnn_ros.partition")
         try:
@@ -39,21 +39,21 @@ class Block:
             self.array = _mapped(self._descriptor, form)
         except OSError as error:
             os.close(self._descriptor)
-            raise MemoryError(f"{form.size_bytes} bytes of shared memory are not to be had: {error}") from None
+            raise MemoryError(f"{form.size_bytes} bytes of shared memory cannot be allocated: {error}") from None
 
     def send(self, connection: Connection[Any, Any]) -> None:
-        """To the process at the other end of a socket pair, which calls :func:`receive_block`."""
+        """Send the descriptor to the process at the other end, which calls :func:`receive_block`."""
         reduction.send_handle(connection, self._descriptor, None)
 
     def close(self) -> None:
-        """Give up the descriptor; the array stays valid as long as somebody refers to it."""
+        """Close the descriptor. The array stays valid as long as it is referenced."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 def receive_block(connection: Connection[Any, Any], form: BlockForm) -> Array:
-    """The array that `Block.send` sent."""
+    """The array of a block sent by :meth:`Block.send`."""
     descriptor = reduction.recv_handle(connection)
     try:
         return _mapped(descriptor, form)

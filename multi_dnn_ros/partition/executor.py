@@ -1,4 +1,4 @@
-"""What a unit does in its process: hold one network ready for one batch size, and run it."""
+"""The interface of what runs in the process of a unit: one network, prepared for one batch size at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class NetworkRequest:
-    """Which network: arguments of :func:`multi_dnn_ros.profiling.network.load`, by the same names."""
+    """The network to load: arguments of :func:`multi_dnn_ros.profiling.network.load` with the same names."""
 
     model: str
     weights: str = ""
@@ -26,7 +26,7 @@ class NetworkRequest:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """Of one output: shape of one image's part, and its dtype in NumPy's words."""
+    """One output. shape: for a single image, without the batch axis. dtype: its name in NumPy."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -34,7 +34,7 @@ class OutputForm:
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Milliseconds of one batch: images to the device, the network, outputs back into the host's memory."""
+    """Times of one batch: copying images to the device, running the network, copying outputs to host memory."""
 
     input_ms: float
     compute_ms: float
@@ -46,58 +46,58 @@ class RunTimes:
 
 
 class Executor(Protocol):
-    """Made in the unit's own process, and used by one thread. Raises whatever loading or running raises.
+    """Created in the process of the unit and used by one thread. Methods raise whatever loading or running raises.
 
-    An executor that runs out of memory raises MemoryError, torch.OutOfMemoryError, or an error caused by one.
+    An executor that runs out of memory raises MemoryError, torch.OutOfMemoryError, or an error caused by one of them.
     """
 
     def __init__(self, unit: Unit, network: NetworkRequest, precision: str) -> None: ...
 
     @property
     def device(self) -> str:
-        """What times depend on beside the model: hardware, threads or SMs, precision, backend, versions."""
+        """What times depend on besides the model: hardware, threads or SMs, precision, backend, library versions."""
         ...
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image as the network takes it: (3, height, width), float32."""
+        """Shape of one input image: (3, height, width), float32."""
         ...
 
     @property
     def parameters(self) -> int:
-        """How many the network has."""
+        """Number of parameters of the network."""
         ...
 
     @property
     def tolerance(self) -> float:
-        """Largest error of its outputs against float32, relative to their scale."""
+        """Largest allowed deviation of the outputs from float32, relative to the largest value."""
         ...
 
     def prepare(self, batch: int) -> tuple[OutputForm, ...]:
-        """Make the network ready for `batch` images, warmed up; what was ready for another size may be given up."""
+        """Prepare and warm up the network for batches of `batch` images; another prepared size may be released."""
         ...
 
     def attach(self, inputs: Array, outputs: tuple[Array, ...]) -> None:
-        """Told where images will be read and outputs written, before `run`: a GPU may register this memory."""
+        """Called before `run` with the arrays that it will use, so that a GPU can register their memory."""
         ...
 
     def run(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:
-        """Run the batch size that was prepared last.
+        """Run a batch of the size that was prepared last.
 
-        images: (batch, 3, height, width) float32. outputs: (batch, ...) each, written in the same order.
+        images: (batch, 3, height, width) float32. outputs: (batch, ...) each, filled in the order of the images.
         """
         ...
 
     def transfer(self, images: Array) -> RunTimes:
-        """Images to the device and back without a network: compute_ms is 0. For a CPU, copies in memory."""
+        """Copy images to the device and back without running the network; compute_ms is 0. On a CPU, copy in memory."""
         ...
 
 
 def identity(unit: Unit, precision: str) -> str:
-    """`device` of the unit's executor on this machine, without a network.
+    """The value of `device` for the unit's executor on this machine, without loading a network.
 
-    An executor class gives it as a static method of the same name. Raises what the executor raises for a unit that is
-    not there.
+    The executor class provides it as a static method of the same name. Raises what the executor raises for a unit that
+    this machine does not have.
     """
     described: str = executor_class(unit).identity(unit, precision)
     return described
@@ -109,5 +109,5 @@ def executor_class(unit: Unit) -> Any:
 
 
 def random_images(shape: tuple[int, int, int], batch: int, seed: int = 0) -> Array:
-    """(batch, *shape) float32 between 0 and 1; the first images of a larger batch are those of a smaller one."""
+    """Random images (batch, *shape) float32 in [0, 1). A larger batch begins with the images of a smaller one."""
     return np.random.default_rng(seed).random((batch, *shape), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Fill the table of a unit: one batch size after the other, each written at once, so that it can be continued."""
+"""Measure the table of a unit: one batch size after another, each written at once, so that a run can be continued."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from multi_dnn_ros.partition.unit_process import PREPARE_TIMEOUT_S, UnitFailure,
 from multi_dnn_ros.planning.batch_table import BatchTable, Row, Spread, read_table, table_path, write_table
 from multi_dnn_ros.planning.batch_units import Unit
 
-#: Samples of a batch size that takes long.
+#: Minimum number of samples, for batch sizes that exceed the time limit.
 LEAST_SAMPLES = 3
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """samples: runs of each batch size; medians count. limit_s: of the runs of one batch size, which ends them early,
-    but not before LEAST_SAMPLES.
+    """samples: runs per batch size, of which medians are used. limit_s: time limit for the runs of one batch size; at
+    least LEAST_SAMPLES runs are made.
     """
 
     samples: int = 15
@@ -42,12 +42,12 @@ def profile_unit(
     provenance: Mapping[str, Any] | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> BatchTable:
-    """Measure the batch sizes that the unit's table lacks, in a process of the unit's own.
+    """Measure the batch sizes that are missing from the unit's table, in a process of the unit.
 
-    The table is written after each size. A size for which memory does not suffice becomes a row that says so, and
-    larger ones are not tried, now or later. replace: begin a table anew that is of another model, device or version.
-    refresh: measure all of `batches` again. Raises TableError for such a table without `replace`, UnitFailure for a
-    unit that fails for another reason than memory, ProfileError for a file that is no table.
+    The table is written after each size. A size that does not fit in memory becomes a row with the reason, and larger
+    ones are not tried, now or later. replace: start a new table even if the existing one is of another model, device
+    or version. refresh: measure all of `batches` again. Raises TableError for such a table without `replace`,
+    UnitFailure for a unit that fails for another reason than memory, ProfileError for a file that is not a table.
     """
     path = table_path(folder, network.model, unit.name, precision)
     wanted = sorted(set(batches))
@@ -94,9 +94,9 @@ def measure_transfers(
     sampling: Sampling = Sampling(),
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[tuple[int, int, int], str, list[Row]]:
-    """(shape of an image, device, rows) of images going to the unit and coming back, without a network.
+    """Time copying images to the unit and back, without running the network: (shape of an image, device, rows).
 
-    A size for which memory does not suffice ends it. Raises UnitFailure for a failure other than a lack of memory.
+    Stops at the first size that does not fit in memory. Raises UnitFailure for another failure.
     """
     wanted = sorted(set(batches))
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""What the command and the process of a unit say to each other. Both ends are ours and of one version."""
+"""Messages between the command and the process of a unit. Both run the same version of this package."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Make the network ready for so many images; answered with Prepared."""
+    """Prepare the network for batches of `batch` images; answered with Prepared."""
 
     batch: int
 
@@ -40,7 +40,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Attach:
-    """The blocks of these forms follow, inputs first; answered with Attached."""
+    """Announces blocks, which follow, inputs first; answered with Attached."""
 
     inputs: BlockForm
     outputs: tuple[BlockForm, ...]
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Ran:
-    """begin_ns, end_ns: on the monotonic clock, which all processes of a machine share."""
+    """begin_ns, end_ns: on the monotonic clock, which is the same for all processes of a machine."""
 
     begin_ns: int
     end_ns: int
@@ -70,9 +70,9 @@ class Ran:
 
 @dataclass(frozen=True)
 class Measure:
-    """Time random images, or with `transfer` their way to the device and back; answered with Measured.
+    """Time random images, or with `transfer` copying them to the device and back; answered with Measured.
 
-    samples: how many; fewer, but at least `least`, where they take longer than limit_s together.
+    samples: number of runs; if they take longer than limit_s in total fewer are made, at least `least`.
     """
 
     batch: int
@@ -89,7 +89,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Failed:
-    """Instead of any other answer. text: what was raised."""
+    """The answer to any request that failed. text: the message of the exception."""
 
     text: str
     out_of_memory: bool

@@ -1,4 +1,4 @@
-"""Pictures of tables, plans and runs."""
+"""Plots of tables, plans and runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_bars(done: BatchRun) -> list[Bar]:
 
 
 def write_gantt(path: Path, title: str, groups: Mapping[str, Sequence[Bar]]) -> None:
-    """A PNG with a line per group and unit, and a bar for each share. Raises MissingExtra without matplotlib."""
+    """Write a PNG with a row per group and unit, and a bar per share. Raises MissingExtra without matplotlib."""
     with optional("a Gantt chart"):
         from matplotlib.figure import Figure
 
@@ -45,7 +45,9 @@ def write_gantt(path: Path, title: str, groups: Mapping[str, Sequence[Bar]]) -> 
 
 
 def write_table_plot(path: Path, tables: Iterable[BatchTable]) -> None:
-    """A PNG: total time and images per second by batch size, with quartiles. MissingExtra without matplotlib."""
+    """Write a PNG: total time with quartiles, and images per second, by batch size. Raises MissingExtra without
+    matplotlib.
+    """
     with optional("a plot of a table"):
         from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Run one batch as planned: each unit its images, outputs in the order of the inputs, complete or none."""
+"""Run one batch as planned. Outputs have the order of the inputs, and are complete or not returned at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Share:
-    """What one unit did in one round. Milliseconds from the moment at which the round began."""
+    """The images that one unit computed in one round. Times in milliseconds from the start of the round."""
 
     unit: str
     first: int
@@ -34,10 +34,10 @@ class Share:
 
 @dataclass(frozen=True)
 class BatchRun:
-    """outputs: (batch, ...) each. rounds: the shares of each complete round. failures: units that were lost, in words.
+    """outputs: (batch, ...) each. rounds: the shares of each complete round. failures: one message per failed unit.
 
-    repeated_images: computed by another unit than planned, because the planned one failed. recovery_ms: what that took.
-    tolerance: the largest of the units'.
+    repeated_images: number of images that another unit than the planned one computed, because the planned one failed.
+    recovery_ms: time that this took. tolerance: the largest tolerance of the units.
     """
 
     outputs: tuple[Array, ...]
@@ -49,11 +49,11 @@ class BatchRun:
 
     @property
     def measured_ms(self) -> float:
-        """Median over the rounds of the time until the last unit ended; nan where no round was complete."""
+        """Time until the last unit ended, median over the rounds; nan if no round was complete."""
         return median([_end(shares) for shares in self.rounds]) if self.rounds else float("nan")
 
     def utilization(self) -> dict[str, float]:
-        """Part of the time of a round in which each unit computed, or moved images; median over the rounds."""
+        """Fraction of a round in which each unit computed or copied images; median over the rounds."""
         parts: dict[str, list[float]] = {}
         for shares in self.rounds:
             for share in shares:
@@ -82,9 +82,9 @@ def run_batch(
 ) -> BatchRun:
     """Run `plan` on `images` (batch, 3, height, width) float32: once to warm up, then `rounds` times.
 
-    A unit that fails is not used again: its images are divided among the others, by their tables, in as many steps as
-    they need; then no further round is measured. timeout_s: of one round; a unit that takes longer counts as lost.
-    Raises CommandError when no unit is left, and UnitFailure when one cannot load the network.
+    A unit that fails is not used again: its images are divided among the others by their tables, in several steps if
+    necessary, and no further round is measured. timeout_s: time limit per round; a unit that exceeds it has failed.
+    Raises CommandError when no unit is left, and UnitFailure when a unit cannot load the network.
     """
     used = [unit for unit in units if unit.name in plan.images]
     with UnitProcesses(used) as processes:
@@ -95,7 +95,7 @@ def run_batch(
 
 
 class _Round:
-    """The state of one batch: its blocks, and the units that are left."""
+    """The state of one batch: its blocks, and the units that have not failed."""
 
     def __init__(
         self, processes: UnitProcesses, tables: Mapping[str, UnitTimes], images: Array, timeout_s: float
@@ -137,7 +137,7 @@ class _Round:
     def _prepare(
         self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]
     ) -> dict[str, tuple[int, int]]:
-        """Make the units ready, one after the other; what failed goes to `failed`, the others are returned."""
+        """Prepare the units one after another. Returns the ranges of those that succeed; adds the rest to `failed`."""
         ready = {}
         for name, (first, count) in shares.items():
             handle = self._processes.handles[name]
@@ -161,7 +161,7 @@ class _Round:
             batch = self._inputs.form.shape[0]
             self._outputs = [Block(BlockForm((batch, *form.shape), form.dtype)) for form in forms]
         elif forms != self._forms:
-            raise CommandError(f"unit {name} gives outputs of other shapes or types: {forms}, not {self._forms}")
+            raise CommandError(f"unit {name} has outputs {forms}; expected those of the other units, {self._forms}")
 
     def _once(self, shares: Mapping[str, tuple[int, int]], failed: dict[str, tuple[int, int]]) -> tuple[Share, ...]:
         answers, failures, begin = self._processes.run(shares, self._timeout_s)
@@ -176,17 +176,17 @@ class _Round:
     def _lose(self, failure: UnitFailure) -> None:
         self._left.remove(failure.unit)
         self._failures.append(str(failure))
-        log.warning("%s; its images go to %s", failure, ", ".join(self._left) or "nobody: no unit is left")
+        log.warning("%s; its images go to: %s", failure, ", ".join(self._left) or "no unit is left")
 
     def _recover(self, ranges: list[tuple[int, int]]) -> None:
-        """Compute these images on the units that are left, each step as many as they hold."""
+        """Compute these ranges of images on the remaining units, in steps of as many images as they hold."""
         while ranges:
             first, count = ranges.pop(0)
             tables = {name: self._tables[name] for name in self._left}
             most = min(count, capacity(tables))
             if not most:
                 reasons = "; ".join(self._failures)
-                raise CommandError(f"no unit is left for {count} images, and no outputs were made: {reasons}")
+                raise CommandError(f"no unit is left for {count} images; no outputs were written: {reasons}")
             if most < count:
                 ranges.insert(0, (first + most, count - most))
             try:
@@ -200,7 +200,7 @@ class _Round:
 
 
 def _ranges(images: Mapping[str, int], first: int) -> dict[str, tuple[int, int]]:
-    """(first, count) of each unit with work, one behind the other."""
+    """Consecutive ranges (first, count) of the units that have images."""
     ranges = {}
     for name, count in images.items():
         if count:
@@ -212,7 +212,7 @@ def _ranges(images: Mapping[str, int], first: int) -> dict[str, tuple[int, int]]
 def _check_shape(name: str, handle: UnitHandle, images: Array) -> None:
     if handle.opened is not None and tuple(images.shape[1:]) != handle.opened.shape:
         raise CommandError(
-            f"images have the shape {tuple(images.shape[1:])}; the network on {name} takes {handle.opened.shape}"
+            f"images have the shape {tuple(images.shape[1:])}; the network on {name} expects {handle.opened.shape}"
         )
 
 
@@ -221,9 +221,9 @@ def _end(shares: Sequence[Share]) -> float:
 
 
 def disagreement(outputs: Sequence[Array], reference: Sequence[Array]) -> float:
-    """The largest difference of two lists of outputs, relative to the largest value of each output in `reference`.
+    """Largest difference between two lists of outputs, relative to the largest value of each output in `reference`.
 
-    Infinite where shapes differ or a value is not finite in one of them alone.
+    Infinite if shapes differ, or if a value is finite in one list only.
     """
     worst = 0.0
     if len(outputs) != len(reference):

@@ -1,4 +1,4 @@
-"""Units that PyTorch's devices and our backends make: CPUs by threads, GPUs by SMs."""
+"""The executor for units on PyTorch's devices with the backends of this package."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from multi_dnn_ros.backends.green_contexts import make_stream, sms_problem
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.common.reporting import cpu_count
+from multi_dnn_ros.common.torch_threads import torch_threads
 from multi_dnn_ros.partition.executor import Array, NetworkRequest, OutputForm, RunTimes
 from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_backend, choose_device
 from multi_dnn_ros.planning.batch_units import Unit, UnitError
@@ -27,7 +28,7 @@ from multi_dnn_ros.serving.pinned import PinnedImages
 class TorchExecutor:
     """See :class:`multi_dnn_ros.partition.executor.Executor`.
 
-    One batch size is ready at a time. PyTorch's number of threads is the unit's from here on, in the whole process.
+    Sets PyTorch's number of threads to that of the unit, for the whole process.
     """
 
     def __init__(self, unit: Unit, network: NetworkRequest, precision: str) -> None:
@@ -46,9 +47,9 @@ class TorchExecutor:
 
     @staticmethod
     def identity(unit: Unit, precision: str) -> str:
-        """What `device` of an executor of this unit says. Raises UnitError."""
+        """The value of `device` for an executor of this unit. Raises UnitError."""
         target = _target(unit, precision)
-        with _with_threads(_threads(unit) if target.device.type == "cpu" else torch.get_num_threads()):
+        with torch_threads(_threads(unit) if target.device.type == "cpu" else torch.get_num_threads()):
             return target.name()
 
     @property
@@ -69,7 +70,7 @@ class TorchExecutor:
         return PRECISIONS[self._target.precision].tolerance(self._target.device)
 
     def prepare(self, batch: int) -> tuple[OutputForm, ...]:
-        """Raises UnitError for a network whose outputs do not have the batch as their first axis."""
+        """Raises UnitError if an output of the network does not have the batch as its first axis."""
         self._chain = ()
         if self._stream is not None:
             torch.cuda.empty_cache()
@@ -80,8 +81,8 @@ class TorchExecutor:
         for index, output in enumerate(outputs):
             if not output.ndim or len(output) != batch:
                 raise UnitError(
-                    f"{self._network.name} cannot be divided by images: output {index} of {batch} images has the shape "
-                    f"{tuple(output.shape)}"
+                    f"{self._network.name} cannot be split by images: output {index} for {batch} images has the shape "
+                    f"{tuple(output.shape)}; the first axis must be {batch}"
                 )
         self._chain = chain
         return tuple(OutputForm(tuple(each.shape[1:]), str(each.dtype).removeprefix("torch.")) for each in outputs)
@@ -99,7 +100,7 @@ class TorchExecutor:
 
     def run(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:
         if self._stream is not None:
-            return self._run_on_gpu(images, outputs)
+            return self._on_gpu(images, lambda image: _through(self._chain, image), outputs)
         with torch.inference_mode():
             began = time.perf_counter()
             results = _through(self._chain, torch.from_numpy(images))
@@ -118,9 +119,6 @@ class TorchExecutor:
         read = time.perf_counter()
         torch.from_numpy(place).copy_(copied)
         return RunTimes(1e3 * (read - began), 0.0, 1e3 * (time.perf_counter() - read))
-
-    def _run_on_gpu(self, images: Array, outputs: tuple[Array, ...]) -> RunTimes:
-        return self._on_gpu(images, lambda image: _through(self._chain, image), outputs)
 
     def _on_gpu(self, images: Array, work: Any, outputs: tuple[Array, ...]) -> RunTimes:
         with self._computing():
@@ -149,7 +147,7 @@ class TorchExecutor:
 
 
 def _target(unit: Unit, precision: str) -> Target:
-    """Where the unit computes. UnitError names it and what is allowed."""
+    """Device, backend and precision of the unit. Raises UnitError, which names the unit and what is allowed."""
     if unit.backend != "auto" and unit.backend not in BACKENDS.names():
         raise UnitError(
             f"unit '{unit.name}': backend '{unit.backend}' is not known; allowed: {', '.join(BACKENDS.names())}"
@@ -174,16 +172,6 @@ def _target(unit: Unit, precision: str) -> Target:
 
 def _threads(unit: Unit) -> int:
     return unit.threads or cpu_count()
-
-
-@contextmanager
-def _with_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _through(chain: tuple[Stage, ...], image: torch.Tensor) -> tuple[torch.Tensor, ...]:

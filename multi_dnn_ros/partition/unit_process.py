@@ -1,4 +1,4 @@
-"""Processes of units, seen from the command: started, asked, waited for with a limit, ended."""
+"""The command's side of unit processes: start them, send requests, wait with a time limit, end them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from multi_dnn_ros.planning.batch_units import Unit
 
 R = TypeVar("R", bound=messages.Reply)
 
-#: Loading a network and compiling it for a batch size can take minutes; more than this is a hang.
+#: Time limit for loading a network or compiling it for a batch size, which can take minutes.
 PREPARE_TIMEOUT_S = 1800.0
 _END_TIMEOUT_S = 5.0
 
 
 class UnitFailure(CommandError):
-    """A unit did not do what it was asked for. lost: its process is gone. out_of_memory: and why it failed."""
+    """A request to a unit failed. lost: its process has ended. out_of_memory: the unit ran out of memory."""
 
     def __init__(self, unit: str, text: str, *, lost: bool, out_of_memory: bool) -> None:
         super().__init__(f"unit {unit} {text}")
@@ -36,7 +36,7 @@ class UnitFailure(CommandError):
 
 
 class UnitHandle:
-    """One unit. `opened` is set once its network is loaded."""
+    """The connection to one unit. opened: None until its network is loaded."""
 
     def __init__(self, unit: Unit, connection: Connection[Any, Any], process: Any) -> None:
         self.unit = unit
@@ -49,7 +49,7 @@ class UnitHandle:
         return int(self._process.pid)
 
     def send(self, request: messages.Request, blocks: Sequence[Block] = ()) -> None:
-        """UnitFailure where its process is gone."""
+        """Send a request and the blocks it announces. Raises UnitFailure if the process has ended."""
         try:
             self.connection.send(request)
             for block in blocks:
@@ -58,12 +58,12 @@ class UnitHandle:
             raise self._lost() from None
 
     def receive(self, expected: type[R], timeout_s: float) -> R:
-        """The answer to the last request; UnitFailure. A process that does not answer in time is killed."""
+        """The answer to the last request. A process that does not answer in time is killed. Raises UnitFailure."""
         try:
             if not self.connection.poll(timeout_s):
                 self._process.kill()
                 self._process.join(_END_TIMEOUT_S)
-                text = f"gave no answer within {timeout_s:g} s; its process was killed"
+                text = f"did not answer within {timeout_s:g} s; its process was killed"
                 raise UnitFailure(self.unit.name, text, lost=True, out_of_memory=False)
             reply: Any = self.connection.recv()
         except (EOFError, OSError):
@@ -77,7 +77,7 @@ class UnitHandle:
         return reply
 
     def ask(self, request: messages.Request, expected: type[R], timeout_s: float, blocks: Sequence[Block] = ()) -> R:
-        """Send and receive."""
+        """Send a request and wait for its answer."""
         self.send(request, blocks)
         return self.receive(expected, timeout_s)
 
@@ -90,14 +90,14 @@ class UnitHandle:
         if code >= 0:
             return UnitFailure(self.unit.name, f"ended with exit code {code}", lost=True, out_of_memory=False)
         number = signal.Signals(-code)
-        # The kernel ends a process with SIGKILL when the machine's memory is used up; nothing else here sends it.
-        maybe = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
-        text = f"was ended by {number.name}{maybe}"
+        # The kernel's out-of-memory killer sends SIGKILL; nothing else here does.
+        maybe = " (the kernel does this when memory runs out)" if number == signal.SIGKILL else ""
+        text = f"was killed by {number.name}{maybe}"
         return UnitFailure(self.unit.name, text, lost=True, out_of_memory=number == signal.SIGKILL)
 
 
 class UnitProcesses:
-    """Processes of several units; a context manager that ends them. Units with equal `process` share one."""
+    """The processes of several units; a context manager that ends them. Units with equal `process` share one."""
 
     def __init__(self, units: Iterable[Unit]) -> None:
         self.handles: dict[str, UnitHandle] = {}
@@ -114,14 +114,14 @@ class UnitProcesses:
                 process.start()
                 self._processes.append(process)
                 for unit, (here, there) in zip(group, pairs, strict=True):
-                    there.close()  # so that the end of the process closes the pair
+                    there.close()  # so that the connection closes when the process ends
                     self.handles[unit.name] = UnitHandle(unit, here, process)
         except BaseException:
             self.close()
             raise
 
     def open(self, network: NetworkRequest, precision: str, timeout_s: float = PREPARE_TIMEOUT_S) -> None:
-        """Load the network in all of them. Raises UnitFailure."""
+        """Load the network on all units. Raises UnitFailure."""
         for handle in self.handles.values():
             handle.send(messages.Open(network, precision))
         for handle in self.handles.values():
@@ -130,7 +130,10 @@ class UnitProcesses:
     def run(
         self, shares: Mapping[str, tuple[int, int]], timeout_s: float
     ) -> tuple[dict[str, messages.Ran], dict[str, UnitFailure], int]:
-        """Run (first, count) of each unit at once: (answers, failures, monotonic ns at which the first was asked)."""
+        """Run the range (first, count) of each unit at the same time.
+
+        Returns answers and failures by unit, and the start time in ns on the monotonic clock.
+        """
         answers: dict[str, messages.Ran] = {}
         failures: dict[str, UnitFailure] = {}
         begin = time.monotonic_ns()
@@ -149,14 +152,14 @@ class UnitProcesses:
                     continue
                 del waiting[name]
                 try:
-                    # Without any that is ready the time is up, and receive() says so of each.
+                    # If none is ready, the time is up, and receive() raises for each.
                     answers[name] = handle.receive(messages.Ran, timeout_s if ready else 0.0)
                 except UnitFailure as failure:
                     failures[name] = failure
         return answers, failures, begin
 
     def close(self) -> None:
-        """End the processes: by closing their connections, by force where that takes too long."""
+        """End the processes by closing their connections; kill those that do not end in time."""
         for handle in self.handles.values():
             handle.connection.close()
         deadline = time.monotonic() + _END_TIMEOUT_S

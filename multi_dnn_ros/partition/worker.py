@@ -1,4 +1,4 @@
-"""The process of one or more units: answers requests until the other end is closed."""
+"""The process of one or more units: answers requests until the connection is closed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ _WARM_UP = 2
 
 
 def main(units: Sequence[tuple[Unit, Connection[Any, Any]]]) -> None:
-    """Serve each unit in a thread; of a single unit in the main thread, as PyTorch's threads belong to who calls."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our end closes the connection
+    """Serve each unit in a thread. A single unit is served in the main thread, as PyTorch's number of threads is set
+    per calling thread.
+    """
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole process group; the command closes the connection
     if len(units) == 1:
         _Server(*units[0]).serve()
         return
@@ -72,7 +76,7 @@ class _Server:
         return self._measure(executor, request)
 
     def _attach(self, request: messages.Attach) -> messages.Reply:
-        # All blocks are received whatever happens: they are part of the stream of messages.
+        # Receive all blocks first: they are part of the message stream.
         arrays = [receive_block(self._connection, form) for form in (request.inputs, *request.outputs)]
         self._inputs, self._outputs = arrays[0], tuple(arrays[1:])
         if self._executor is not None:
@@ -121,15 +125,15 @@ class _Server:
 
 
 def is_memory_error(error: BaseException | None) -> bool:
-    """Whether memory did not suffice, on the host or the device, be it behind another error that followed from it."""
+    """Whether this error, or one that caused it, is a lack of memory on the host or the device."""
     first = error
     while error is not None:
-        # PyTorch's CPU allocator and ONNX Runtime raise RuntimeError subclasses with no type of their own for this.
+        # PyTorch's CPU allocator and ONNX Runtime have no exception type for this; both raise RuntimeError.
         text = str(error)
         if isinstance(error, MemoryError) or "can't allocate memory" in text or "bad_alloc" in text:
             return True
         error = error.__cause__ or error.__context__
-    if "torch" not in sys.modules:  # then it is no error of PyTorch, whose import takes seconds
+    if "torch" not in sys.modules:  # not an error of PyTorch; importing it here would take seconds
         return False
     from multi_dnn_ros.backends.device_errors import is_out_of_memory
 

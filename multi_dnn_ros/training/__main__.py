@@ -32,14 +32,14 @@ def parser() -> argparse.ArgumentParser:
         _scene_arguments(verb)
         verb.add_argument("--out", type=Path, required=True, help="weights file to write, .safetensors")
         verb.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda")
-        verb.add_argument("--epochs", type=int, default=epochs)
-        verb.add_argument("--batch-size", type=int, default=batch)
-        verb.add_argument("--lr", type=float, default=lr)
+        verb.add_argument("--epochs", type=int, default=epochs, help="number of epochs")
+        verb.add_argument("--batch-size", type=int, default=batch, help="images per step, over all processes")
+        verb.add_argument("--lr", type=float, default=lr, help="highest learning rate")
         verb.add_argument("--resume", type=Path, help="checkpoint to write after every epoch, and to resume from")
         verb.add_argument("--quiet", action="store_true", help="no progress bars")
         if role == "lane":
             verb.add_argument(
-                "--road", type=Path, help="folder of a road video with lane_masks/: its first half is used too"
+                "--road", type=Path, help="folder of a road video with lane_masks/; its first half is also trained on"
             )
         else:
             verb.set_defaults(libraries=("pycocotools",))  # every epoch is scored
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
                 "--real",
                 type=Path,
                 metavar="DIR",
-                help="real images to learn from beside the scenes, as coco:DIR of multi-dnn retrain; those without a "
+                help="also train on these real images, laid out as coco:DIR of multi-dnn retrain; those without a "
                 f"{role} are hard negatives",
             )
         verb.add_argument("--start", type=Path, metavar="FILE", help="initial weights, as written by --out")

@@ -45,8 +45,8 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
 
 
 @pytest.mark.long  # with one DNN above
-def test_cpu_scenario_runs_every_condition_and_writes_its_origin(tmp_path, capsys):
-    """Of two DNNs: each is made ready here, and in a process of its own."""
+def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, capsys):
+    """With two DNNs, each of which is prepared here and in a separate process."""
     output, parameters = tmp_path / "figures" / "cpu.json", tmp_path / "two.yaml"
     parameters.write_text(
         "/**: {ros__parameters: {dnns: [object, pedestrian], dnn: {"
@@ -105,7 +105,7 @@ def test_an_unwritable_output_is_reported_before_measuring(command, tmp_path, ca
     assert f"{words[-2]} is {words[-1]}" in capsys.readouterr().err
 
 
-def test_wrong_use_names_the_option(capsys):
+def test_wrong_usage_names_the_option(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["benchmark", "overhead", "--repeats", "0"])
     assert ended.value.code == 2

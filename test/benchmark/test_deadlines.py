@@ -59,7 +59,7 @@ def test_number_of_dnns_for_a_load(load: float, served: float, rate: float, most
         assert abs(count * 3 * rate - load * served) <= 1.5 * rate + 1e-6
 
 
-def test_where_no_frame_was_served_there_is_no_latency() -> None:
+def test_without_served_frames_there_is_no_latency() -> None:
     nothing = {"offered": 10, "published": 0, "dropped": {"overwritten": 10}, "missed": 0, "latency_ms": {}}
     some = {"offered": 10, "published": 9, "dropped": {"overwritten": 1}, "missed": 0, "latency_ms": {"p99": 7.0}}
     cases = [
@@ -73,9 +73,9 @@ def test_where_no_frame_was_served_there_is_no_latency() -> None:
     assert "0.0%, 100.0%, - " in table
 
 
-def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        (["--set", "fig5"], "--set fig5 is several sets"),
+        (["--set", "fig5"], "--set is fig5, which is several sets; choose one: vgg16_x8"),
         (["--condition", "ours_fp16"], "'ours_fp16', which needs a GPU"),
         (["--sms", "8"], "--sms is 8; only an NVIDIA GPU"),
     ):

@@ -1,4 +1,4 @@
-"""``multi-dnn benchmark host``: what it counts is what was used, and a case names its processes and thread groups."""
+"""``multi-dnn benchmark host``: CPU time is counted correctly, by process and group of threads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def groups(place: int, name: str) -> str:
     return "main" if place == 0 else name
 
 
-def test_the_time_of_a_named_thread_is_that_threads() -> None:
+def test_cpu_time_is_attributed_to_the_thread_that_used_it() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", _BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )  # fmt: skip
@@ -132,7 +132,9 @@ def test_a_run_with_a_peer_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFi
         (["--rate", "0"], "--rate"),
     ],
 )
-def test_what_cannot_be_run_is_told(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cases_that_cannot_run_are_reported(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         code = main(["benchmark", "host", *arguments])
     except SystemExit as ended:

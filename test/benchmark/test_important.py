@@ -55,9 +55,9 @@ def test_on_a_gpu_bounds_are_measured_beside_the_default() -> None:
     ]
 
 
-def test_wrong_use_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        (["--set", "fig5"], "--set fig5 is several sets"),
+        (["--set", "fig5"], "--set is fig5, which is several sets; choose one: vgg16_x8"),
         (
             ["--background", "vgg16"],
             "--background is 'vgg16'; allowed with --set small: resnet18, squeezenet1_1",

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from multi_dnn_ros.benchmark import load
 from multi_dnn_ros.benchmark.camera_faults import camera_fault_problems
+from multi_dnn_ros.benchmark.cameras import CameraPlan
 from multi_dnn_ros.benchmark.gpu_watch import parse_output
 from multi_dnn_ros.benchmark.load import fair_shares, load_problems
-from multi_dnn_ros.benchmark.rig import CameraPlan, NodeSample, Rig
+from multi_dnn_ros.benchmark.rig import Rig
+from multi_dnn_ros.benchmark.samples import NodeSample
 from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.settings.params_file import read_params_file
@@ -142,7 +144,7 @@ def test_wrong_cameras_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class _FakeRig:
-    """Serves up to `most` frames a second of the flooded camera."""
+    """Serves up to `most` frames per second of the flooded camera."""
 
     def __init__(self, most: float) -> None:
         self.most = most
@@ -209,8 +211,8 @@ def test_an_intact_camera_that_stops_is_reported() -> None:
 
 def test_runs_that_are_too_short_for_a_verdict_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, words in (
-        (["load", "--minutes", "0.05"], "--minutes: '0.05' is less than 0.1"),
-        (["cycles", "--repeats", "1"], "--repeats: '1' is less than 2"),
+        (["load", "--minutes", "0.05"], "--minutes: '0.05' is not a number of at least 0.1"),
+        (["cycles", "--repeats", "1"], "--repeats: '1' is not an integer of at least 2"),
     ):
         with pytest.raises(SystemExit):
             main(["benchmark", *wrong])

@@ -68,7 +68,7 @@ def test_conditions_fit_the_device() -> None:
         choose_conditions(["fast"], CPU)
 
 
-def test_a_share_of_sms_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_sms_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     check_partition(CPU, None)
     with pytest.raises(UsageError, match="--sms is 16; only an NVIDIA GPU"):
         check_partition(CPU, 16)
@@ -77,7 +77,7 @@ def test_a_share_of_sms_is_refused_where_there_is_none(monkeypatch: pytest.Monke
         check_partition(CUDA, 16)
 
 
-def test_networks_are_fit_to_compute_with_and_decomposed_by_structure() -> None:
+def test_networks_compute_finite_values_and_are_decomposed_by_structure() -> None:
     network = SETS["small"].networks[0]
     image = example_image(network)
     original, decomposed = make_network(network), make_network(network, alignment=8)
@@ -176,7 +176,7 @@ def test_a_stage_that_raises_ends_the_run(loop_of: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["ori_mp", "dcomp_mt", "ours_dcomp", "ours_batched_fp16", "one_thread_graph"])
-def test_every_layout_can_be_made_ready(name: str) -> None:
+def test_every_layout_can_be_prepared(name: str) -> None:
     networks = (TINY,) * (1 if CONDITIONS[name].layout == "processes" else 2)
     work = Work(CONDITIONS[name], networks, "cpu", jobs=3)
     loop = make_loop(work, build(work))
@@ -186,7 +186,7 @@ def test_every_layout_can_be_made_ready(name: str) -> None:
     assert all(tally.latencies_ns for tally in tallies)
 
 
-def test_dnns_of_short_operations_have_priority_where_a_condition_says_so() -> None:
+def test_dnns_of_short_operations_have_priority_under_conditions_with_priorities() -> None:
     conditions = (CONDITIONS["ours_batched_fp16"], replace(CONDITIONS["ours_batched_fp16"], ordered=True))
     wide, narrow = Network("squeezenet1_0", "Squeeze", side=96), TINY
     for condition, expected in zip(conditions, ([0, 0], [0, 1]), strict=True):
@@ -216,7 +216,7 @@ def test_cameras_of_one_network_share_its_inferences() -> None:
     assert sum(tally.jobs for tally in tallies) == pytest.approx(len(sizes))
 
 
-def test_ticker_says_how_late_it_came() -> None:
+def test_the_ticker_measures_its_delay() -> None:
     with Ticker() as ticker:
         deadline = time.monotonic() + 60.0
         while len(ticker.late_ns) < 3 and time.monotonic() < deadline:
@@ -285,7 +285,7 @@ def test_paper_through_the_command(
         (["--conditions", "ours_fp16"], "needs a GPU"),
     ],
 )
-def test_wrong_use_is_explained(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_explained(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "paper", "--device", "cpu", *arguments]) == 2
     assert words in capsys.readouterr().err
 
@@ -295,7 +295,7 @@ def test_help_gives_examples_that_are_accepted(scenario: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main(["benchmark", scenario, "--help"])
     text = capsys.readouterr().out
-    assert "--output FILE" in text
+    assert "--output JSON" in text
     for line in text.splitlines():
         if line.startswith("  multi-dnn "):
             build_parser().parse_args(line.split()[1:])

@@ -96,7 +96,7 @@ PLAN = Plan(
 )
 
 
-def test_blocks_hold_every_condition_once_in_an_order_of_their_own(asked: list[str]) -> None:
+def test_each_block_runs_every_condition_once_in_its_own_order(asked: list[str]) -> None:
     content = measure(PLAN, {}, lambda content: None, lambda text: None)
     blocks = [asked[place : place + 3] for place in range(0, 9, 3)]
     assert blocks == [[condition.name for condition in PLAN.order(SETS["small"], block)] for block in range(3)]
@@ -109,7 +109,7 @@ def test_blocks_hold_every_condition_once_in_an_order_of_their_own(asked: list[s
     assert estimate_s(PLAN) < estimate_s(replace(PLAN, repeats=9))
 
 
-def test_a_run_that_is_cut_keeps_its_blocks(asked: list[str]) -> None:
+def test_an_interrupted_run_keeps_its_blocks(asked: list[str]) -> None:
     saved: list[dict[str, Any]] = []
 
     class _CutError(Exception):
@@ -183,7 +183,7 @@ def test_results_are_shown_together_when_they_are_comparable(tmp_path: Path, ask
         merged(files)
 
 
-def test_the_floor_is_the_larger_of_traffic_and_arithmetic() -> None:
+def test_the_lower_bound_is_the_larger_of_traffic_and_arithmetic() -> None:
     dnns, rates = SETS["small"], Rates(1e9, {"fp32": 1e12, "fp16": 4e12})
     costs = {(network, None): Cost(macs=10**9, parameters=0, bytes=10**6) for network in dnns.kinds}
     floor = lower_bounds(dnns, CONDITIONS["ours"], costs, rates, CUDA)

@@ -26,7 +26,7 @@ _CHILD = (
 )
 
 
-def test_children_count_also_after_they_ended():
+def test_children_are_counted_after_they_have_ended():
     parent = subprocess.Popen(
         [sys.executable, "-c", _PARENT, _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -71,8 +71,8 @@ def test_a_wrong_parameter_file(
     assert [word for word in words if word not in error] == []
 
 
-def test_the_node_lives_on_with_a_wrong_parameter_file(domain: int, tmp_path: Path) -> None:
-    """As a process: every mistake is in its log, it stays unconfigured and ends when it is told to."""
+def test_the_node_stays_up_with_a_wrong_parameter_file(domain: int, tmp_path: Path) -> None:
+    """As a process: all mistakes are in its log, it stays unconfigured and ends on a signal."""
     path = tmp_path / "robot.yaml"
     path.write_text(HEAD + "    polciy: edf\n    workers: 99\n    device: 7\n")
     wanted = ("parameter polciy: no such", "parameter workers is 99; allowed", "parameter device is 7; allowed: auto")
@@ -88,7 +88,7 @@ def test_the_node_lives_on_with_a_wrong_parameter_file(domain: int, tmp_path: Pa
         assert node.exit_code() == 0
 
 
-def test_the_node_names_a_file_that_is_no_parameter_file(domain: int, tmp_path: Path) -> None:
+def test_the_node_names_a_file_that_is_not_a_parameter_file(domain: int, tmp_path: Path) -> None:
     path = tmp_path / "robot.yaml"
     path.write_text(HEAD + "    cameras: [a]\n    cameras: [b]\n")
     with Child("node", ["run", "--params-file", str(path)], tmp_path / "log", loopback_environment(domain)) as node:
@@ -132,8 +132,8 @@ for path in sys.argv[1:]:
 """
 
 
-def test_a_damaged_picture_is_named_and_its_size_not_believed(tmp_path: Path) -> None:
-    """The camera's reader, in a process where 10 GB for one picture are not to be had."""
+def test_a_damaged_image_is_named_and_its_stated_size_is_not_allocated(tmp_path: Path) -> None:
+    """The image source of `multi-dnn camera`, in a process that cannot allocate 10 GB for one image."""
     for name, (content, _) in PICTURES.items():
         (tmp_path / name).write_bytes(content)
     command = [sys.executable, "-c", _READER, *(str(tmp_path / name) for name in PICTURES)]
@@ -206,7 +206,7 @@ def test_a_full_disk_leaves_no_broken_video(tmp_path: Path, capfd: pytest.Captur
     assert [path.name for path in tmp_path.iterdir()] == ["drive.mp4"]
 
 
-def test_a_full_disk_leaves_no_broken_picture(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_broken_image(tmp_path: Path) -> None:
     picture = np.random.default_rng(1).integers(0, 256, (480, 640, 3), dtype=np.uint8)
     with (
         small_disk(),
@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_no_broken_picture(tmp_path: Path) -> None:
     assert list((tmp_path / "pictures").iterdir()) == []
 
 
-def test_replay_onto_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_replay_onto_a_full_disk_prints_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     noise_bag(tmp_path / "in", 8)
     (tmp_path / "one.yaml").write_text(
         HEAD + "    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n    device: cpu\n"
@@ -241,7 +241,7 @@ def test_replay_onto_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.yaml"]
 
 
-def test_replay_tells_all_in_one_line_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_failing_replay_prints_one_line_and_writes_nothing(tmp_path: Path) -> None:
     noise_bag(tmp_path / "in", 1)
     (tmp_path / "robot.yaml").write_text(
         "multi_dnn:\n  ros__parameters:\n    device: cpu\n    dnns: [object, lane]\n"

@@ -61,7 +61,7 @@ def test_images_at_a_rate_stamped_now(tmp_path: Path, domain: int, capsys: pytes
 
 
 @pytest.mark.parametrize(("transport", "warned"), [("raw", True), ("compressed", False)])
-def test_a_raw_image_that_ordinary_subscribers_lose_is_a_warning_with_the_cure(
+def test_raw_images_that_ordinary_subscribers_lose_cause_a_warning_with_the_remedy(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], transport: str, warned: bool
 ) -> None:
     limit = int(Path("/proc/sys/net/core/rmem_max").read_text())
@@ -97,7 +97,7 @@ def test_video_compressed_resized_and_renamed(tmp_path: Path, domain: int) -> No
 
 
 def test_scenes_with_their_truth(domain: int) -> None:
-    """The published truth is that of the generator, with the picture's stamp."""
+    """The published truth is that of the generator, with the image's stamp."""
     topics = {"/front/image_raw": Image, "/front/truth/detections": Detection2DArray, "/front/truth/lane_mask": Image}
     labels = "/front/truth/label_info"
     with Listener({**topics, labels: LabelInfo}, domain, latched=frozenset([labels])) as listener:
@@ -142,7 +142,7 @@ def test_recording_unchanged_but_for_the_stamp(tmp_path: Path, domain: int, stam
     assert own == (stamps == "source")
 
 
-def test_nobody_listens(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_waiting_for_subscribers_ends_with_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     source = pictures(tmp_path / "pictures")
     assert main(["camera", source, "--wait-for-subscribers", "2", "--wait-timeout", "0.2"]) == 1
     assert "0 of 2 subscribers on /front/image_raw after 0.2 s" in capsys.readouterr().err

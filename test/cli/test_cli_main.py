@@ -16,7 +16,7 @@ from multi_dnn_ros.cli.main import VERBS, build_parser, main, split_ros_args
 from multi_dnn_ros.cli.run import ros_arguments
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], *([verb] for verb in VERBS)):
         with pytest.raises(SystemExit) as end:
             main([*arguments, "--help"])
@@ -27,7 +27,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert [verb for verb in VERBS if not re.search(rf"^ +{verb}\b", build_parser().format_help(), re.MULTILINE)] == []
 
 
-def test_help_is_instant() -> None:
+def test_help_imports_no_large_library() -> None:
     """No verb imports what is heavy before it runs."""
     program = (
         "import sys; from multi_dnn_ros.cli.main import build_parser; build_parser().format_help();"
@@ -54,7 +54,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["camera", "scenes", "--size", "0x480"], "'0x480'"),
         (["camera", "scenes", "--rate", "-1"], "'-1' is not a number above 0"),
         (["camera", "scenes", "--rate", "nan"], "'nan'"),
-        (["camera", "scenes", "--count", "0"], "'0' is not a whole number from 1"),
+        (["camera", "scenes", "--count", "0"], "'0' is not an integer of at least 1"),
         (["camera", "scenes", "--camera", "Front left"], "'Front left' is not a camera name"),
         (["camera", "scenes", "--encoding", "rgb9"], "rgb9"),
         (["replay", "in"], "OUT_BAG"),
@@ -74,9 +74,9 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
     [
         (["camera", "nowhere.mp4"], 1, "source 'nowhere.mp4' does not exist"),
         (["camera", "/dev/video99"], 1, "/dev/video99"),
-        (["camera", "scenes", "--bag-topic", "/x"], 2, "--bag-topic is for recordings"),
-        (["camera", "scenes", "--prepare"], 2, "--prepare is for scenes and needs --count"),
-        (["camera", "scenes", "--transport", "compressed", "--encoding", "bgr8"], 2, "--encoding is for raw"),
+        (["camera", "scenes", "--bag-topic", "/x"], 2, "--bag-topic is for recordings; scenes is not a recording"),
+        (["camera", "scenes", "--prepare"], 2, "--prepare is for the source `scenes` and needs --count"),
+        (["camera", "scenes", "--transport", "compressed", "--encoding", "bgr8"], 2, "--encoding is for raw images"),
         (["camera", "scenes", "--size", "20x20"], 1, "20x20"),
         (["replay", "nowhere", "out"], 1, "bag nowhere does not exist"),
         (["replay", "nowhere", "."], 2, "OUT_BAG . exists already"),
@@ -84,7 +84,7 @@ def test_wrong_usage_names_the_argument(arguments: list[str], text: str, capsys:
         (["replay", "in", "out", "--device", "abacus"], 1, "abacus"),
         (["replay", "in", "out", "--ros-args", "-r", "a:=b"], 2, "--ros-args are for commands that start a ROS node"),
         (["run", "--params-file", "nowhere.yaml"], 1, "parameter file nowhere.yaml of node multi_dnn: No such file"),
-        (["replay", "in", "out", "--node", "dnns"], 2, "--node is 'dnns'; expected a name with its namespace"),
+        (["replay", "in", "out", "--node", "dnns"], 2, "--node is 'dnns'; expected a full name such as /multi_dnn"),
         (["demo", "--params-file", "nowhere.yaml"], 1, "nowhere.yaml"),
     ],
 )
@@ -100,7 +100,7 @@ def test_failure_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_is_shown_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--debug", "camera", "nowhere"]) == 1
     assert "Traceback" in capsys.readouterr().err
     monkeypatch.setenv("MULTI_DNN_DEBUG", "1")
@@ -108,7 +108,7 @@ def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_unforeseen_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_says_how_to_get_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.describe(ZeroDivisionError("division by zero")) == (
         "ZeroDivisionError: division by zero (unexpected; --debug shows where)"
     )
@@ -116,7 +116,7 @@ def test_unforeseen_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) 
     assert cli.describe(KeyError("name")).startswith("KeyError: 'name'")
 
 
-def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_ends_with_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
 
@@ -125,7 +125,7 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_ros_arguments_are_ros_own() -> None:
+def test_ros_arguments_are_separated() -> None:
     assert split_ros_args(["run", "--ros-args", "-p", "a:=1", "--", "--params-file", "x"]) == (
         ["run", "--params-file", "x"],
         ["-p", "a:=1"],
@@ -144,7 +144,7 @@ def test_own_parameter_file_comes_first(tmp_path: Path) -> None:
     assert ros_arguments(None, ["--params-file", "theirs"]) == ["--ros-args", "--params-file", "theirs"]
 
 
-def test_pipe_that_closes_is_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     """`multi-dnn ... | head` must end quietly."""
     process = subprocess.Popen(
         [sys.executable, "-c", "from multi_dnn_ros.cli import main, run\n"

@@ -1,4 +1,4 @@
-"""Memory of images is used again for the next image, without page faults."""
+"""Memory of images is reused for the next image without page faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such settings")
-def test_images_cost_no_page_faults_once_the_memory_is_there():
+def test_images_cause_no_page_faults_once_memory_is_allocated():
     faults = {
         how: int(subprocess.run([sys.executable, "-c", _FAULTS, how], check=True, capture_output=True).stdout)
         for how in ("default", "kept")

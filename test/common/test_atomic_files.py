@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, and nothing is left beside it."""
+"""Readers see the old file or the new one, and no temporary file is left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multi_dnn_ros.common.atomic_files import atomic_write
 
 
 @pytest.mark.parametrize("to_disk", [False, True])
-def test_it_takes_the_place_of_the_old_one_at_the_end(tmp_path: Path, to_disk: bool) -> None:
+def test_the_new_file_replaces_the_old_one_at_the_end(tmp_path: Path, to_disk: bool) -> None:
     path = tmp_path / "folder" / "report.json"
     with atomic_write(path, to_disk=to_disk) as beside:
         beside.write_text("old")
@@ -23,7 +23,7 @@ def test_it_takes_the_place_of_the_old_one_at_the_end(tmp_path: Path, to_disk: b
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_fails_leaves_the_old_one_alone(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text("old")
 

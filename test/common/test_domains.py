@@ -1,4 +1,4 @@
-"""ROS domains that our processes are given: nobody's, and nobody else's as long as they are used."""
+"""Reserved ROS domains are unused, and reserved by one process at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.common.processes import reserved_domain
 
 
-def test_no_domain_is_given_to_two_until_the_first_ends() -> None:
+def test_a_domain_is_reserved_once_at_a_time() -> None:
     with ExitStack() as stack:
         mine = [stack.enter_context(reserved_domain()) for _ in range(20)]
         assert len(set(mine)) == 20
@@ -33,7 +33,7 @@ def test_no_domain_is_given_to_two_until_the_first_ends() -> None:
     assert seen > set(mine)
 
 
-def test_a_domain_that_somebody_has_open_is_passed_over_and_none_left_is_said() -> None:
+def test_domains_in_use_are_skipped_and_an_error_says_when_none_is_free() -> None:
     with ExitStack() as stack:
         with reserved_domain() as domain:
             pass

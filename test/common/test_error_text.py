@@ -1,4 +1,4 @@
-"""An error in a line, whatever it says."""
+"""Errors summarized in one line."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ from multi_dnn_ros.common.error_text import summarize_error
         (OSError(" \n"), "OSError"),
     ],
 )
-def test_the_first_line_or_the_name(error: Exception, reason: str) -> None:
+def test_the_summary_is_the_first_line_or_the_type(error: Exception, reason: str) -> None:
     assert summarize_error(error) == reason

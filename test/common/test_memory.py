@@ -17,7 +17,7 @@ class Node:
         self.itself = self
 
 
-def test_nothing_is_collected_inside_the_block_and_everything_behind_it() -> None:
+def test_garbage_is_collected_after_the_block_and_not_inside() -> None:
     gc.collect()
     with gc_paused():
         garbage = weakref.ref(Node())
@@ -29,7 +29,7 @@ def test_nothing_is_collected_inside_the_block_and_everything_behind_it() -> Non
     assert gc.isenabled()
 
 
-def test_it_stays_off_where_it_was_off() -> None:
+def test_disabled_collection_stays_disabled() -> None:
     gc.disable()
     try:
         with gc_paused():
@@ -39,7 +39,7 @@ def test_it_stays_off_where_it_was_off() -> None:
         gc.enable()
 
 
-def test_it_is_on_again_after_an_error() -> None:
+def test_collection_is_enabled_again_after_an_error() -> None:
     with pytest.raises(ValueError, match="capture"), gc_paused():
         raise ValueError("capture failed")
     assert gc.isenabled()

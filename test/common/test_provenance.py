@@ -1,4 +1,4 @@
-"""A result says how it was made: the command that a person would type again."""
+"""Results record the command that produced them, in a form that can be run again."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_from_a_name_to_the_node(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert all(torch.equal(first[name], second[name]) for name in first)
 
     assert main(["decompose", str(out), "--output", str(again)]) == 2
-    assert "is decomposed already" in capsys.readouterr().err
+    assert "is already decomposed" in capsys.readouterr().err
 
 
 def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +69,11 @@ def test_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "code", "text"),
     [
         (["builtin:sofa", "--output", "x.safetensors"], 1, "model is 'builtin:sofa'; allowed: builtin:lane"),
-        (["builtin:lane", "--output", "x.pt2"], 2, "--output is x.pt2; what is made from builtin:lane"),
+        (
+            ["builtin:lane", "--output", "x.pt2"],
+            2,
+            "--output is x.pt2; expected a .safetensors file for a network made from builtin:lane",
+        ),
         (["builtin:lane", "--output", "x.safetensors", "--size", "64x64"], 2, "takes 320x192 only"),
         (["builtin:lane", "--output", "x.safetensors", "--alignment", "5000"], 1, "alignment is 5000"),
         (

@@ -21,7 +21,7 @@ SHORT = ["--seconds", "3", "--size", "320x240"]
 
 @pytest.fixture(autouse=True)
 def _own_domain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo in this process sets where ROS speaks, for good."""
+    """The demo sets the ROS domain in the environment of this process."""
     for name in ("ROS_DOMAIN_ID", "ROS_AUTOMATIC_DISCOVERY_RANGE"):
         monkeypatch.setenv(name, os.environ.get(name, ""))
         monkeypatch.delenv(name)
@@ -72,7 +72,7 @@ def test_short_drives(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None
             assert bag.topics["/multi_dnn/front/lane/points"].count >= 2
 
 
-def test_node_that_cannot_configure_is_told_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_configuration_is_reported_with_its_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     parameters = tmp_path / "parameters.yaml"
     parameters.write_text(
         "/**:\n  ros__parameters:\n    dnns: [object]\n    dnn:\n"
@@ -86,7 +86,7 @@ def test_node_that_cannot_configure_is_told_with_its_reason(tmp_path: Path, capf
     assert not (output / "bag").exists()
 
 
-def test_signal_ends_the_processes_too(tmp_path: Path) -> None:
+def test_a_signal_also_ends_the_child_processes(tmp_path: Path) -> None:
     process = start("--output", str(tmp_path / "demo"), "--seconds", "100", "--size", "320x240")
     try:
         wait_for(lambda: len(psutil.Process(process.pid).children()) == 2)
@@ -101,7 +101,7 @@ def test_signal_ends_the_processes_too(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["camera.log", "node.log"]
 
 
-def test_folder_that_holds_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_other_content_is_not_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "demo" / "bag").mkdir(parents=True)
     (tmp_path / "demo" / "bag" / "thesis.txt").write_text("precious")
     assert main(["demo", "--output", str(tmp_path / "demo"), *SHORT]) == 2

@@ -1,4 +1,4 @@
-"""The demo's figures, from a recording whose every number is known."""
+"""The figures of the demo, from a recording with known values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from multi_dnn_ros.common.errors import UsageError
 from multi_dnn_ros.common.resources import config_file
 from multi_dnn_ros.demo.comparison import SETS, Figures, comparison_table, run_both
 from multi_dnn_ros.demo.evaluation import accounts, quality
-from multi_dnn_ros.demo.moments import CameraTopics, Moment, Stream, moments
-from multi_dnn_ros.demo.report import Course, Outcome, report
+from multi_dnn_ros.demo.recorded_frames import CameraTopics, RecordedFrame, Stream, recorded_frames
+from multi_dnn_ros.demo.report import Outcome, RecordedDrive, report
 from multi_dnn_ros.demo.run import Demo
 from multi_dnn_ros.models.sources import weights_file
 from multi_dnn_ros.replay.replay import msgtype_of
@@ -60,7 +60,7 @@ TOPICS = CameraTopics("/front/image_raw/compressed", "/front/truth/detections", 
 
 
 def perfect(scene: Scene, labels: tuple[str, ...]) -> Detections:
-    """What a faultless detector of these classes finds."""
+    """The detections of a perfect detector of these classes."""
     truth = Truth.among(labels, scene.boxes, scene.class_ids, LABELS)
     return Detections(truth.boxes, np.full(len(truth.boxes), 0.9, np.float32), truth.class_ids, labels)
 
@@ -72,8 +72,8 @@ def diagnostics(offered: int, published: int, overwritten: int) -> DiagnosticArr
     return DiagnosticArray(status=[status])
 
 
-def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Course:
-    """A recording in which results are perfect and come 30 (lane), 40 and 50 ms after the picture's stamp.
+def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> RecordedDrive:
+    """A recording in which results are perfect and come 30 (lane), 40 and 50 ms after the image's stamp.
 
     silent: DNNs without any result. skip: frames at the beginning that the object DNN dropped.
     """
@@ -104,12 +104,12 @@ def record(folder: Path, *, silent: tuple[str, ...] = (), skip: int = 0) -> Cour
                     message = detections_message(perfect(scene, stream.labels), header)
                     write(stream.topics["detections"], now + delay_ms * MS, message)
         write("/diagnostics", now + 200 * MS, diagnostics(FRAMES, FRAMES - skip, skip))
-    return Course(folder, "/multi_dnn", "front", TOPICS, STREAMS, "/diagnostics", {"seed": 4})
+    return RecordedDrive(folder, "/multi_dnn", "front", TOPICS, STREAMS, "/diagnostics", {"seed": 4})
 
 
 def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    course = record(tmp_path / "demo", skip=3)
-    assert report(course, 512 << 20, ended_cleanly=True).exit_code == 0
+    recorded = record(tmp_path / "demo", skip=3)
+    assert report(recorded, 512 << 20, ended_cleanly=True).exit_code == 0
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
     dnns = summary["dnns"]
     assert dnns["lane"]["lane_f1"] == pytest.approx(1.0)
@@ -134,21 +134,21 @@ def test_perfect_results_score_one(tmp_path: Path, capsys: pytest.CaptureFixture
     assert last["object on front"]["message"] == "fine"
 
 
-def test_silent_dnn_fails_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    course = record(tmp_path / "demo", silent=("pedestrian",))
-    assert report(course, 0, ended_cleanly=False).exit_code == 1
+def test_a_dnn_without_results_is_named_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorded = record(tmp_path / "demo", silent=("pedestrian",))
+    assert report(recorded, 0, ended_cleanly=False).exit_code == 1
     out = capsys.readouterr().out
     assert "FAILED: no result from pedestrian" in out
     assert "was killed" in out
 
 
 def test_frames_come_once_in_order_whatever_the_window(tmp_path: Path) -> None:
-    course = record(tmp_path / "demo")
+    recorded = record(tmp_path / "demo")
     with BagReader(tmp_path / "demo" / "bag") as bag:
         for window in (3, 50):
-            seen = list(moments(bag, course.topics, course.streams, window))
-            assert [moment.stamp_ns for moment in seen] == [(1000 + k * 100) * MS for k in range(FRAMES)]
-            assert all(set(moment.answers) == {"lane", "object", "pedestrian"} for moment in seen)
+            seen = list(recorded_frames(bag, recorded.topics, recorded.streams, window))
+            assert [frame.stamp_ns for frame in seen] == [(1000 + k * 100) * MS for k in range(FRAMES)]
+            assert all(set(frame.answers) == {"lane", "object", "pedestrian"} for frame in seen)
             lane = seen[0].answers["lane"].output
             assert isinstance(lane, Lanes)
             np.testing.assert_allclose(lane.lanes[0].points, [[10, 200], [20, 100]])
@@ -164,12 +164,12 @@ def test_quality_prefers_true_boxes_over_false_and_missed_ones() -> None:
     stream = Stream("object", RESULT_KINDS.get("detections"), {}, labels)
 
     def value(found: Detections) -> float:
-        from multi_dnn_ros.demo.moments import Answer
+        from multi_dnn_ros.demo.recorded_frames import Answer
 
-        return quality(Moment(0, truth=one, answers={"object": Answer(found, 1.0)}), [stream])
+        return quality(RecordedFrame(0, truth=one, answers={"object": Answer(found, 1.0)}), [stream])
 
     assert value(one) > value(none) > value(elsewhere)
-    assert quality(Moment(0, truth=one), [stream]) == 0.0
+    assert quality(RecordedFrame(0, truth=one), [stream]) == 0.0
 
 
 def test_accounts_keep_only_reasons_that_occurred() -> None:
@@ -183,7 +183,7 @@ def test_sets_of_dnns_differ_in_nothing_but_the_networks() -> None:
     assert decomposed == original.model_copy(update={"dnns": small})
 
 
-def test_both_sets_drive_and_stand_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_sets_are_run_and_listed_in_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driven: list[Demo] = []
 
     def run(demo: Demo) -> Outcome:
@@ -218,7 +218,7 @@ def test_differences_are_against_the_original() -> None:
     assert rows[3] == ["", "b", "lane F1 0.950 (+0.050)", "1.0 (-50.0%)", "8.0 (-20.0%)", "9.0", "-"]
 
 
-def test_folder_of_the_second_drive_is_looked_at_before_the_first(tmp_path: Path) -> None:
+def test_the_folder_of_the_second_drive_is_checked_before_the_first_drive(tmp_path: Path) -> None:
     (tmp_path / "decomposed").write_text("precious")
     with pytest.raises(UsageError, match=r"decomposed is a file"):
         run_both(Demo(tmp_path, tmp_path), lambda demo: pytest.fail("drove"))

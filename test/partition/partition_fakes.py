@@ -29,7 +29,7 @@ KIND = UnitKind("fake", "fake:NAME[/OPTION=NUMBER]...", parse)
 
 
 class FakeExecutor:
-    """The mean and the first pixel of each image, after so many milliseconds."""
+    """Returns the mean and the first pixel of each image after a given time."""
 
     def __init__(self, unit: Unit, network, precision: str) -> None:
         self._options = dict(unit.options)
@@ -82,7 +82,7 @@ def row(batch: int, ms: float) -> Row:
 
 
 def table(unit: str, ms_per_image: float, most: int = 64, offset_ms: float = 0.0, **fields) -> BatchTable:
-    """Of a unit with an offset and the same time for every image."""
+    """The table of a unit with an offset and a constant time per image."""
     given = {
         "model": "fake", "shape": SHAPE, "parameters": 7, "unit": unit, "precision": "auto",
         "device": "fake device; auto; version 1",

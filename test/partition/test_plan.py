@@ -19,7 +19,7 @@ TIMES = st.floats(0.01, 50.0)
 
 @st.composite
 def tables(draw, most_units: int = 4, most: int = 40) -> dict[str, BatchTable]:
-    """Any times, also such that a larger batch takes less than a smaller one."""
+    """Arbitrary times; a larger batch may take less time than a smaller one."""
     found = {}
     for number in range(draw(st.integers(1, most_units))):
         sizes = batch_sizes(draw(st.integers(1, most)))
@@ -44,7 +44,7 @@ def test_exact_is_not_worse_than_greedy_and_greedy_not_worse_than_one_unit(case)
 
 
 @given(cases())
-def test_shares_sum_to_the_batch_and_stay_within_what_units_hold(case) -> None:
+def test_shares_sum_to_the_batch_and_stay_within_the_capacity(case) -> None:
     units, batch = case
     for plan in (plan_exact(units, batch), plan_greedy(units, batch)):
         assert plan.batch == batch
@@ -54,7 +54,7 @@ def test_shares_sum_to_the_batch_and_stay_within_what_units_hold(case) -> None:
 
 
 @given(cases(most_units=3, most=6))
-def test_exact_finds_what_trying_everything_finds(case) -> None:
+def test_exact_search_equals_exhaustive_search(case) -> None:
     units, batch = case
     every = product(*(range(min(batch, of.largest) + 1) for of in units.values()))
     least = min(
@@ -84,7 +84,7 @@ def test_units_of_known_rates_end_together() -> None:
 
 
 @pytest.mark.parametrize("search", [plan_exact, plan_greedy])
-def test_a_batch_that_nobody_can_hold_is_refused_with_what_they_hold(search) -> None:
+def test_a_batch_that_is_too_large_is_refused_with_the_capacity(search) -> None:
     failed = table("fake:b", 1.0, most=4).with_rows([Row(batch=5, samples=0, failure="ran out of memory")])
     with pytest.raises(PlanError, match=r"batch is 13, .* at most 12 images .*\(fake:a 8, fake:b 4\)"):
         search({"fake:a": table("fake:a", 1.0, most=8), "fake:b": failed}, 13)
@@ -113,7 +113,7 @@ def test_the_command_prints_plan_and_subsets(stored, capsys: pytest.CaptureFixtu
     assert "batch is 65, but the units hold at most 64" in capsys.readouterr().err
 
 
-def test_the_command_refuses_tables_that_do_not_fit(stored, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_tables_that_do_not_match(stored, capsys: pytest.CaptureFixture[str]) -> None:
     begin = ["partition", "plan", "fake", "--batch", "4", "--tables", str(stored)]
     path = table_path(stored, "fake", "fake:b/ms=3", "auto")
     assert main([*begin, "--units", "fake:c"]) == 1

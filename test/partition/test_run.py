@@ -44,7 +44,7 @@ def test_outputs_are_complete_and_in_the_order_of_the_inputs() -> None:
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("die=1", "was ended by SIGKILL"),
+        ("die=1", "was killed by SIGKILL"),
         ("exit=1", "ended with exit code 3"),
         ("full=1", "ran out of memory: the device is full"),
         ("most=2", "ran out of memory: 4 images do not fit"),
@@ -59,25 +59,25 @@ def test_the_images_of_a_unit_that_fails_are_computed_by_the_others(option: str,
     assert done.recovery_ms > 0.0
 
 
-def test_a_unit_that_hangs_is_killed_and_replaced() -> None:
+def test_a_unit_that_hangs_is_killed_and_its_images_are_computed_by_others() -> None:
     _, done = run("fake:a,fake:bad/hang=1", 4, timeout_s=3.0)
-    assert "gave no answer within" in done.failures[0]
+    assert "did not answer within" in done.failures[0]
 
 
-def test_the_others_take_several_steps_where_they_cannot_hold_all_at_once() -> None:
+def test_images_that_exceed_the_capacity_are_computed_in_several_steps() -> None:
     _, done = run("fake:a,fake:bad/die=1,fake:worse/fail=1", 9, most=3)
     assert len(done.failures) == 2
     assert done.repeated_images == 6
 
 
-def test_without_a_unit_left_there_is_an_error_that_names_each_reason() -> None:
-    with pytest.raises(CommandError, match=r"no unit is left for \d images, and no outputs were made") as told:
+def test_the_error_without_remaining_units_names_each_reason() -> None:
+    with pytest.raises(CommandError, match=r"no unit is left for \d images; no outputs were written") as told:
         run("fake:a/die=1,fake:b/full=1", 4)
-    for reason in ("a/die=1 was ended by SIGKILL", "b/full=1 ran out of memory"):
+    for reason in ("a/die=1 was killed by SIGKILL", "b/full=1 ran out of memory"):
         assert reason in str(told.value)
 
 
-def test_differences_are_relative_to_the_scale_and_what_is_not_finite_must_agree() -> None:
+def test_differences_are_relative_and_non_finite_values_must_agree() -> None:
     one = [np.array([1.0, 100.0], np.float32)]
     assert disagreement([np.array([2.0, 100.0], np.float32)], one) == pytest.approx(0.01)
     assert disagreement(one, one) == 0.0
@@ -103,7 +103,7 @@ def test_the_command_writes_outputs_report_and_plot(stored, tmp_path, capsys: py
     options = ["--input", files[0], "--output", files[1], "--report", files[2], "--plot", files[3], "--compare"]
     assert main([*begin, *options]) == 0
     printed = capsys.readouterr().out
-    assert "largest difference from another unit's outputs: 0 of their scale" in printed
+    assert "largest difference from another unit's outputs: 0 of the largest value" in printed
     outputs = np.load(files[1])
     for own, right in zip((outputs["output_0"], outputs["output_1"]), expected(images), strict=True):
         np.testing.assert_allclose(own, right, rtol=1e-6)
@@ -127,7 +127,9 @@ def test_the_command_writes_nothing_when_outputs_are_wrong_or_missing(
     assert not out.exists()
 
 
-def test_the_command_refuses_images_that_do_not_fit(stored, tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_images_of_another_shape_or_type(
+    stored, tmp_path, capsys: pytest.CaptureFixture[str]
+) -> None:
     begin, path = stored("fake:a"), tmp_path / "in.npy"
     for content, said in (
         (np.zeros((2, 3, 5, 4), np.float32), "holds float32 (2, 3, 5, 4); expected float32 (N, 3, 4, 4)"),

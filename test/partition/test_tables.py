@@ -41,14 +41,14 @@ def test_sizes_are_powers_of_two_and_their_neighbours() -> None:
 
 
 @given(st.integers(1, 5000))
-def test_sizes_end_with_the_largest_and_rise(most: int) -> None:
+def test_sizes_increase_up_to_the_largest(most: int) -> None:
     sizes = batch_sizes(most)
     assert sizes[0] == 1
     assert sizes[-1] == most
     assert list(sizes) == sorted(set(sizes))
 
 
-def test_times_between_two_sizes_lie_on_the_line_between_them() -> None:
+def test_times_between_two_sizes_are_interpolated_linearly() -> None:
     of = table("fake:a", 2.0, most=17, offset_ms=1.0)
     assert of.predict_ms(0) == 0.0
     assert of.predict_ms(16) == 33.0
@@ -59,13 +59,13 @@ def test_times_between_two_sizes_lie_on_the_line_between_them() -> None:
     assert table("fake:a", 1.0, rows=(row(4, 8.0),)).predict_ms(2) == 8.0
 
 
-def test_a_size_that_failed_ends_what_the_unit_can_hold() -> None:
+def test_a_failed_size_limits_the_capacity_of_the_unit() -> None:
     failed = Row(batch=8, samples=0, failure="ran out of memory")
     of = table("fake:a", 1.0, most=4).with_rows([failed, row(16, 16.0)])
     assert of.largest == 4
 
 
-def test_a_table_is_read_as_it_was_written(tmp_path) -> None:
+def test_a_written_table_is_read_unchanged(tmp_path) -> None:
     of = table("cuda:0/16sms", 1.0, most=9)
     path = table_path(tmp_path, "torchvision:resnet18", of.unit, "fp16")
     assert path == tmp_path / "torchvision-resnet18" / "cuda-0=16sms.fp16.json"
@@ -84,7 +84,7 @@ def test_a_table_is_read_as_it_was_written(tmp_path) -> None:
         lambda content: content.pop("unit"),
     ],
 )
-def test_a_file_that_is_no_table_is_named(tmp_path, damage) -> None:
+def test_a_file_that_is_not_a_table_is_named(tmp_path, damage) -> None:
     path = tmp_path / "table.json"
     content = json.loads(table("fake:a", 1.0, most=3).model_dump_json())
     damage(content)
@@ -117,7 +117,7 @@ def test_profiling_measures_every_size_and_stores_it(tmp_path) -> None:
     assert of.provenance == {"by": "test"}
 
 
-def test_profiling_goes_on_where_it_was_interrupted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_profile_is_continued(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = parse_unit("fake:a")
 
     def interrupted(done: int, total: int, what: str) -> None:
@@ -137,7 +137,7 @@ def test_profiling_goes_on_where_it_was_interrupted(tmp_path, monkeypatch: pytes
     assert [row.batch for row in again.rows if row.measured_at == "later"] == [2, *(row.batch for row in rest.rows[3:])]
 
 
-def test_running_out_of_memory_is_noted_and_ends_the_profile(tmp_path) -> None:
+def test_running_out_of_memory_is_recorded_and_ends_the_profile(tmp_path) -> None:
     unit = parse_unit("fake:small/most=4")
     of = profile_unit(unit, FAKE, "auto", batch_sizes(32), tmp_path, sampling=FAST)
     assert of.largest == 4
@@ -145,9 +145,9 @@ def test_running_out_of_memory_is_noted_and_ends_the_profile(tmp_path) -> None:
     assert profile_unit(unit, FAKE, "auto", batch_sizes(32), tmp_path, sampling=FAST) == of
 
 
-def test_a_process_that_is_killed_counts_as_out_of_memory_and_one_that_fails_does_not(tmp_path) -> None:
+def test_a_killed_process_counts_as_out_of_memory_and_a_failing_one_does_not(tmp_path) -> None:
     of = profile_unit(parse_unit("fake:a/die=1"), FAKE, "auto", [1, 2], tmp_path, sampling=FAST)
-    assert [row.failure for row in of.rows] == ["was ended by SIGKILL, as the kernel does when memory runs out"]
+    assert [row.failure for row in of.rows] == ["was killed by SIGKILL (the kernel does this when memory runs out)"]
     with pytest.raises(UnitFailure, match=r"unit fake:a/exit=1 ended with exit code 3"):
         profile_unit(parse_unit("fake:a/exit=1"), FAKE, "auto", [1], tmp_path, sampling=FAST)
     with pytest.raises(UnitFailure, match="failed: a kernel failed"):
@@ -210,5 +210,5 @@ def test_help_needs_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_table_keeps_its_type() -> None:
+def test_removing_rows_keeps_the_type_of_the_table() -> None:
     assert isinstance(table("fake:a", 1.0).without([1]), BatchTable)

@@ -21,7 +21,7 @@ from multi_dnn_ros.planning.batch_units import (
 )
 
 
-def test_a_name_says_device_threads_sms_and_backend() -> None:
+def test_a_unit_name_contains_device_threads_sms_and_backend() -> None:
     units = parse_units("cpu, cpu:8,cuda,cuda:1/16sms,cpu:2/torchscript,cuda:0/8sms/inductor")
     assert [(unit.name, unit.device, unit.threads, unit.sms, unit.backend) for unit in units] == [
         ("cpu", "cpu", 0, 0, "auto"),
@@ -41,7 +41,7 @@ def test_shares_of_one_gpu_run_in_one_process_and_cpu_units_do_not() -> None:
 
 @pytest.mark.parametrize("text", ["", "cpu:0", "cpu:x", "cuda:0/sms", "cuda:0/16", "cuda/0sms", "tpu", "cpu:1,cpu:1",
                                   "cuda,cuda:0", "cpu,", "cpu:99999"])  # fmt: skip
-def test_what_is_no_unit_is_refused_with_what_is_allowed(text: str) -> None:
+def test_a_wrong_unit_name_is_refused_with_the_allowed_ones(text: str) -> None:
     with pytest.raises(UnitError, match=r"cpu\[:THREADS\]|cuda\[:NUMBER\]|twice|allowed|form"):
         parse_units(text)
 
@@ -74,7 +74,7 @@ def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
     assert oversubscription_warning(parse_units("cpu:1,cpu:1/torchscript"), 2) == ""
 
 
-def test_the_command_names_a_unit_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+def test_the_command_names_a_unit_that_the_machine_does_not_have(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     begin = ["partition", "profile", "builtin:lane_small", "--max-batch", "2", "--tables", str(tmp_path), "--units"]
     for unit, said in (
         ("cuda:99", "unit 'cuda:99': parameter device is 'cuda:99', but PyTorch sees"),

@@ -36,7 +36,7 @@ def parameters(tmp_path: Path) -> str:
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of 40 generated images at 5 Hz."""
     import multi_dnn_ros.ros  # noqa: F401
-    from multi_dnn_ros.benchmark.rig import CameraPlan, write_recording
+    from multi_dnn_ros.benchmark.cameras import CameraPlan, write_recording
     from multi_dnn_ros.training.scenes import SceneGenerator
 
     path = tmp_path_factory.mktemp("bags") / "road"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from live_session import LiveSession
 
-from multi_dnn_ros.demo.moments import lanes
+from multi_dnn_ros.demo.recorded_frames import lanes
 from multi_dnn_ros.training.metrics import LaneScore
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"

@@ -292,7 +292,7 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
     chosen = ["--decoder", "classification"]
     vgg, file = "torchvision:vgg11", tmp_path / "three.pt2"
     for code, message, command in [
-        (2, "is no folder that can be written to", arguments(model, file / "out.pt2", data, *chosen)),
+        (2, "is not a writable folder", arguments(model, file / "out.pt2", data, *chosen)),
         (
             2,
             f"--checkpoint is {file}/c: {file} is no",

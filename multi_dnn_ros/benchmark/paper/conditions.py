@@ -49,8 +49,8 @@ class Condition:
 
 
 _ALL = (
-    Condition(BASELINE, "Ori.(MP)", "the paper's baseline: one process a DNN, eager", "processes"),
-    Condition("dcomp_mp", "Dcomp.(MP)", "one process a DNN, eager, decomposed", "processes", decomposed=PAPER_RANKS),
+    Condition(BASELINE, "Ori.(MP)", "the paper's baseline: one process per DNN, eager", "processes"),
+    Condition("dcomp_mp", "Dcomp.(MP)", "one process per DNN, eager, decomposed", "processes", decomposed=PAPER_RANKS),
     Condition(
         "dcomp_mt",
         "Dcomp.(MT)",
@@ -195,7 +195,7 @@ _ALL = (
     Condition(
         ALTERNATIVE,
         "compile(MP)",
-        "what one would pick instead: one process a DNN, torch.compile with reduce-overhead, fp16",
+        "the usual alternative: one process per DNN, torch.compile with reduce-overhead, fp16",
         "processes",
         "compile",
         "fp16",
@@ -203,7 +203,11 @@ _ALL = (
     ),
     Condition("one_thread", "one thread", "all DNNs one after another in one thread, eager", "in_turn"),
     Condition(
-        "one_thread_graph", "one thread, graph", "the same, each DNN as one captured graph (script)", "in_turn", "auto"
+        "one_thread_graph",
+        "one thread, graph",
+        "the same, each DNN as one job of the default backend",
+        "in_turn",
+        "auto",
     ),
     Condition(
         "one_thread_graph_fp16",

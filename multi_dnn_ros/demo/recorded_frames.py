@@ -56,7 +56,7 @@ class Answer:
 
 
 @dataclass
-class Moment:
+class RecordedFrame:
     """One frame. image: (H, W, 3) uint8 RGB. lane_mask: (H, W) uint8. answers: by DNN; some may be missing."""
 
     stamp_ns: int
@@ -66,27 +66,29 @@ class Moment:
     answers: dict[str, Answer] = field(default_factory=dict)
 
 
-def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], window: int = 50) -> Iterator[Moment]:
+def recorded_frames(
+    bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], window: int = 50
+) -> Iterator[RecordedFrame]:
     """Every frame with a recorded image, by stamp.
 
-    window: number of frames kept while results arrive; a later result is lost.
+    window: number of frames that wait for results; later results of a frame are not used.
     """
     readers = {camera.image: "image", camera.truth_detections: "truth", camera.truth_lane_mask: "lane_mask"}
     by_topic = {topic: (stream, name) for stream in streams for name, topic in stream.topics.items()}
-    held: dict[int, Moment] = {}
+    pending: dict[int, RecordedFrame] = {}
     masks: dict[tuple[str, int], Any] = {}  # of a lane DNN: the part that arrived first
     names = recorded_class_names(bag, [stream.label_info for stream in streams if stream.label_info])
     true_names = {str(number): name for number, name in enumerate(camera.truth_labels)}
     for recorded in bag.messages([topic for topic in (*readers, *by_topic) if topic in bag.topics]):
         message = deserialize_message(recorded.data, message_class(recorded.msgtype))
         stamp_ns = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
-        moment = held.setdefault(stamp_ns, Moment(stamp_ns))
+        frame = pending.setdefault(stamp_ns, RecordedFrame(stamp_ns))
         if recorded.topic == camera.image:
-            moment.image = decode_compressed(message, _MAX_PIXELS)
+            frame.image = decode_compressed(message, _MAX_PIXELS)
         elif recorded.topic == camera.truth_detections:
-            moment.truth = detections(message, camera.truth_labels, true_names)
+            frame.truth = detections(message, camera.truth_labels, true_names)
         elif recorded.topic == camera.truth_lane_mask:
-            moment.lane_mask = _mono(message)
+            frame.lane_mask = _mono(message)
         else:
             stream, name = by_topic[recorded.topic]
             output: Decoded | None = None
@@ -101,12 +103,12 @@ def moments(bag: BagReader, camera: CameraTopics, streams: Sequence[Stream], win
                 else:
                     output = lanes(*((message, other) if name == "mask" else (other, message)))
             if output is not None:
-                moment.answers[stream.dnn] = Answer(output, (recorded.stamp_ns - stamp_ns) / 1e6)
-        if len(held) > window:
-            oldest = held.pop(min(held))
+                frame.answers[stream.dnn] = Answer(output, (recorded.stamp_ns - stamp_ns) / 1e6)
+        if len(pending) > window:
+            oldest = pending.pop(min(pending))
             if oldest.image is not None:
                 yield oldest
-    yield from (held[stamp_ns] for stamp_ns in sorted(held) if held[stamp_ns].image is not None)
+    yield from (pending[stamp_ns] for stamp_ns in sorted(pending) if pending[stamp_ns].image is not None)
 
 
 def recorded_class_names(bag: BagReader, topics: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -1,0 +1,42 @@
+"""The configuration of the node that a benchmark starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.settings.schema import NodeConfig
+
+Stream = tuple[str, str]  # DNN, camera
+
+
+def streams_of(config: NodeConfig, cameras: Sequence[str]) -> list[Stream]:
+    """Which DNN serves which of `cameras`, according to `config`."""
+    streams = []
+    for name, dnn in config.dnns.items():
+        served = [camera for camera in cameras if not dnn.cameras or camera in dnn.cameras]
+        if not served:
+            own, there = ", ".join(dnn.cameras), ", ".join(cameras)
+            raise UsageError(f"parameter dnn.{name}.cameras is {own}; this run has the cameras {there}")
+        streams += [(name, camera) for camera in served]
+    if idle := [camera for camera in cameras if all(camera != of for _, of in streams)]:
+        raise UsageError(f"camera {idle[0]} of this run is in none of the parameters dnn.<dnn>.cameras")
+    return streams
+
+
+def flat_parameters(config: NodeConfig) -> Mapping[str, Any]:
+    """Parameters as in a parameter file, without empty lists: YAML parameter files cannot contain them, and they are
+    defaults.
+    """
+    values = config.model_dump()
+    cameras, dnns = values.pop("cameras"), values.pop("dnns")
+    values |= {"cameras": list(cameras), "dnns": list(dnns), "camera": cameras, "dnn": dnns}
+    without: Mapping[str, Any] = _without_empty_lists(values)
+    return without
+
+
+def _without_empty_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_empty_lists(item) for key, item in value.items() if item != []}
+    return value

@@ -1,0 +1,99 @@
+"""What the scenarios paper, deadlines and important share: they run sets of networks with random weights."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.arguments import positive, positive_float
+from multi_dnn_ros.cli.options import add_device, add_seed, check_writable
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
+
+if TYPE_CHECKING:
+    import torch
+
+    from multi_dnn_ros.benchmark.paper.sets import DnnSet, Network
+
+
+def add_execution(parser: argparse.ArgumentParser, *, repeats: int, repeat: str, seconds: float) -> None:
+    """--device, --sms, --jobs, --repeats, --seconds, --seed. repeat: what is repeated, in the plural."""
+    add = parser.add_argument
+    add_device(parser)
+    add("--sms", type=positive, metavar="N",
+        help="use only N SMs of the GPU, by a CUDA green context (default: all)")  # fmt: skip
+    add("--jobs", type=positive, default=8, metavar="N", help="jobs that a DNN is cut into (default: %(default)s)")
+    add("--repeats", type=positive, default=repeats, metavar="N", help=f"{repeat} (default: %(default)s)")
+    add("--seconds", type=positive_float, default=seconds, metavar="S",
+        help="length of each run in seconds (default: %(default)g)")  # fmt: skip
+    add_seed(parser, "weights, images and the order of runs")
+
+
+def add_condition(parser: argparse.ArgumentParser) -> None:
+    """--condition, of those that use the engine."""
+    from multi_dnn_ros.benchmark.paper.conditions import CONDITIONS
+
+    engine = [name for name, condition in CONDITIONS.items() if condition.layout == "engine" and not condition.batched]
+    parser.add_argument(
+        "--condition", choices=engine, default="ours", metavar="NAME",
+        help=f"how the engine runs the DNNs, as in scenario paper: {', '.join(engine)} (default: %(default)s)",
+    )  # fmt: skip
+
+
+def add_output(parser: argparse.ArgumentParser, also: str = "") -> None:
+    """--output. also: files that are written beside the JSON."""
+    parser.add_argument(
+        "--output", type=Path, metavar="JSON", help=f"write the figures to this JSON file{also and f', and {also}'}"
+    )
+
+
+def check_output(output: Path | None) -> None:
+    """Check --output before the run.
+
+    Raises UsageError for a file that cannot be written or that has the suffix of the files written beside it, and
+    MissingExtra without the library that draws.
+    """
+    if output is None:
+        return
+    require("--output", "matplotlib")
+    check_writable("--output", output)
+    if output.suffix in (".md", ".png"):
+        raise UsageError(f"--output is {output}; expected a JSON file, as {output.name} is written beside it")
+
+
+def chosen_device(args: argparse.Namespace) -> torch.device:
+    """The device of --device; UsageError where it has no --sms SMs."""
+    from multi_dnn_ros.benchmark.paper.partition import check_partition
+    from multi_dnn_ros.pipeline.choices import choose_device
+
+    device = choose_device(args.device)
+    check_partition(device, args.sms)
+    return device
+
+
+def chosen_set(name: str) -> DnnSet:
+    """The set of --set. UsageError for a name that stands for several."""
+    from multi_dnn_ros.benchmark.paper.sets import choose_sets
+
+    sets = choose_sets([name])
+    if len(sets) > 1:
+        raise UsageError(f"--set is {name}, which is several sets; choose one: {', '.join(each.name for each in sets)}")
+    return sets[0]
+
+
+def chosen_networks(option: str, names: Sequence[str] | None, dnns: DnnSet) -> tuple[Network, ...]:
+    """Networks of a set by name; without names all its networks, each once."""
+    known = {network.builder: network for network in dnns.kinds}
+    for name in names or ():
+        if name not in known:
+            raise UsageError(f"{option} is '{name}'; allowed with --set {dnns.name}: {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(names or known))
+
+
+def print_progress() -> Callable[[str], None]:
+    """Prints lines with the seconds since this call."""
+    begin = time.monotonic()
+    return lambda text: print(f"{time.monotonic() - begin:6.0f} s  {text}", flush=True)

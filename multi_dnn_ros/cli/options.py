@@ -1,0 +1,95 @@
+"""Options that many commands share, and what they stand for: parameter file, device, seed, files to write."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.arguments import natural
+from multi_dnn_ros.common.errors import UsageError
+from multi_dnn_ros.common.extras import require
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.settings.schema import NodeConfig
+
+DEVICES = "auto, cpu, cuda, or cuda:<number>"
+
+
+def add_params_file(parser: argparse._ActionsContainer) -> None:
+    """--params-file."""
+    parser.add_argument(
+        "--params-file", type=Path, metavar="YAML",
+        help="parameters of the node: DNNs and cameras (default: the package's config/multi_dnn.yaml)",
+    )  # fmt: skip
+
+
+def add_device(parser: argparse._ActionsContainer, default: str | None = "auto") -> None:
+    """--device. default: None where the parameter file names one."""
+    standard = "%(default)s" if default is not None else "parameter `device` of the parameter file"
+    parser.add_argument("--device", default=default, metavar="NAME", help=f"{DEVICES} (default: {standard})")
+
+
+def add_seed(parser: argparse._ActionsContainer, of: str, default: int = 0) -> None:
+    """--seed. of: what is random."""
+    parser.add_argument(
+        "--seed", type=natural, default=default, metavar="N", help=f"random seed of {of} (default: %(default)s)"
+    )
+
+
+def add_output(parser: argparse._ActionsContainer, what: str = "write the figures to this JSON file") -> None:
+    """--output, a JSON file."""
+    parser.add_argument("--output", type=Path, metavar="JSON", help=what)
+
+
+def add_plot(parser: argparse._ActionsContainer, of: str) -> None:
+    """--plot. of: what it shows."""
+    parser.add_argument("--plot", type=Path, metavar="PNG", help=f"write a plot to this file: {of}")
+
+
+def read_config(args: argparse.Namespace, node: str | None = None, **changes: Any) -> NodeConfig:
+    """The parameters of --params-file, with --device and `changes` in place of its values.
+
+    node: fully qualified name of the node whose section of the file is used. Raises ParameterError, OSError, and
+    ValueError for a change that is not allowed.
+    """
+    from multi_dnn_ros.common.resources import config_file
+    from multi_dnn_ros.settings.params_file import read_params_file
+    from multi_dnn_ros.settings.schema import NodeConfig
+
+    config = read_params_file(args.params_file or config_file("multi_dnn.yaml"), *([node] if node is not None else []))
+    if getattr(args, "device", None) is not None:
+        changes["device"] = args.device
+    return NodeConfig.model_validate({**config.model_dump(), **changes}) if changes else config
+
+
+def check_writable(option: str, path: Path) -> None:
+    """UsageError if the file `path` cannot be written. Called before the work begins, not hours later."""
+    if path.is_dir():
+        raise UsageError(f"{option} is {path}, which is a folder; expected a file")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())  # missing folders are created
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} is {path}: {folder} is not a writable folder")
+
+
+def check_files(args: argparse.Namespace, *options: str) -> None:
+    """Check the files that a command will write before it begins. options: their names, such as `output`.
+
+    Raises MissingExtra if --plot is given without the library that draws, UsageError for a file that cannot be written.
+    """
+    if getattr(args, "plot", None) is not None:
+        require("--plot", "matplotlib")
+    for option in options:
+        path = getattr(args, option, None)
+        if path is not None:
+            check_writable(f"--{option}", path)
+
+
+def write_figures(path: Path | None, figures: dict[str, Any], **first: Any) -> None:
+    """Write `figures` to the JSON file of --output, if it was given, after `first` and the provenance; say so."""
+    from multi_dnn_ros.common.reporting import provenance, write_json
+
+    if path is not None:
+        write_json(path, {**first, **provenance(), **figures})
+        print(f"written to {path}")

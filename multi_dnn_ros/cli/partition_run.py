@@ -1,0 +1,215 @@
+"""``multi-dnn partition run``: run a batch on several units, and check the outputs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multi_dnn_ros.cli.arguments import positive, positive_float
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.network_arguments import add_loading
+from multi_dnn_ros.cli.options import add_plot, add_seed, check_files
+from multi_dnn_ros.cli.partition_arguments import add_model, add_search, add_units, network_request, stored_tables
+from multi_dnn_ros.cli.partition_report import image_counts, plan_json, plan_table, run_json, run_table
+from multi_dnn_ros.common.errors import CommandError, UsageError
+from multi_dnn_ros.planning.batch_units import Unit, oversubscription_warning
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.partition.executor import Array
+    from multi_dnn_ros.partition.run import BatchRun
+    from multi_dnn_ros.planning.batch_plan import Plan
+    from multi_dnn_ros.planning.batch_table import BatchTable
+
+_DETAILS = """\
+The batch is divided as by `multi-dnn partition plan`; each unit runs in its own process. Outputs are in the order of
+the inputs. The outputs of each unit's first and last image are compared with those of another unit.
+
+If a unit fails during the run, the others compute its images. Outputs are written only if they are complete; otherwise
+the exit code is 1.
+"""
+_EXAMPLES = """\
+multi-dnn partition run torchvision:resnet18 --batch 48 --compare --report run.json
+multi-dnn partition run torchvision:resnet18 --input images.npy --output outputs.npz
+"""
+
+
+def add_action(actions: Commands[argparse.ArgumentParser]) -> None:
+    """Declare run."""
+    parser = add_command(
+        actions, "run", "run a batch on several units, as planned", details=_DETAILS, examples=_EXAMPLES, run=_run
+    )
+    add_model(parser)
+    add_units(parser, required=False)
+    add_search(parser)
+    add_loading(parser, weights="")
+    add = parser.add_argument
+    add("--batch", type=positive, metavar="N",
+        help="number of random images, or of images to take from --input (default: all of --input)")  # fmt: skip
+    add("--input", type=Path, metavar="NPY",
+        help="images as the network takes them: a float32 array (N, 3, height, width)")  # fmt: skip
+    add_seed(parser, "the random images")
+    add("--rounds", type=positive, default=5, metavar="N",
+        help="timed runs, of which medians are reported (default: %(default)s)")  # fmt: skip
+    add("--timeout", type=positive_float, default=600.0, metavar="S",
+        help="seconds that one run may take before a unit counts as failed (default: %(default)g)")  # fmt: skip
+    add("--compare", action="store_true", help="also run every subset of the units and compare their outputs")
+    add_plot(parser, "a Gantt chart of predicted and measured times")
+    add("--output", type=Path, metavar="NPZ", help="write the outputs to this file: output_0, output_1, ...")
+    add("--report", type=Path, metavar="JSON", help="write times, utilization and versions to this file")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from multi_dnn_ros.common.reporting import cpu_count, provenance, write_json
+    from multi_dnn_ros.planning.batch_plan import SEARCHES, plan_subsets
+
+    check_files(args, "plot", "output", "report")
+    units, tables = stored_tables(args, check=True)
+    shape = next(iter(tables.values())).shape
+    images = _images(args, shape)
+    batch = len(images)
+    plan = SEARCHES[args.search](tables, batch)
+    warning = oversubscription_warning([unit for unit in units if plan.images[unit.name]], cpu_count())
+    if warning:
+        print(f"warning: {warning}")
+    print(plan_table(plan, tables))
+    done = _measure(args, units, tables, plan, images)
+    largest = _check_outputs(args, units, tables, plan, images, done)
+    print(f"\n{run_table(plan, done)}")
+    found = f"measured {done.measured_ms:.4g} ms ({done.measured_ms / plan.total_ms - 1:+.1%})"
+    if not done.rounds:
+        found = "not measured: a unit failed in the first run"
+    print(f"\npredicted {plan.total_ms:.4g} ms, {found}")
+    print(f"largest difference from another unit's outputs: {largest:.2g} of the largest value")
+    if done.failures:
+        print(f"{len(done.failures)} units failed; others computed their {done.repeated_images} images in "
+              f"{done.recovery_ms:.4g} ms: {'; '.join(done.failures)}")  # fmt: skip
+    if args.output is not None:
+        _write_outputs(args.output, done.outputs)
+        print(f"outputs of {batch} images written to {args.output}")
+    compared: list[dict[str, Any]] = []
+    if args.compare:
+        others = plan_subsets(tables, batch, args.search)
+        compared = _compare(args, units, tables, others, images, done)
+    if args.plot is not None:
+        from multi_dnn_ros.partition.plots import plan_bars, run_bars, write_gantt
+
+        bars = {"predicted": plan_bars(plan), **({"measured": run_bars(done)} if done.rounds else {})}
+        write_gantt(args.plot, f"{args.model}, batch {batch}", bars)
+    if args.report is not None:
+        write_json(args.report, {**provenance(), "model": args.model, "batch": batch, "plan": plan_json(plan),
+                                 **run_json(done), "difference": largest, "subsets": compared})  # fmt: skip
+    return 0
+
+
+def _measure(
+    args: argparse.Namespace, units: Sequence[Unit], tables: Mapping[str, BatchTable], plan: Plan, images: Array
+) -> BatchRun:
+    from multi_dnn_ros.partition.run import run_batch
+
+    own = {name: tables[name] for name in plan.images}
+    return run_batch(units, own, plan, network_request(args), args.precision, images, rounds=args.rounds,
+                     timeout_s=args.timeout)  # fmt: skip
+
+
+def _check_outputs(
+    args: argparse.Namespace,
+    units: Sequence[Unit],
+    tables: Mapping[str, BatchTable],
+    plan: Plan,
+    images: Array,
+    done: BatchRun,
+) -> float:
+    """Compare the outputs of each unit's first and last image with those of one unit that computes them alone.
+
+    Returns the largest difference, relative to the largest output. Raises CommandError if it exceeds the tolerance.
+    """
+    from multi_dnn_ros.partition.run import disagreement, run_batch
+    from multi_dnn_ros.planning.batch_plan import plan_exact
+
+    lost = {failure.split()[1] for failure in done.failures}
+    names = [name for name in tables if name not in lost]
+    ends, first = set(), 0
+    for count in plan.images.values():
+        ends |= {first, first + count - 1} if count else set()
+        first += count
+    chosen = sorted(ends)
+    # The unit with the fewest images of its own: comparing a unit with itself proves nothing.
+    name = min((of for of in names if tables[of].largest >= 1), key=lambda of: (plan.images.get(of, 0), of))
+    largest = 0.0
+    step = tables[name].largest
+    for begin in range(0, len(chosen), step):
+        part = chosen[begin : begin + step]
+        alone = plan_exact({name: tables[name]}, len(part))
+        one = run_batch(units, {name: tables[name]}, alone, network_request(args), args.precision, images[part])
+        largest = max(largest, disagreement([output[part] for output in done.outputs], one.outputs))
+        allowed = 2 * max(done.tolerance, one.tolerance)  # both may deviate
+        if largest > allowed:
+            raise CommandError(
+                f"outputs differ from those of {name} alone by {largest:.2g} of the largest value; allowed: "
+                f"{allowed:.2g}; no outputs were written"
+            )
+    return largest
+
+
+def _compare(
+    args: argparse.Namespace,
+    units: Sequence[Unit],
+    tables: Mapping[str, BatchTable],
+    plans: Mapping[tuple[str, ...], Plan | None],
+    images: Array,
+    first: BatchRun,
+) -> list[dict[str, Any]]:
+    """Run the plans of all subsets of the units, print a table of times, and return the figures."""
+    from multi_dnn_ros.common.reporting import table
+    from multi_dnn_ros.partition.run import disagreement
+
+    rows, entries = [], []
+    for subset, plan in plans.items():
+        if plan is None:
+            rows.append([" + ".join(subset), "-", "-", "-", "-", "cannot hold the batch"])
+            continue
+        try:
+            done = _measure(args, units, tables, plan, images)
+        except CommandError as error:  # its only unit failed; other subsets may do without it
+            rows.append([" + ".join(subset), image_counts(plan), f"{plan.total_ms:.4g}", "-", "-", str(error)])
+            continue
+        difference = disagreement(done.outputs, first.outputs)
+        rows.append([" + ".join(subset), image_counts(plan), f"{plan.total_ms:.4g}", f"{done.measured_ms:.4g}",
+                     f"{done.measured_ms / plan.total_ms - 1:+.1%}", f"{difference:.2g}"])  # fmt: skip
+        entries.append({"units": list(subset), "plan": plan_json(plan), **run_json(done), "difference": difference})
+    print("\n" + table(["units", "images", "predicted ms", "measured ms", "error", "difference"], rows))
+    return entries
+
+
+def _images(args: argparse.Namespace, shape: tuple[int, int, int]) -> Array:
+    """The images of --input, or random ones: (batch, *shape) float32."""
+    import numpy as np
+
+    from multi_dnn_ros.partition.executor import random_images
+
+    if args.input is None:
+        if args.batch is None:
+            raise UsageError("--batch or --input is needed: the number of random images, or a file with images")
+        return random_images(shape, args.batch, args.seed)
+    try:
+        images = np.load(args.input)
+    except (OSError, ValueError, EOFError) as error:
+        raise CommandError(f"--input {args.input} cannot be read: {error}") from None
+    if not isinstance(images, np.ndarray) or images.dtype != np.float32 or images.shape[1:] != shape or not len(images):
+        found = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "several arrays"
+        raise CommandError(f"--input {args.input} holds {found}; expected float32 (N, {', '.join(map(str, shape))})")
+    if args.batch is not None and args.batch > len(images):
+        raise UsageError(f"--batch is {args.batch}; --input {args.input} holds {len(images)} images")
+    return images[: args.batch]
+
+
+def _write_outputs(path: Path, outputs: Sequence[Array]) -> None:
+    import numpy as np
+
+    from multi_dnn_ros.common.atomic_files import atomic_write
+
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        arrays: dict[str, Any] = {f"output_{index}": output for index, output in enumerate(outputs)}
+        np.savez(file, **arrays)

@@ -1,0 +1,78 @@
+"""Every `--help` can be used by somebody who does not know the project."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from multi_dnn_ros.cli.main import GROUPS, VERBS, build_parser
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser and those of its subcommands."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in dict.fromkeys(action.choices.values()):
+                yield from parsers(each)
+
+
+PARSERS = {parser.prog: parser for parser in parsers(build_parser())}
+COMMANDS = {name: parser for name, parser in PARSERS.items() if name != "multi-dnn"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_first_line_is_a_sentence_that_begins_with_a_verb(name: str) -> None:
+    first = (COMMANDS[name].description or "").partition("\n\n")[0]
+    assert re.fullmatch(r"[A-Z][a-z]+,? [^.]+\.", first), first
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_example_of_the_command_is_shown(name: str) -> None:
+    assert re.search(rf"^  {name}( |$)", COMMANDS[name].epilog or "", re.MULTILINE)
+
+
+def values() -> Iterator[tuple[str, argparse.Action]]:
+    """Every option and argument, with the name of its command."""
+    for name, parser in PARSERS.items():
+        for action in parser._actions:
+            if not isinstance(action, argparse._SubParsersAction | argparse._HelpAction | argparse._VersionAction):
+                yield name, action
+
+
+@pytest.mark.parametrize(("name", "action"), [pytest.param(*each, id=f"{each[0]} {each[1].dest}") for each in values()])
+def test_every_option_has_help_and_states_its_default(name: str, action: argparse.Action) -> None:
+    assert action.help, "without help"
+    assert re.match(r"[a-zA-Z`]", action.help)
+    takes_value = action.nargs != 0
+    optional = bool(action.option_strings) and not action.required
+    repeated_or_file = isinstance(action, argparse._AppendAction) or action.default in (None, [], "")
+    if takes_value and optional and not repeated_or_file:
+        assert "default: " in action.help
+
+
+def test_measured_quantities_have_a_unit() -> None:
+    units = {"seconds": "second", "timeout": "second", "minutes": "minute", "size": "pixel", "sizes": "pixel"}
+    for name, action in values():
+        for option, unit in units.items():
+            if f"--{option}" in action.option_strings:
+                assert unit in (action.help or ""), f"{name} --{option}: {action.help}"
+        if action.metavar == "S":
+            assert "second" in (action.help or ""), f"{name} {action.dest}: {action.help}"
+        if action.metavar == "HZ":
+            assert re.search(r"per second|Hz", action.help or ""), f"{name} {action.dest}: {action.help}"
+
+
+def test_every_verb_is_listed_under_a_heading() -> None:
+    text = build_parser().format_help()
+    assert [heading for heading in GROUPS if f"\n{heading}:\n" not in text] == []
+    assert [verb for verb in VERBS if len(re.findall(rf"^  {verb} {{2,}}\w", text, re.MULTILINE)) != 1] == []
+
+
+def test_commands_in_help_are_not_broken_at_hyphens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for parser in PARSERS.values():
+        assert "multi-\n" not in parser.format_help()
