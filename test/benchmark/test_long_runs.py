@@ -43,6 +43,7 @@ def figures(output: Path) -> dict:
     return dict(json.loads(output.read_text()))
 
 
+@pytest.mark.long
 def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path: Path, parameters: str) -> None:
     output, plot, logs = tmp_path / "load.json", tmp_path / "load.png", tmp_path / "logs"
     logs.mkdir()

@@ -186,7 +186,7 @@ def robot(domain: int, tmp_path: Path) -> Iterator[Robot]:
     made.close()
 
 
-def test_the_life_cycle_leaves_no_process_and_begins_anew(robot: Robot) -> None:
+def test_the_life_cycle_leaves_no_process_and_begins_anew_also_after_failures(robot: Robot) -> None:
     robot.start(autostart=False)
     for size in (1, 2):
         robot.set("workers", size)
@@ -200,15 +200,14 @@ def test_the_life_cycle_leaves_no_process_and_begins_anew(robot: Robot) -> None:
         assert robot.change("cleanup")
         assert robot.engines() == []
         assert f"workers {size} on cpu" in robot.text()
+        if size == 1:  # what is made once is made
+            _configuring_that_fails_leaves_nothing_behind(robot)
     robot.process.send_signal(signal.SIGINT)
     assert robot.wait() == 0
     robot.engines_end(0.0)
 
 
-def test_configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
-    robot.start(autostart=False)
-    assert robot.change("configure")  # what is made once is made
-    assert robot.change("cleanup")
+def _configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
     robot.set("dnn.object.model", "nowhere.onnx")
     node = psutil.Process(robot.process.pid)
     assert not robot.change("configure")
@@ -220,7 +219,6 @@ def test_configuring_that_fails_leaves_nothing_behind(robot: Robot) -> None:
     robot.until(lambda: node.num_fds() <= before[0] and node.num_threads() <= before[1], "no thread or file more")
     robot.until(lambda: "nowhere.onnx" in robot.message(), "the reason")
     robot.set("dnn.object.model", "builtin:object")
-    assert robot.change("configure")
 
 
 def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> None:
@@ -256,9 +254,36 @@ def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> No
     assert any(message.startswith("configuring: DNN 2 of 2") for message in messages)
 
 
-@pytest.mark.parametrize("transition", ["cleanup", "shutdown"])
-def test_configuring_is_cancelled_at_once(robot: Robot, transition: str) -> None:
+def test_configuring_is_cancelled_at_once_by_cleanup_and_by_the_end_of_the_node(robot: Robot) -> None:
     robot.start(autostart=False)
+    _cancelled(robot, "cleanup")
+    assert robot.state() == "unconfigured"
+    robot.set("dnn.object.model", "nowhere.onnx")  # looking for what is wrong is cancelled, too
+    _cancelled(robot, "cleanup")
+    robot.set("dnn.object.model", "builtin:object")
+    assert robot.change("configure")
+    assert robot.change("cleanup")
+    # A client is answered when the node ends.
+    configured = robot.ask("configure")
+    robot.loading()
+    threading.Timer(0.0, robot.process.send_signal, (signal.SIGINT,)).start()
+    begin = time.monotonic()
+    robot.until(configured.done, "the answer")
+    assert not configured.result().success
+    assert robot.wait() == 0
+    assert time.monotonic() - begin < END_S
+    robot.engines_end(0.0)
+    assert "Traceback" not in robot.text()
+
+
+def test_configuring_is_cancelled_at_once_by_shutdown(robot: Robot) -> None:
+    robot.start(autostart=False)
+    _cancelled(robot, "shutdown")
+    assert robot.state() == "finalized"
+
+
+def _cancelled(robot: Robot, transition: str) -> None:
+    """Ask to configure, and for another transition while it does."""
     configured = robot.ask("configure")
     robot.loading()
     begin = time.monotonic()
@@ -267,26 +292,11 @@ def test_configuring_is_cancelled_at_once(robot: Robot, transition: str) -> None
     robot.until(configured.done, "the answer to configure")
     assert not configured.result().success
     assert robot.engines() == []
-    assert robot.state() == {"cleanup": "unconfigured", "shutdown": "finalized"}[transition]
-    if transition == "cleanup":
-        assert robot.change("configure")
-
-
-def test_looking_for_what_is_wrong_is_cancelled_too(robot: Robot) -> None:
-    robot.start("policy:=nonsense", autostart=False)
-    configured = robot.ask("configure")
-    robot.loading()
-    begin = time.monotonic()
-    assert robot.change("cleanup")
-    assert time.monotonic() - begin < 1.0
-    robot.until(configured.done, "the answer to configure")
-    assert robot.engines() == []
 
 
 @pytest.mark.parametrize(
     ("state", "numbers"),
     [
-        ("configuring", (signal.SIGINT,)),
         ("configuring", (signal.SIGTERM,)),
         ("configuring", (signal.SIGINT, signal.SIGINT)),
         ("active", (signal.SIGINT, signal.SIGINT)),
@@ -327,14 +337,3 @@ def test_engine_processes_end_with_a_node_that_is_killed(robot: Robot, state: st
     robot.process.kill()
     print(f"{state}: the engine process ended {robot.engines_end(ORPHAN_S):.3f} s after the node")
     assert _shared_memory() <= before
-
-
-def test_a_client_of_configure_is_answered_when_the_node_ends(robot: Robot) -> None:
-    robot.start(autostart=False)
-    configured = robot.ask("configure")
-    robot.loading()
-    sender = threading.Timer(0.0, robot.process.send_signal, (signal.SIGINT,))
-    sender.start()
-    robot.until(configured.done, "the answer")
-    assert not configured.result().success
-    assert robot.wait() == 0

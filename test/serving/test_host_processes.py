@@ -129,7 +129,9 @@ def test_stop_finishes_the_frames_and_the_same_process_starts_again(make: Callab
 
 @pytest.mark.parametrize("standby", ["none", pytest.param("warm", marks=pytest.mark.long), "hot"])
 def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str) -> None:
-    rig = make("lane", "object", standby=standby, fault_window_s=8.0).start()
+    # Importing alone takes longer than these limits: a process that loads is not condemned for being slow.
+    limits = {"heartbeat_timeout_s": 1.0, "job_timeout_s": 1.0} if standby == "none" else {}
+    rig = make("lane", "object", standby=standby, fault_window_s=30.0, **limits).start()
     spare = 0
     if standby != "none":
         spare = rig.wait_standby(f"{standby}, ready")
@@ -147,13 +149,11 @@ def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str
         max(rig.traffic.gap_ms("lane"), rig.traffic.gap_ms("object")), rel=0.5
     )
     print(f"gap with standby {standby}: {condition.values['gap (ms)']} ms")
-    if standby == "none":  # the standby has no part in it
-        rig.until(lambda: (one := rig.condition()) is not None and one.level is Level.OK, "OK after fault_window_s")
     if standby != "none":
         rig.wait_standby(f"{standby}, ready")
 
 
-@pytest.mark.parametrize("standby", ["none", "hot"])
+@pytest.mark.parametrize("standby", ["none", pytest.param("hot", marks=pytest.mark.long)])  # a killed one's, above
 def test_a_stopped_process_is_replaced_and_nobody_waits_for_it(make: Callable[..., HostRig], standby: str) -> None:
     rig = make("lane", "object", standby=standby, heartbeat_timeout_s=0.5).start()
     if standby == "hot":
@@ -188,6 +188,7 @@ def test_a_faulty_process_is_replaced_before_it_has_ended(make: Callable[..., Ho
     assert condition is not None
     assert "illegal memory access" in str(condition.values["last loss"])
     assert float(str(condition.values["gap (ms)"])) < 3000.0
+    rig.until(lambda: (one := rig.condition()) is not None and one.level is Level.OK, "OK after fault_window_s")
 
 
 def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
@@ -199,16 +200,6 @@ def test_a_job_that_hangs_is_noticed(make: Callable[..., HostRig]) -> None:
     condition = rig.condition()
     assert condition is not None
     assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(condition.values["last loss"])
-
-
-def test_a_loading_process_is_not_condemned_for_being_slow(make: Callable[..., HostRig]) -> None:
-    """Importing alone takes longer than these limits."""
-    rig = make("object", heartbeat_timeout_s=0.2, job_timeout_s=0.2, standby="none").start()
-    os.kill(rig.pid(), signal.SIGKILL)
-    rig.wait_results()
-    condition = rig.condition()
-    assert condition is not None
-    assert condition.values["restarts"] == 1
 
 
 def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:
