@@ -23,8 +23,6 @@ if not torch.cuda.is_available():
     torch.set_num_threads(1)
 # Tests and the processes that they start get the socket buffers of an ordinary kernel, whatever this one grants.
 os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
-# PyTorch's threads in those processes do not spin while they wait: many processes share few cores.
-os.environ["OMP_WAIT_POLICY"] = "passive"
 
 _unfreeze = gc.unfreeze
 #: Of those that configuring freezes (multi_dnn_ros.common.memory), only each so-manyth set of objects is collected.

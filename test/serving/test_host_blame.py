@@ -60,7 +60,7 @@ def _lost(rig: HostRig, dnn: str) -> int:
 
 def test_a_layer_that_raises_costs_the_frame_and_the_dnn_is_tried_again() -> None:
     """max_failures in a row disable the DNN in its process, which goes on."""
-    rig = HostRig(settings(*DNNS, max_failures=3), host_pipelines.build, retry_s=(1.0, 2.0, 3.0))
+    rig = HostRig(settings(*DNNS, max_failures=3), host_pipelines.build_that_retries_soon)
     try:
         rig.start()
         pid = rig.pid()
