@@ -247,14 +247,14 @@ def test_the_end_of_a_process_is_reported(tmp_path: Path) -> None:
 def test_paper_through_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SETS, "small", DnnSet("small", (TINY,)))
+    monkeypatch.setitem(SETS, "small", DnnSet("small", (TINY, replace(TINY, builder="squeezenet1_0"))))
     output = tmp_path / "paper.json"
     arguments = ["--set", "small", "--conditions", "ori_mp", "ours", "--repeats", "1", "--seconds", "0.2"]
     arguments += ["--device", "cpu", "--jobs", "3", "--output", str(output)]
     assert main(["benchmark", "paper", *arguments]) == 0
     found = json.loads(output.read_text())
     small = found["sets"]["small"]
-    assert small["dnns"] == ["squeezenet1_1"]
+    assert small["dnns"] == ["squeezenet1_1", "squeezenet1_0"]
     for name in ("ori_mp", "ours"):
         (run,) = small["conditions"][name]["runs"]
         assert set(run["ms"]) == set(small["dnns"])
