@@ -38,8 +38,8 @@ ORPHAN_S = 1.0
 PARAMETERS = """\
 /**:
   ros__parameters:
-    dnns: [object, pedestrian]
-    dnn: {object: {backend: eager, jobs: 1}, pedestrian: {backend: eager, jobs: 1}}  # ready soonest
+    dnns: [object]
+    dnn: {object: {backend: eager, jobs: 1}}  # ready soonest
     cpu_threads: 1
     diagnostics_period_s: 0.1
 """
@@ -224,7 +224,7 @@ def test_services_and_diagnostics_answer_while_it_configures(robot: Robot) -> No
     as_users_have_it = (
         f"dnn.{dnn}.{name}" for dnn in ("object", "pedestrian") for name in ("backend:=auto", "jobs:=4")
     )
-    robot.start(*as_users_have_it, autostart=False)
+    robot.start("dnns:=[object, pedestrian]", *as_users_have_it, autostart=False)
     get_state, get_parameters = robot.client(GetState, "get_state"), robot.client(GetParameters, "get_parameters")
     asked = GetParameters.Request(names=["workers", "dnns"])
     configured = robot.ask("configure")
