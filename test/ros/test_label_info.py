@@ -68,7 +68,8 @@ def onnx_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "source", ["builtin", "decomposed", pytest.param("torchvision", marks=pytest.mark.long), "pt2", "onnx"]
+    "source",
+    ["builtin", "decomposed", "onnx", *(pytest.param(name, marks=pytest.mark.long) for name in ("torchvision", "pt2"))],
 )
 def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_path: Path, source: str) -> None:
     files = {"decoder": "yolo", "labels": LABELS}
