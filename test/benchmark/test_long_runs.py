@@ -75,6 +75,7 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path:
     assert "Traceback" not in log
 
 
+@pytest.mark.long  # of the demo in test/demo
 def test_a_failed_configuration_is_reported_at_once_and_the_log_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
