@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 from collections.abc import Iterator
 
@@ -22,6 +24,11 @@ if not torch.cuda.is_available():
 # Tests and the processes that they start get the socket buffers of an ordinary kernel, whatever this one grants.
 os.environ["MULTI_DNN_ROS_RECEIVE_BUFFER"] = "212992"
 
+_unfreeze = gc.unfreeze
+#: Of those that configuring freezes (multi_dnn_ros.common.memory), only each so-manyth set of objects is collected.
+_RELEASES = 20
+_releases = itertools.count(1)
+
 #: Part of what a device is called in constants of modules.
 _THREADS = torch.get_num_threads()
 
@@ -30,6 +37,31 @@ _THREADS = torch.get_num_threads()
 def _as_many_threads() -> None:
     """Whatever a test or the pipeline that it builds has set, for the whole process, the next test begins the same."""
     torch.set_num_threads(_THREADS)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what was imported and collected from garbage collection: it stays, and going through it takes long.
+
+    A pipeline that is closed would include it again, and collect all: of every test that configures that is the larger
+    part.
+    """
+
+    def unfreeze() -> None:
+        if next(_releases) % _RELEASES == 0:
+            _unfreeze()
+
+    gc.unfreeze = unfreeze
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is excluded from garbage collection but what the test freezes."""
+    monkeypatch.setattr(gc, "unfreeze", _unfreeze)
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from multi_dnn_ros.common.reporting import write_json
 from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.planning.checked_file import read_checked
 from multi_dnn_ros.planning.file_model import FileModel
-from multi_dnn_ros.planning.profile import read_checked
 
 
 class TableError(ValueError):

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from multi_dnn_ros.common.reporting import write_text
 from multi_dnn_ros.graph.cut import NodeCost, split
 from multi_dnn_ros.graph.operations import KINDS
+from multi_dnn_ros.planning.checked_file import read_checked
 from multi_dnn_ros.planning.device import device_name
 from multi_dnn_ros.planning.features import (
     LINEAR_FEATURES,
@@ -26,7 +27,7 @@ from multi_dnn_ros.planning.features import (
 )
 from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Traced
-from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs, read_checked
+from multi_dnn_ros.planning.profile import LayerShape, describe, node_costs
 from multi_dnn_ros.planning.samples import LayerCounts, Load, Sample, Setting
 from multi_dnn_ros.planning.timing import Target
 

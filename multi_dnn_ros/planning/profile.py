@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 from torch import fx
 
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.operations import Counts, Operation, counter, total
+from multi_dnn_ros.planning.checked_file import ProfileError as ProfileError
+from multi_dnn_ros.planning.checked_file import read_checked
 from multi_dnn_ros.planning.device import Limits
 from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Times, Traced
@@ -21,13 +22,6 @@ from multi_dnn_ros.planning.timing import Target
 
 Milliseconds = Annotated[float, Field(ge=0.0)]
 Shapes = tuple[tuple[int, ...], ...]
-_MOST_BYTES = 64 << 20
-
-Content = TypeVar("Content", bound=BaseModel)
-
-
-class ProfileError(ValueError):
-    """A profile, table or predictor cannot be used; the message names it, the error and what is expected."""
 
 
 class Distribution(FileModel):
@@ -236,25 +230,9 @@ def profile(
     )
 
 
-def read_checked(path: Path, kind: type[Content], what: str, maker: str) -> Content:
-    """Read a JSON file as `kind`. Only data is read; nothing in the file is executed.
-
-    what, maker: the expected content and the command that writes it, for the ProfileError about any other file.
-    """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ProfileError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; expected a {what}")
-        return kind.model_validate(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ProfileError(f"{path}: not a {what} of {maker}: {where}: {first['msg']}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ProfileError):
-            raise
-        raise ProfileError(f"{path}: not a {what} of {maker}: {error}") from None
+def read_profile(path: Path) -> Profile:
+    """Read a profile that report.write_profile wrote. Raises ProfileError that names the file and the error."""
+    return read_checked(path, Profile, "profile", "multi-dnn profile")
 
 
 def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerShape:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import cv2
 import numpy as np
 import numpy.typing as npt
 
@@ -68,6 +67,8 @@ class Lanes:
         """
         if self.size is None or self.size == self.numbers.shape:
             return self.numbers
+        import cv2  # only here: an engine process without lanes starts sooner
+
         height, width = self.size
         return np.asarray(cv2.resize(self.numbers, (width, height), interpolation=cv2.INTER_NEAREST), np.uint8)
 

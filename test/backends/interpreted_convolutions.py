@@ -13,7 +13,7 @@ from torch.nn import functional
 from multi_dnn_ros.backends.agreement import check_agreement
 from multi_dnn_ros.backends.triton_convolution import Convolution, fits, tiles
 
-CASES = 16
+CASES = 10
 LAST = torch.channels_last
 
 

@@ -111,6 +111,7 @@ def test_the_ninth_dnn_of_a_class_is_compiled_as_the_first(monkeypatch: pytest.M
 
 
 @needs_compiler
+@pytest.mark.long  # in fp32 above
 def test_a_bf16_stage_is_compiled_too(caplog: pytest.LogCaptureFixture) -> None:
     module = network(0)
     prepared = choose_backend("inductor", CPU, "bf16", dnn="lane").prepare(cut(module, EXAMPLE, 1), EXAMPLE, CPU)

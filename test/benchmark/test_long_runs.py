@@ -45,6 +45,7 @@ def figures(output: Path) -> dict:
     return dict(json.loads(output.read_text()))
 
 
+@pytest.mark.long
 def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path: Path, parameters: str) -> None:
     output, plot, logs = tmp_path / "load.json", tmp_path / "load.png", tmp_path / "logs"
     logs.mkdir()
@@ -76,6 +77,7 @@ def test_under_load_every_frame_is_accounted_for_and_no_camera_starves(tmp_path:
     assert "Traceback" not in log
 
 
+@pytest.mark.long  # of the demo in test/demo
 def test_a_failed_configuration_is_reported_at_once_and_the_log_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

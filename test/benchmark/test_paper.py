@@ -189,9 +189,9 @@ def test_every_layout_can_be_prepared(name: str) -> None:
 def test_dnns_of_short_operations_have_priority_under_conditions_with_priorities() -> None:
     conditions = (CONDITIONS["ours_batched_fp16"], replace(CONDITIONS["ours_batched_fp16"], ordered=True))
     wide, narrow = Network("squeezenet1_0", "Squeeze", side=96), TINY
+    built = build(Work(conditions[0], (wide, wide, narrow), "cpu", jobs=2))
     for condition, expected in zip(conditions, ([0, 0], [0, 1]), strict=True):
-        work = Work(condition, (wide, wide, narrow), "cpu", jobs=2)
-        loop = make_loop(work, build(work))
+        loop = make_loop(Work(condition, (wide, wide, narrow), "cpu", jobs=2), built)
         assert isinstance(loop, EngineLoop)
         assert [task.priority for task in loop._tasks] == expected
         assert [task.max_batch for task in loop._tasks] == [2, 1]

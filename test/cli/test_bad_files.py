@@ -217,41 +217,32 @@ def test_a_full_disk_leaves_no_broken_image(tmp_path: Path) -> None:
     assert list((tmp_path / "pictures").iterdir()) == []
 
 
-def test_replay_onto_a_full_disk_prints_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_replay_onto_a_full_disk_prints_one_line_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     noise_bag(tmp_path / "in", 8)
     (tmp_path / "one.yaml").write_text(
         HEAD + "    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n    device: cpu\n"
     )
-    program = (
-        f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT_BYTES}, {LIMIT_BYTES}));"
-        "from multi_dnn_ros.cli.main import main;"
-        "raise SystemExit(main(['replay', 'in', 'out', '--with-input', '--params-file', 'one.yaml']))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "multi-dnn replay: error: cannot write out: [Errno 27] File too large"
-    assert "Traceback" not in done.stderr
+    with small_disk():
+        assert main(["replay", "in", "out", "--with-input", "--params-file", "one.yaml"]) == 1
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1] == "multi-dnn replay: error: cannot write out: [Errno 27] File too large"
+    assert "Traceback" not in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "one.yaml"]
 
 
-def test_a_failing_replay_prints_one_line_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_failing_replay_prints_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     noise_bag(tmp_path / "in", 1)
     (tmp_path / "robot.yaml").write_text(
         "multi_dnn:\n  ros__parameters:\n    device: cpu\n    dnns: [object, lane]\n"
         "    dnn: {object: {keep: [cat]}, lane: {model: a.pt2}}\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", "in", "out", "--params-file", "robot.yaml"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "dnn.object.keep = ['cat']: no class 'cat'" in done.stderr.splitlines()[-1]
-    assert "dnn.lane.model is 'a.pt2': there is no such file" in done.stderr.splitlines()[-1]
+    last = error_of(["replay", "in", "out", "--params-file", "robot.yaml"], capsys)
+    assert "dnn.object.keep = ['cat']: no class 'cat'" in last
+    assert "dnn.lane.model is 'a.pt2': there is no such file" in last
     assert not (tmp_path / "out").exists()

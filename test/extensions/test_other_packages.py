@@ -124,11 +124,13 @@ finally:
     assert "torch imported: False" in text
 
 
-def test_errors_beyond_single_values_list_them(toy: Path) -> None:
+def test_a_model_source_is_loaded_and_errors_beyond_single_values_list_them(toy: Path) -> None:
+    """A source that does not rebuild a network has its decomposed one written as an exported program."""
     code = """
 import torch
+from multi_dnn_ros.models.artifact import suffix_of
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.load import check_dnn
+from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name
 from multi_dnn_ros.settings.schema import DnnConfig
 for settings in ({"model": "sofa"}, {"model": "toy_zoo:sofa"}, {"model": "toy_zoo:brightness", "labels": ["spot"]},
@@ -141,8 +143,11 @@ try:
     backend_name("toy_backend", torch.device("cuda:0"))
 except ConfigError as error:
     print(error)
+print(suffix_of("toy_zoo:brightness"), suffix_of("builtin:lane"), suffix_of("a.onnx"))
+dnn = load_dnn("light", DnnConfig(role="traffic_light", model="toy_zoo:brightness", decoder="toy_decoder"))
+print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
 """
-    source, name, decoder, role, backend = python(code, toy).splitlines()
+    source, name, decoder, role, backend, suffixes, dnn = python(code, toy).splitlines()
     assert source.startswith("parameter dnn.x.model is 'sofa'; allowed: builtin:lane")
     assert "toy_zoo:brightness" in source
     assert name == "parameter dnn.x.model is 'toy_zoo:sofa'; allowed: toy_zoo:brightness"
@@ -150,19 +155,5 @@ except ConfigError as error:
     assert decoder.endswith("allowed: yolo, grid, lane, toy_decoder")
     assert role == "parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane'"
     assert "dnn.<dnn>.backend is 'toy_backend', but the device is cuda:0" in backend
-
-
-def test_a_network_of_another_source_can_be_decomposed_into_a_file(toy: Path, tmp_path: Path) -> None:
-    """Its source does not rebuild it, so the file is an exported program."""
-    code = """
-from multi_dnn_ros.models.artifact import suffix_of
-from multi_dnn_ros.models.load import load_dnn
-from multi_dnn_ros.models.sources import load_network
-from multi_dnn_ros.settings.schema import DnnConfig
-print(suffix_of("toy_zoo:brightness"), suffix_of("builtin:lane"), suffix_of("a.onnx"))
-dnn = load_dnn("light", DnnConfig(role="traffic_light", model="toy_zoo:brightness", decoder="toy_decoder"))
-print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
-"""
-    suffixes, dnn = python(code, toy).splitlines()
     assert suffixes == ".pt2 .safetensors .pt2"
     assert dnn == "traffic_light toy_kind ('spot',) 0.4"

@@ -13,7 +13,7 @@ from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.partition.executor import NetworkRequest, random_images
 from multi_dnn_ros.partition.run import BatchRun, disagreement, run_batch
 from multi_dnn_ros.planning.batch_plan import Plan, plan_exact
-from multi_dnn_ros.planning.batch_table import table_path, write_table
+from multi_dnn_ros.planning.batch_table import read_table, table_path, write_table
 from multi_dnn_ros.planning.batch_units import parse_units
 
 
@@ -146,12 +146,21 @@ def test_the_command_refuses_images_of_another_shape_or_type(
     assert "--batch or --input is needed" in capsys.readouterr().err
 
 
-def test_two_cpu_units_run_a_network(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_cpu_units_are_profiled_and_run_a_network(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["torchvision:squeezenet1_1", "--size", "32x32", "--num-classes", "3", "--tables", str(tmp_path)]
     units = ["--units", "cpu:1,cpu:1/torchscript"]
-    assert main(["partition", "profile", *model, *units, "--max-batch", "4", "--samples", "3"]) == 0
+    assert main(["partition", "profile", *model, *units, "--max-batch", "3", "--samples", "3"]) == 0
+    assert "torchvision:squeezenet1_1 on cpu:1:" in capsys.readouterr().out
+    first, second = (read_table(path) for path in sorted((tmp_path / "torchvision-squeezenet1_1").iterdir()))
+    assert (first.unit, second.unit) == ("cpu:1", "cpu:1/torchscript")
+    assert "; torchscript; " in second.device
+    assert "1 threads" in first.device
+    assert first.shape == (3, 32, 32)
+    assert [row.batch for row in first.rows] == [1, 2, 3]
+    assert all(row.compute.p50 > 0.0 and row.input.p50 == 0.0 for row in first.rows)
+    assert first.provenance["versions"]["torch"]
     report = tmp_path / "run.json"
-    assert main(["partition", "run", *model, *units, "--batch", "6", "--rounds", "2", "--report", str(report)]) == 0
+    assert main(["partition", "run", *model, *units, "--batch", "3", "--rounds", "2", "--report", str(report)]) == 0
     content = json.loads(report.read_text())
     assert content["plan"]["search"] == "exact"
     assert content["difference"] < 1e-3

@@ -170,22 +170,6 @@ def test_a_table_of_another_model_or_version_is_refused_unless_replaced(tmp_path
     assert [row.batch for row in replaced.rows] == [1]
 
 
-def test_the_command_profiles_two_cpu_units(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    begin = ["partition", "profile", "torchvision:squeezenet1_1", "--size", "32x32", "--num-classes", "3"]
-    where = ["--tables", str(tmp_path), "--units", "cpu:1,cpu:1/torchscript"]
-    assert main([*begin, *where, "--max-batch", "3", "--samples", "3"]) == 0
-    printed = capsys.readouterr().out
-    assert "torchvision:squeezenet1_1 on cpu:1:" in printed
-    first, second = (read_table(path) for path in sorted((tmp_path / "torchvision-squeezenet1_1").iterdir()))
-    assert (first.unit, second.unit) == ("cpu:1", "cpu:1/torchscript")
-    assert "; torchscript; " in second.device
-    assert "1 threads" in first.device
-    assert first.shape == (3, 32, 32)
-    assert [row.batch for row in first.rows] == [1, 2, 3]
-    assert all(row.compute.p50 > 0.0 and row.input.p50 == 0.0 for row in first.rows)
-    assert first.provenance["versions"]["torch"]
-
-
 def test_the_command_measures_transfers_alone(capsys: pytest.CaptureFixture[str]) -> None:
     begin = ["partition", "io", "fake", "--units"]
     assert main([*begin, "fake:a/most=8", "--batch", "2", "--max-batch", "12", "--increment", "4"]) == 0

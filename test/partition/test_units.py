@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import EntryPoint
 
 import partition_fakes
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.partition.executor import identity
 from multi_dnn_ros.planning import batch_units
 from multi_dnn_ros.planning.batch_units import (
     UnitError,
@@ -74,16 +76,24 @@ def test_cpu_units_with_more_threads_than_cores_are_warned_about() -> None:
     assert oversubscription_warning(parse_units("cpu:1,cpu:1/torchscript"), 2) == ""
 
 
-def test_the_command_names_a_unit_that_the_machine_does_not_have(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
-    begin = ["partition", "profile", "builtin:lane_small", "--max-batch", "2", "--tables", str(tmp_path), "--units"]
-    for unit, said in (
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
         ("cuda:99", "unit 'cuda:99': parameter device is 'cuda:99', but PyTorch sees"),
         ("cpu:1000", "has 1000 threads; this process may use"),
         ("cpu/cuda_graph", "unit 'cpu/cuda_graph': parameter dnn.<dnn>.backend is 'cuda_graph'"),
         ("cpu/nothing", "backend 'nothing' is not known; allowed: eager"),
-    ):
-        assert main([*begin, unit]) == 1
-        assert said in capsys.readouterr().err
+    ],
+)
+def test_a_unit_that_the_machine_does_not_have_is_named(unit: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        identity(parse_unit(unit), "auto")
+
+
+def test_the_command_names_a_unit_that_the_machine_does_not_have(capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    begin = ["partition", "profile", "builtin:lane_small", "--max-batch", "2", "--tables", str(tmp_path), "--units"]
+    assert main([*begin, "cpu:1000"]) == 1  # told by the unit's process
+    assert "has 1000 threads; this process may use" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     with pytest.raises(SystemExit):
         main([*begin, "tpu"])

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from road_bag import scenes, write_road
 
+from multi_dnn_ros.cli.main import main
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def replay(folder: Path, home: Path, *arguments: str) -> dict[str, bytes]:
-    """The files below the output, by their names."""
+def replay(folder: Path, home: Path, *arguments: str) -> None:
+    """In a process of another user."""
     done = subprocess.run(
-        [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *arguments, "--device", "cpu"],
+        [sys.executable, "-m", "multi_dnn_ros.cli.main", "replay", *arguments],
         capture_output=True,
         text=True,
         timeout=200,
@@ -25,12 +27,17 @@ def replay(folder: Path, home: Path, *arguments: str) -> dict[str, bytes]:
         env={**os.environ, "HOME": str(home), "USER": home.name, "HOSTNAME": home.name, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 1, done.stderr  # the recording is damaged, so that its damage is in the output, too
-    output = folder / arguments[1]
+
+
+def files(output: Path) -> dict[str, bytes]:
+    """By their names below the output."""
     return {str(file.relative_to(output)): file.read_bytes() for file in output.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize("storage", ["mcap", pytest.param("sqlite3", marks=pytest.mark.long)])
-def test_two_outputs_are_equal_file_by_file(tmp_path: Path, storage: str) -> None:
+def test_two_outputs_are_equal_file_by_file(
+    tmp_path: Path, storage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     outputs = []
     for place, name in (("here", "results"), ("there/in a folder", "other name")):
         folder, home = tmp_path / place, tmp_path / "homes" / name
@@ -44,8 +51,13 @@ def test_two_outputs_are_equal_file_by_file(tmp_path: Path, storage: str) -> Non
         (folder / "one.yaml").write_text(
             "/**:\n  ros__parameters:\n    dnns: [object]\n    dnn: {object: {backend: eager, jobs: 1}}\n"
         )
-        arguments = ("--storage", storage, "--with-input", "--params-file", "one.yaml")
-        outputs.append(replay(folder, home, bag, name, *arguments))
+        arguments = (bag, name, "--storage", storage, "--with-input", "--params-file", "one.yaml", "--device", "cpu")
+        if place == "here":
+            replay(folder, home, *arguments)
+        else:  # once in this process
+            monkeypatch.chdir(folder)
+            assert main(["replay", *arguments]) == 1, capsys.readouterr().err
+        outputs.append(files(folder / name))
         shutil.rmtree(folder / "drive")
     one, two = outputs
     assert one.keys() == two.keys() >= {"metadata.yaml", "summary.json"}

@@ -15,7 +15,7 @@ from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from vision_msgs.msg import Detection2DArray
 
-from multi_dnn_ros.ros import camera_input
+from multi_dnn_ros.ros import camera_input, serving_session
 from multi_dnn_ros.settings.schema import BEST_EFFORT_DEPTH, RELIABLE_DEPTH
 
 TOPIC = "/front/image_raw"
@@ -24,6 +24,12 @@ BEST_EFFORT = QoSProfile(depth=50, reliability=ReliabilityPolicy.BEST_EFFORT)
 RELIABLE = QoSProfile(depth=50)
 WARN, ERROR = 1, 2
 SECOND = 1_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node checks its publishers as often as it reports."""
+    monkeypatch.setattr(serving_session, "_CHECK_PERIOD_S", 0.1)
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def test_qos_auto_follows_the_publishers(bench: Bench, stranger: Any) -> None:
     bench.until(lambda: qos(bench) == f"reliable, depth {RELIABLE_DEPTH}", "what is left")
     bench.peer.destroy_publisher(first)
     reports = len(bench.reports)
-    bench.until(lambda: len(bench.reports) > reports + 20, "two seconds without a publisher")
+    bench.until(lambda: len(bench.reports) > reports + 8, "some looks without a publisher")
     assert qos(bench) == f"reliable, depth {RELIABLE_DEPTH}"  # a camera that is started again finds what it had
 
 
@@ -121,8 +127,9 @@ def test_the_warning_about_a_topic_without_publisher_lists_other_topics(
     assert "did you mean /front/image_rwa?" in line
     assert "image_text" not in line
     assert "/nobody_publishes" not in line
-    bench.until(lambda: len(bench.reports) > 30, "some time")
-    assert len(warned()) == 1  # once, not each second
+    reports = len(bench.reports)
+    bench.until(lambda: len(bench.reports) > reports + 10, "more looks")
+    assert len(warned()) == 1  # once, not at each look
     camera = bench.peer.create_publisher(Image, TOPIC, 1)
     bench.until(lambda: qos(bench).startswith("reliable"), "a publisher")
     bench.peer.destroy_publisher(camera)
@@ -136,7 +143,7 @@ def test_an_incompatible_publisher_beside_a_compatible_one_is_no_error(
     bench.peer.create_publisher(Image, TOPIC, RELIABLE)
     bench.peer.create_publisher(Image, TOPIC, BEST_EFFORT)
     start(bench, qos="reliable")
-    bench.until(lambda: len(bench.reports) > 30, "some time")
+    bench.until(lambda: len(bench.reports) > 15, "looks beyond its patience")
     assert warned() == []
     assert bench.status("camera front").level != ERROR
 

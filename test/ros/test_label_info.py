@@ -68,7 +68,8 @@ def onnx_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "source", ["builtin", "decomposed", pytest.param("torchvision", marks=pytest.mark.long), "pt2", "onnx"]
+    "source",
+    ["builtin", "decomposed", "onnx", *(pytest.param(name, marks=pytest.mark.long) for name in ("torchvision", "pt2"))],
 )
 def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_path: Path, source: str) -> None:
     files = {"decoder": "yolo", "labels": LABELS}
@@ -89,10 +90,22 @@ def test_class_ids_of_detections_are_those_of_the_label_info(bench: Bench, tmp_p
     ids = {detection.results[0].hypothesis.class_id for detection in found[0].detections}
     assert ids, "no detection at threshold 0.0001"
     assert ids <= names.keys()
+    if source == "builtin":
+        _zero_selects_the_threshold_of_the_model(bench, infos)
     if source == "torchvision":
         assert (names["1"], names["3"], len(names)) == ("person", "car", 91)
     else:
         assert names == {"0": "car", "1": "truck"}
+
+
+def _zero_selects_the_threshold_of_the_model(bench: Bench, infos: list[Any]) -> None:
+    """0 is the default of the parameter."""
+    assert bench.set("dnn.object.score_threshold", 0.0)[0]
+    assert bench.set("dnn.object.score_threshold", 0.125)[0]
+    assert bench.set("dnn.object.score_threshold", 0.0)[0]
+    bench.until(lambda: len(infos) == 4, "label_info again")
+    own = np.float32(SCORE_THRESHOLDS["object"])
+    assert [message.threshold for message in infos[1:]] == [own, 0.125, own]
 
 
 def test_the_threshold_of_the_label_info_follows_the_parameter(bench: Bench) -> None:
@@ -108,19 +121,6 @@ def test_the_threshold_of_the_label_info_follows_the_parameter(bench: Bench) -> 
     late = label_infos(bench)
     bench.until(lambda: late, "what is kept for late subscribers")
     assert [message.threshold for message in late] == [0.5]
-
-
-def test_the_threshold_of_the_model_is_published_as_its_value(bench: Bench) -> None:
-    """The default of the parameter, 0, selects it."""
-    quick = {"dnn.object.backend": "eager", "dnn.object.jobs": 1}
-    start(bench, {"dnn.object.score_threshold": 0.0, "device": "cpu", **quick}, build=build_for_real)
-    heard = label_infos(bench)
-    bench.until(lambda: heard, "label_info")
-    assert heard[0].threshold == np.float32(SCORE_THRESHOLDS["object"])
-    assert bench.set("dnn.object.score_threshold", 0.125)[0]
-    assert bench.set("dnn.object.score_threshold", 0.0)[0]
-    bench.until(lambda: len(heard) == 3, "label_info again")
-    assert [message.threshold for message in heard[1:]] == [0.125, np.float32(SCORE_THRESHOLDS["object"])]
 
 
 def test_a_threshold_changed_while_inactive_is_published_on_activation(bench: Bench) -> None:

@@ -31,6 +31,7 @@ def ours() -> list[str]:
     return sorted(t.name for t in threading.enumerate() if t.name.startswith(("worker-", "dnn-", "decode-", "overlay")))
 
 
+@pytest.mark.usefixtures("unfrozen")
 def test_the_whole_life_cycle_twice(bench: Bench) -> None:
     bench.node()
     for round_number in (1, 2):

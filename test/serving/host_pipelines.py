@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import fake_pipelines
 
+from multi_dnn_ros.engine import health
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.settings.schema import NodeConfig
 
@@ -19,3 +20,9 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
         for task in made.tasks
     )
     return replace(made, tasks=tasks)
+
+
+def build_that_retries_soon(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
+    """A DNN that was disabled in its process is tried again there after a second."""
+    health.RETRY_DELAYS_S = (1.0,)
+    return build(config, progress)

@@ -203,7 +203,7 @@ def test_nothing_is_left_of_many_processes() -> None:
         first.serve().outcomes(200)
     del first
     before = _held()
-    for number in range(20):
+    for number in range(8):
         one = Rig(settings("object"))
         if number % 2:
             _until(one.process.status.last_heartbeat_ns, "heartbeat")

@@ -60,7 +60,7 @@ def _lost(rig: HostRig, dnn: str) -> int:
 
 def test_a_raising_layer_loses_its_frame_and_the_disabled_dnn_is_retried() -> None:
     """max_failures in a row disable the DNN; its process continues."""
-    rig = HostRig(settings(*DNNS, max_failures=3), host_pipelines.build)
+    rig = HostRig(settings(*DNNS, max_failures=3), host_pipelines.build_that_retries_soon)
     try:
         rig.start()
         pid = rig.pid()

@@ -132,7 +132,9 @@ def test_stop_finishes_the_frames_and_the_same_process_serves_again(make: Callab
 
 @pytest.mark.parametrize("standby", ["none", pytest.param("warm", marks=pytest.mark.long), "hot"])
 def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str) -> None:
-    rig = make("lane", "object", standby=standby, fault_window_s=8.0).start()
+    # Importing alone takes longer than these limits: a process that loads is not condemned for being slow.
+    limits = {"heartbeat_timeout_s": 1.0, "job_timeout_s": 1.0} if standby == "none" else {}
+    rig = make("lane", "object", standby=standby, fault_window_s=30.0, **limits).start()
     spare = 0
     if standby != "none":
         spare = rig.wait_standby(f"{standby}, ready")
@@ -150,13 +152,11 @@ def test_a_killed_process_is_replaced(make: Callable[..., HostRig], standby: str
         max(rig.traffic.gap_ms("lane"), rig.traffic.gap_ms("object")), rel=0.5
     )
     print(f"gap with standby {standby}: {status.values['gap (ms)']} ms")
-    if standby == "none":  # independent of the standby
-        rig.until(lambda: (one := rig.status()) is not None and one.level is Level.OK, "OK after fault_window_s")
     if standby != "none":
         rig.wait_standby(f"{standby}, ready")
 
 
-@pytest.mark.parametrize("standby", ["none", "hot"])
+@pytest.mark.parametrize("standby", ["none", pytest.param("hot", marks=pytest.mark.long)])  # a killed one's, above
 def test_a_process_stopped_by_a_signal_is_replaced_without_blocking_callers(
     make: Callable[..., HostRig], standby: str
 ) -> None:
@@ -193,6 +193,7 @@ def test_a_process_with_a_fault_is_replaced_before_it_has_ended(make: Callable[.
     assert status is not None
     assert "illegal memory access" in str(status.values["last loss"])
     assert float(str(status.values["gap (ms)"])) < 3000.0
+    rig.until(lambda: (one := rig.status()) is not None and one.level is Level.OK, "OK after fault_window_s")
 
 
 @pytest.mark.parametrize("engine_nice", [0, 7])
@@ -217,16 +218,6 @@ def test_a_process_with_a_hanging_job_is_replaced(make: Callable[..., HostRig]) 
     status = rig.status()
     assert status is not None
     assert "takes longer than 0.5 s (parameter job_timeout_s)" in str(status.values["last loss"])
-
-
-def test_loading_has_no_timeout(make: Callable[..., HostRig]) -> None:
-    """The imports alone take longer than these timeouts."""
-    rig = make("object", heartbeat_timeout_s=0.2, job_timeout_s=0.2, standby="none").start()
-    os.kill(rig.pid(), signal.SIGKILL)
-    rig.wait_results()
-    status = rig.status()
-    assert status is not None
-    assert status.values["restarts"] == 1
 
 
 def test_runtime_parameters_reach_a_standby_and_a_replacement(make: Callable[..., HostRig]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 STOCK_BYTES = 212_992
-IMAGES = 60
+IMAGES = 30
 
 #: Sends 1280x720 bgr8 images at 30 Hz to a reliable subscription; image n is filled with n.
 _CAMERA = f"""
