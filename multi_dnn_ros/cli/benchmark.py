@@ -92,6 +92,12 @@ def _add_cpu(parser: argparse.ArgumentParser) -> None:
     _add_seed(parser)
     _add_frames(parser)
     parser.add_argument(
+        "--against", nargs="+", choices=("sequential", "processes", "plain"), metavar="BASELINE",
+        default=("sequential", "processes", "plain"),
+        help="sequential: all DNNs in one thread; processes: one process per DNN, as the engine runs it; plain: one "
+        "process per DNN that calls ONNX Runtime directly (default: all three)",
+    )  # fmt: skip
+    parser.add_argument(
         "--alone", action="append", default=[], metavar="MODEL",
         help="also this network alone on one core, as parameter dnn.<dnn>.model, against ONNX Runtime run directly on "
         "the whole network; several times",
@@ -188,7 +194,7 @@ def _cpu(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from multi_dnn_ros.common.reporting import table
 
     alone, text = _alone(args) if args.alone else ({}, "")
-    figures = measure_concurrency(_config(args), args.frames, args.repeats, args.seed)
+    figures = measure_concurrency(_config(args), args.frames, args.repeats, args.seed, args.against)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
     rows = [
         [name, f"{times['p50']:.1f}", f"{times['min']:.1f}", f"{times['max']:.1f}", f"{engine / times['p50']:.2f}"]
@@ -318,7 +324,8 @@ def _plans(cameras: list[tuple[str, tuple[int, int], float, str]]) -> list[Camer
 _ALIASES = {"camera-faults": ("rough",)}
 _SCENARIOS: dict[str, tuple[str, Callable[..., None], Callable[..., tuple[dict[str, Any], str]]]] = {
     "cpu": (
-        "the configured DNNs through the engine, one after another in one thread, and as one process each",
+        "the configured DNNs through the engine, one after another in one thread, and as one process each, also with "
+        "plain ONNX Runtime",
         _add_cpu,
         _cpu,
     ),
