@@ -21,7 +21,10 @@ from multi_dnn_ros import __version__
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, require
 
-VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "profile", "partition", "demo", "benchmark")
+VERBS = (
+    "run", "camera", "replay", "decompose", "retrain", "evaluate", "profile", "devices", "partition", "demo",
+    "benchmark",
+)  # fmt: skip
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _EXAMPLES = """\

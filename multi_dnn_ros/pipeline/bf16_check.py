@@ -8,7 +8,6 @@ import time
 import torch
 
 from multi_dnn_ros.backends import Stage, Tensors
-from multi_dnn_ros.backends.agreement import probe
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.dnn import Dnn
@@ -41,7 +40,8 @@ def slower_than_float32(dnn: Dnn, stages: tuple[Stage, ...]) -> str | None:
     (whole,) = choose_backend("auto", cpu, dnn=dnn.name).prepare(
         cut(dnn.module, inputs, 1, fold_batch_norm=True), inputs, cpu
     )
-    bf16_ms, float32_ms = median_times_ms(probe(inputs), _chained(stages), whole)
+    image = tuple(torch.rand_like(tensor) for tensor in inputs)
+    bf16_ms, float32_ms = median_times_ms(image, _chained(stages), whole)
     if bf16_ms < _LEAST_SLOWDOWN * float32_ms:
         return None
     return (
