@@ -11,8 +11,9 @@ from multi_dnn_ros.cli.options import add_output, add_params_file, add_seed, che
 from multi_dnn_ros.common.errors import CommandError, UsageError
 
 _CPU = """\
-Time per frame, all DNNs included, on the CPU: by the engine, in one thread that runs the DNNs one after another, and
-with one process per DNN. --alone also measures single networks on one core.
+Time per frame, all DNNs included, on the CPU: by the engine, in one thread that runs the DNNs one after another, with
+one process per DNN, and with one process per DNN that calls ONNX Runtime directly. --alone also
+measures single networks on one core.
 """
 _CPU_EXAMPLES = """\
 multi-dnn benchmark cpu --params-file my_robot.yaml --frames 50
@@ -34,6 +35,10 @@ def add_scenarios(scenarios: Commands[argparse.ArgumentParser]) -> None:
     add_seed(parser, "the generated images and of the order of runs")
     _add_frames(parser)
     add = parser.add_argument
+    baselines = ("sequential", "processes", "plain")
+    add("--against", nargs="+", choices=baselines, metavar="BASELINE", default=baselines,
+        help="sequential: one thread; processes: one process per DNN; plain: one process per DNN that calls ONNX "
+        "Runtime directly (default: all three)")  # fmt: skip
     add("--alone", action="append", default=[], metavar="MODEL",
         help="also compare this network on one core with ONNX Runtime, which runs it as a whole; "
         "may be repeated")  # fmt: skip
@@ -61,7 +66,7 @@ def _cpu(args: argparse.Namespace) -> int:
     from multi_dnn_ros.common.reporting import table
 
     alone = _alone(args) if args.alone else {}
-    figures = measure_concurrency(read_config(args), args.frames, args.repeats, args.seed)
+    figures = measure_concurrency(read_config(args), args.frames, args.repeats, args.seed, args.against)
     engine = figures["ms_per_frame"][ENGINE]["p50"]
     rows = [
         [name, f"{times['p50']:.1f}", f"{times['min']:.1f}", f"{times['max']:.1f}", f"{engine / times['p50']:.2f}"]

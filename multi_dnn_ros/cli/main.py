@@ -27,7 +27,7 @@ GROUPS = {
     "try it without a camera": ("demo",),
     "run DNNs on cameras and recordings": ("run", "camera", "replay"),
     "reduce a DNN's cost offline": ("decompose", "retrain", "evaluate"),
-    "measure and plan": ("profile", "partition", "benchmark"),
+    "measure and plan": ("devices", "profile", "partition", "benchmark"),
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
 

@@ -19,6 +19,7 @@ from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
 from multi_dnn_ros.backends.static_stages import single_launches
+from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.progress_lines import DnnReady
 from multi_dnn_ros.common.reporting import cpu_count
@@ -29,6 +30,7 @@ from multi_dnn_ros.models.builtin import builtin_notice
 from multi_dnn_ros.models.dnn import Dnn
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline.bf16_check import slower_than_float32
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
 from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend, default_workers, timing_target
 from multi_dnn_ros.pipeline.pipeline import Pipeline
@@ -82,6 +84,10 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 settings.sms,
                 partial(_plan_and_make_task, planner, dnns[name], settings, cameras, backend, device),
             )
+            if settings.precision == "bf16" and device.type == "cpu" and has_bf16_products():
+                progress(f"comparing {name} in bf16 with float32")
+                if slower := slower_than_float32(dnns[name], task.stages):
+                    log.warning("%s", slower)
             tasks.append(task)
             if task.remaining_ns is not None:
                 progress(plan.summary(name, task.remaining_ns))

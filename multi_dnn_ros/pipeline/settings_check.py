@@ -21,6 +21,7 @@ from multi_dnn_ros.common.extensions import Registry
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn
 from multi_dnn_ros.models.registry import MODEL_SOURCES
+from multi_dnn_ros.pipeline.bf16_check import missing_instructions
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_files
 from multi_dnn_ros.pipeline.choices import ConfigError, check_backend, choose_device
 from multi_dnn_ros.planning.predictor import Predictor, read_predictor
@@ -72,6 +73,8 @@ def check_settings(config: NodeConfig) -> Findings:
         problems.extend(_camera_problems(name, settings, config))
         problems.extend(_execution_problems(name, settings, device))
         warnings.extend(_batch_warnings(name, settings, len(set(settings.cameras or config.cameras))))
+        if device is not None and (warning := missing_instructions(name, settings.precision, device)):
+            warnings.append(warning)
         try:
             check_dnn(name, settings)
         except ModelError as error:

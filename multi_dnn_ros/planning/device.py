@@ -86,9 +86,9 @@ def measure_limits(
         weight = torch.rand(channels, channels, 3, 3, device=device).to(dtype)
         source = torch.ones(max(1, int(mebibytes * scale * scale)) << 18, device=device)
         destination = torch.empty_like(source)
-        product_s = _fastest_s(lambda: torch.mm(a, b), clock, hold)
-        convolution_s = _fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
-        copy_s = _fastest_s(lambda: destination.copy_(source), clock, hold)
+        product_s = fastest_s(lambda: torch.mm(a, b), clock, hold)
+        convolution_s = fastest_s(lambda: functional.conv2d(image, weight, padding=1), clock, hold)
+        copy_s = fastest_s(lambda: destination.copy_(source), clock, hold)
     return Limits(
         name=device_name(target),
         kind="cuda" if device.type == "cuda" else "cpu",
@@ -166,9 +166,10 @@ def _foreign_cpu(seconds: float) -> float:
     return max(0.0, min(1.0, (elapsed * cores - idle - own_s) / (elapsed * cores)))
 
 
-def _fastest_s(
+def fastest_s(
     work: Callable[[], object], clock: Clock, hold: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> float:
+    """Seconds of the fastest of some calls of `work`. hold: as in :func:`measure_limits`."""
     work()
     clock.prepare(2)
     best = float("inf")

@@ -28,8 +28,14 @@ def test_a_network_alone_is_compared_with_onnx_runtime_itself(tmp_path, capsys):
     command += ["--alone", "builtin:lane_small", "--rounds", "2", "--output", str(output)]
     assert main(command) == 0
     figures = json.loads(output.read_text())
-    assert set(figures["ms_per_frame"]) == {"engine", "one thread, one after another", "one process each"}
+    baselines = {"one thread, one after another", "one process each", "plain ONNX Runtime, one process each"}
+    assert set(figures["ms_per_frame"]) == {"engine", *baselines}
     assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
+    assert set(figures["engine_over"]) == baselines
+    engine = figures["ms_per_frame"]["engine"]["p50"]
+    assert figures["results_per_s"]["engine"] == pytest.approx(1e3 / engine)
+    for name, ratio in figures["engine_over"].items():
+        assert ratio == pytest.approx(engine / figures["ms_per_frame"][name]["p50"])
     assert set(figures["dnns"]) == {"lane"}
     assert figures["command"].split()[0] == "multi-dnn"
     assert figures["versions"]["torch"]
@@ -53,9 +59,9 @@ def test_cpu_scenario_runs_every_condition_and_writes_its_provenance(tmp_path, c
         "object: {backend: eager, jobs: 1}, pedestrian: {backend: eager, jobs: 1}}}}\n"
     )
     command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
-    assert main([*command, "--output", str(output)]) == 0
+    assert main([*command, "--against", "processes", "--output", str(output)]) == 0
     figures = json.loads(output.read_text())
-    assert set(figures["ms_per_frame"]) == {"engine", "one thread, one after another", "one process each"}
+    assert set(figures["ms_per_frame"]) == {"engine", "one process each"}
     assert all(times["samples"] == 1 and times["min"] > 0 for times in figures["ms_per_frame"].values())
     assert set(figures["dnns"]) == {"object", "pedestrian"}
     assert figures["command"].split()[0] == "multi-dnn"
@@ -76,7 +82,8 @@ def test_cpu_scenario_ends_when_one_of_its_processes_does(tmp_path, capsys, monk
         return order
 
     monkeypatch.setattr("multi_dnn_ros.benchmark.concurrency.tqdm", kill_then_go_on)
-    assert main(["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]) == 1
+    command = ["benchmark", "cpu", "--params-file", str(parameters), "--frames", "1", "--repeats", "1"]
+    assert main([*command, "--against", "processes"]) == 1
     assert "the process of DNN pedestrian ended with exit code -9" in capsys.readouterr().err
     assert not multiprocessing.active_children()
 

@@ -1,0 +1,71 @@
+"""Whether bf16 pays on a CPU: not without its instructions, and there only for some DNNs (docs/measured.md)."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.common.cpu_features import has_bf16_products
+from multi_dnn_ros.graph.cut import cut
+from multi_dnn_ros.models.dnn import Dnn
+from multi_dnn_ros.pipeline.choices import backend_name, choose_backend
+
+_ROUNDS = 7
+#: A smaller difference may be chance.
+_LEAST_SLOWDOWN = 1.05
+
+
+def missing_instructions(name: str, precision: str, device: torch.device) -> str | None:
+    """A warning if DNN `name` shall compute in bf16 on a CPU without instructions for it."""
+    if precision != "bf16" or device.type != "cpu" or has_bf16_products():
+        return None
+    return (
+        f"parameter dnn.{name}.precision is 'bf16', but this CPU has no bf16 instructions (AVX512-BF16, AMX; bf16 on "
+        "aarch64), so it is slower than float32; faster: auto"
+    )
+
+
+def slower_than_float32(dnn: Dnn, stages: tuple[Stage, ...]) -> str | None:
+    """A warning if `stages`, the jobs of `dnn` in bf16 on the CPU, take longer than the DNN in float32.
+
+    Float32 is the whole DNN with backend `auto`, which is prepared for this and dropped; both run in turns on one
+    image.
+    """
+    cpu = torch.device("cpu")
+    backend = backend_name("auto", cpu, dnn.name)
+    inputs = dnn.example_inputs()
+    (whole,) = choose_backend("auto", cpu, dnn=dnn.name).prepare(
+        cut(dnn.module, inputs, 1, fold_batch_norm=True), inputs, cpu
+    )
+    image = tuple(torch.rand_like(tensor) for tensor in inputs)
+    bf16_ms, float32_ms = median_times_ms(image, _chained(stages), whole)
+    if bf16_ms < _LEAST_SLOWDOWN * float32_ms:
+        return None
+    return (
+        f"parameter dnn.{dnn.name}.precision is 'bf16', which takes {bf16_ms:.1f} ms per image on this CPU; float32 "
+        f"({backend}) takes {float32_ms:.1f} ms; faster: auto"
+    )
+
+
+def _chained(stages: tuple[Stage, ...]) -> Stage:
+    def run(carried: Tensors) -> Tensors:
+        for stage in stages:
+            carried = stage(carried)
+        return carried
+
+    return run
+
+
+def median_times_ms(image: Tensors, bf16: Stage, float32: Stage) -> tuple[float, float]:
+    """Median wall times of the two."""
+    times: tuple[list[float], list[float]] = ([], [])
+    with torch.inference_mode():
+        for _ in range(_ROUNDS):
+            for run, samples in zip((bf16, float32), times, strict=True):
+                begin = time.perf_counter()
+                run(image)
+                samples.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times[0]), statistics.median(times[1])
