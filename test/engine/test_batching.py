@@ -20,7 +20,7 @@ CAMERAS = ("front", "left", "rear", "right")
 
 
 def start_and_queue(engine: Engine, gate: Gate, *cameras: str, first: str = "front") -> None:
-    """An inference of `first` under way, and a frame each of `cameras` that wait behind it."""
+    """An inference of `first` in progress, and one waiting frame of each of `cameras`."""
     engine.offer(frame(first, 0))
     gate.wait_for_job()
     for value, camera in enumerate(cameras, start=1):

@@ -30,7 +30,7 @@ def test_the_newest_frame_replaces_an_older_one_which_is_counted(start, recorder
     gate = Gate()
     engine = start(task(jobs=1, on_job=lambda index: gate()), workers=1)
     engine.offer(frame(value=1))
-    gate.wait_for_job()  # 1 is under way; 2 waits, and 3 replaces it
+    gate.wait_for_job()  # 1 is running; 2 waits, and 3 replaces it
     engine.offer(frame(value=2))
     engine.offer(frame(value=3))
     gate.open()

@@ -293,7 +293,7 @@ def test_on_a_cpu_workers_run_all_jobs(start: Callable[..., Engine], recorder: R
 
 
 @pytest.mark.parametrize("device", [CPU, DEVICE])
-def test_the_benchmark_counts_the_cpu_time_of_a_job_whoever_ran_it(device: torch.device) -> None:
+def test_the_benchmark_counts_the_cpu_time_of_jobs_of_workers_and_dnn_threads(device: torch.device) -> None:
     spent_ns = 1_000_000
 
     def stage(carried: Tensors) -> Tensors:

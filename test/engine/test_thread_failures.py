@@ -38,7 +38,7 @@ def test_a_job_waiting_for_a_paused_queue_is_returned_once_on_close() -> None:
 
 
 class _PausedByOther:
-    """Holds the queue from another thread as soon as no job is under way."""
+    """Holds the queue from another thread as soon as no job is running."""
 
     def __init__(self, queue: JobQueue) -> None:
         self._queue = queue
@@ -98,5 +98,5 @@ def test_a_worker_ended_by_an_error_is_named(
         _wait(engine.ended)
     assert len(engine.ended()) == 1
     engine.stop(0.1)
-    assert engine.ended() == []  # after stop() ended threads are no news
+    assert engine.ended() == []  # after stop() ended threads are not reported
     check_accounts(engine)

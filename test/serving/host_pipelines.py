@@ -1,4 +1,4 @@
-"""A picklable build whose DNNs named `guilty...` execute the fault that the image contains."""
+"""A picklable build whose DNNs named `faulty...` execute the fault that the image contains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def build(config: NodeConfig, progress: Callable[[str], None]) -> Pipeline:
     """As fake_pipelines.build, but the other DNNs ignore the fault in an image."""
     made = fake_pipelines.build(config, progress)
     tasks = tuple(
-        task if task.name.startswith("guilty") else replace(task, stages=(lambda carried: carried,))
+        task if task.name.startswith("faulty") else replace(task, stages=(lambda carried: carried,))
         for task in made.tasks
     )
     return replace(made, tasks=tasks)

@@ -118,7 +118,7 @@ def test_a_process_that_receives_no_messages_is_killed(rig: Make) -> None:
     while not engine.ends:
         engine.process.send(wire.Update("object", "priority", 1))  # never raises
         assert time.monotonic() - begin < WAIT_S
-    assert engine.end().cause == "hung: it took no message for 1 s"
+    assert engine.end().cause == "hung: it received no message for 1 s"
 
 
 def test_a_sigkill_of_the_kernel_is_distinguished_from_others(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:

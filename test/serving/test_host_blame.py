@@ -10,14 +10,14 @@ from host_rig import HostRig
 from multi_dnn_ros.engine.task import DropReason
 from multi_dnn_ros.serving.host import Level
 
-DNNS = ("guilty", "lane", "object")
+DNNS = ("faulty", "lane", "object")
 WINDOW_S = 6.0
 
 
 @pytest.mark.long  # test_host_supervision covers it with simulated processes
 @pytest.mark.parametrize(("value", "standby"), [(SEGFAULT, "hot"), (BUSY, "none")])
 def test_only_the_dnn_at_fault_is_disabled_and_retried_and_all_are_merged(value: int, standby: str) -> None:
-    """While the images contain the fault, every process that serves `guilty` is lost."""
+    """While the images contain the fault, every process that serves `faulty` is lost."""
     config = settings(*DNNS, standby=standby, fault_window_s=30.0 if standby == "none" else WINDOW_S, job_timeout_s=0.5)
     rig = HostRig(config, host_pipelines.build, retry_s=(3.0, 4.0, 5.0))
     try:
@@ -27,24 +27,24 @@ def test_only_the_dnn_at_fault_is_disabled_and_retried_and_all_are_merged(value:
         rig.values["front"] = value
 
         def is_disabled() -> bool:
-            status = rig.status("guilty")
+            status = rig.status("faulty")
             return status is not None and status.level is Level.ERROR and "disabled" in status.text
 
-        rig.until(is_disabled, "guilty to be disabled", 180)
-        assert rig.traffic.seen.failures[-1].dnn == "guilty"
-        assert {failure.dnn for failure in rig.traffic.seen.failures if failure.disabled} == {"guilty"}
-        assert rig.traffic.accounts.statistics().disabled.keys() == {"guilty"}
+        rig.until(is_disabled, "faulty to be disabled", 180)
+        assert rig.traffic.seen.failures[-1].dnn == "faulty"
+        assert {failure.dnn for failure in rig.traffic.seen.failures if failure.disabled} == {"faulty"}
+        assert rig.traffic.accounts.statistics().disabled.keys() == {"faulty"}
         rig.wait_results("lane", "object", count=10)
         losses = len(rig.traffic.seen.failures)
         rig.until(lambda: len(rig.traffic.seen.failures) > losses, "the retry to fail", 120)
-        dropped = rig.traffic.streams()["guilty", "front"].dropped
+        dropped = rig.traffic.streams()["faulty", "front"].dropped
         assert dropped[DropReason.DISABLED] > 0
         lost = {dnn: _lost(rig, dnn) for dnn in ("lane", "object")}
         losses = len(rig.traffic.seen.failures)
         rig.until(lambda: len(rig.traffic.seen.failures) > losses, "one more retry", 120)
         assert {dnn: _lost(rig, dnn) for dnn in ("lane", "object")} == lost, "retries do not affect the other DNNs"
         rig.values["front"] = 200
-        rig.wait_results("guilty")
+        rig.wait_results("faulty")
         if standby == "hot":
             rig.until(lambda: len(rig.host.statuses()) == 1, "one process for all", 180)
             rig.wait_results()
@@ -65,10 +65,10 @@ def test_a_raising_layer_loses_its_frame_and_the_disabled_dnn_is_retried() -> No
         rig.start()
         pid = rig.pid()
         rig.values["front"] = RAISE
-        rig.until(lambda: rig.traffic.accounts.statistics().disabled, "guilty to be disabled")
+        rig.until(lambda: rig.traffic.accounts.statistics().disabled, "faulty to be disabled")
         rig.wait_results("lane", "object", count=10)
         rig.values["front"] = 200
-        rig.wait_results("guilty")
+        rig.wait_results("faulty")
         assert not rig.traffic.accounts.statistics().disabled
         assert rig.pid() == pid
     finally:

@@ -71,7 +71,7 @@ def test_a_truncated_message_ends_the_connection(ends: tuple[Channel, Channel]) 
     with pytest.raises(EOFError):
         other.receive()
     with pytest.raises(BrokenPipeError):
-        other.send("nobody hears it")
+        other.send("not received")
 
 
 @given(
