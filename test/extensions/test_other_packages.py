@@ -146,7 +146,9 @@ except ConfigError as error:
     assert "toy_zoo:brightness" in source
     assert name == "parameter dnn.x.model is 'toy_zoo:sofa'; allowed: toy_zoo:brightness"
     assert "dnn.x.decoder is 'auto', but toy_zoo:brightness does not say what its outputs mean" in decoder
-    assert decoder.endswith("allowed: yolo, grid, lane, toy_decoder")
+    assert "no decoder reads outputs (1, 2)" in decoder
+    assert "allowed: yolo, grid, lane, " in decoder
+    assert decoder.endswith(", toy_decoder")
     assert role == "parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane'"
     assert "dnn.<dnn>.backend is 'toy_backend', but the device is cuda:0" in backend
 

@@ -10,6 +10,7 @@ from multi_dnn_ros.common import extensions
 
 if TYPE_CHECKING:
     from multi_dnn_ros.vision.decoders.base import Decoder
+    from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class DecoderSpec:
     run on the device are the decoder's attribute `core`. A model source says so by Source.detector.
     loss: for `multi-dnn retrain`: (dnn, source) -> loss, or where to find it as "module:function"; None: without one,
     the network can only be taught by another.
+    recognize: whether the decoder reads outputs of such shapes, and how certain that is. It chooses the decoder of a
+    model that does not name one; None: the decoder is used only where it is named.
     """
 
     name: str
@@ -38,6 +41,7 @@ class DecoderSpec:
     default_labels: tuple[str, ...] = ()
     takes_detector: bool = False
     loss: Callable[..., Any] | str | None = None
+    recognize: Callable[[Layout], Match | Difference] | None = None
 
 
 DECODERS = extensions.Registry(DecoderSpec, extensions.DECODERS)
