@@ -21,7 +21,21 @@ from multi_dnn_ros import __version__
 from multi_dnn_ros.common.errors import CommandError, UsageError
 from multi_dnn_ros.common.extras import MissingExtra, require
 
-VERBS = ("run", "camera", "replay", "decompose", "retrain", "evaluate", "profile", "partition", "demo", "benchmark")
+VERBS = (
+    "run",
+    "camera",
+    "replay",
+    "inspect",
+    "decompose",
+    "retrain",
+    "evaluate",
+    "profile",
+    "partition",
+    "demo",
+    "benchmark",
+)
+#: Of verbs whose module has another name: a module `inspect` beside a program would hide Python's own.
+_MODULES = {"inspect": "inspect_model"}
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _EXAMPLES = """\
@@ -31,6 +45,7 @@ examples:
   multi-dnn camera drive.mp4 --rate 10             a video as the topic front/image_raw
   multi-dnn camera /dev/video0                     a USB camera
   multi-dnn replay drive.mcap results              every frame of a recording, none dropped
+  multi-dnn inspect my.onnx --image road.jpg       what a model is, how to configure it, and what it finds
   multi-dnn decompose builtin:object --output object.safetensors   fewer operations, in one file for the node
   multi-dnn retrain object.safetensors --data road --output better.safetensors   what that cost, got back
   multi-dnn evaluate builtin:object better.safetensors --data road   scores, MACs and times side by side
@@ -56,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for verb in VERBS:
-        importlib.import_module(f"multi_dnn_ros.cli.{verb}").add_parser(subparsers)
+        importlib.import_module(f"multi_dnn_ros.cli.{_MODULES.get(verb, verb)}").add_parser(subparsers)
     return parser
 
 

@@ -34,6 +34,8 @@ class EndToEndDecoder(RecognizedDecoder):
         count = found.axes.get("N", 0)
         if count > MAX_BOXES:
             return Match(POSSIBLE, f"rows of 6 numbers, but {count} of them are more than such exports report")
+        if not layout.shapes[0][2]:
+            return Match(POSSIBLE, "rows of an unknown length")
         return Match(LIKELY, "rows of 6 numbers: box, score, class")
 
     def decode(self, outputs: Sequence[torch.Tensor], source_size: tuple[int, int]) -> Detections:

@@ -62,7 +62,8 @@ def recognize(layout: Layout) -> Match | Difference:
     count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
     strides = strides_of(layout.size, count)
     if strides is None and count and classes + 4 > count:
-        return Difference(f"{classes + 4} rows of {count} columns are probably transposed", 1.5)
+        distance = 0.3 if count - 4 == layout.classes else 1.5
+        return Difference(f"{classes + 4} rows of {count} columns are probably transposed", distance)
     if (wrong := check_classes(layout, classes)) is not None:
         more = classes - layout.classes
         if more == 1 or (more > 0 and more % 3 == 0):
@@ -70,6 +71,8 @@ def recognize(layout: Layout) -> Match | Difference:
         return wrong
     if strides is not None:
         return Match(EXACT, f"{count} columns are one per cell at strides {', '.join(map(str, strides))}", classes)
+    if layout.classes and classes:
+        return Match(LIKELY, f"4 rows more than the {classes} class names", classes)
     return Match(LIKELY if count > 1000 else POSSIBLE, "fewer rows than columns", classes)
 
 
