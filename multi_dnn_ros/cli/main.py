@@ -26,10 +26,13 @@ from multi_dnn_ros.common.extras import MissingExtra, require
 GROUPS = {
     "try it without a camera": ("demo",),
     "run DNNs on cameras and recordings": ("run", "camera", "replay"),
+    "bring a model": ("inspect",),
     "reduce a DNN's cost offline": ("decompose", "retrain", "evaluate"),
     "measure and plan": ("devices", "profile", "partition", "benchmark"),
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+#: Modules of verbs that cannot be named after the verb: a module `inspect` could hide Python's own.
+_MODULES = {"inspect": "inspect_model"}
 
 _DEBUG_VARIABLE = "MULTI_DNN_DEBUG"
 _DESCRIPTION = """\
@@ -46,6 +49,7 @@ examples:
   multi-dnn camera drive.mp4 --rate 10             publish a video on the topic front/image_raw, 10 images per second
   multi-dnn camera /dev/video0                     publish a USB camera
   multi-dnn replay drive.mcap results              run every frame of a recording, none dropped
+  multi-dnn inspect my.onnx --image road.jpg       describe a model, and draw what it finds in an image
   multi-dnn decompose builtin:object --output object.safetensors
   multi-dnn retrain object.safetensors --data road --output better.safetensors
   multi-dnn evaluate builtin:object better.safetensors --data road --latency
@@ -79,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     assert isinstance(commands, GroupedCommands)
     for verb in VERBS:
-        importlib.import_module(f"multi_dnn_ros.cli.{verb}").add_parser(commands)
+        importlib.import_module(f"multi_dnn_ros.cli.{_MODULES.get(verb, verb)}").add_parser(commands)
     parser.description = f"{_DESCRIPTION}\n{grouped(GROUPS, commands.summaries)}"
     return parser
 

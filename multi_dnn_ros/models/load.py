@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,13 +11,21 @@ from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
 from multi_dnn_ros.common.extensions import ExtensionError
+from multi_dnn_ros.models.decoder_choice import (
+    decoders_for,
+    has_shapes,
+    input_size,
+    is_decided,
+    with_recognized_decoder,
+)
 from multi_dnn_ros.models.dnn import Dnn, Source
 from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.label_names import configured_labels, suggestion
 from multi_dnn_ros.models.sources import load_source, outline_source
-from multi_dnn_ros.models.weights import existing_file
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.base import DEFAULT_SCORE_THRESHOLD, Decoder
+from multi_dnn_ros.vision.decoders.layout import Difference, Layout
 from multi_dnn_ros.vision.decoders.registry import DECODERS, DecoderSpec
 from multi_dnn_ros.vision.preprocess import Preprocess
 from multi_dnn_ros.vision.results import OutputError
@@ -56,8 +63,18 @@ def check_dnn(name: str, config: DnnConfig) -> None:
     the values of weights, weights that cannot be downloaded, outputs that only running the network shows.
     """
     source = outline_source(name, config)
+    if has_shapes(source):
+        source = with_recognized_decoder(source, name, config)
+    elif not is_decided(source, config) and input_size(source, config) is not None:
+        return  # running the network shows the shapes of its outputs, and they its decoder
     interface = interface_of(source, name, config)
     if source.outputs is None or source.detector is not None:
+        return
+    if interface.decoder.recognize is not None and not has_shapes(source):
+        size = (interface.preprocess.width, interface.preprocess.height)
+        found = interface.decoder.recognize(Layout(source.outputs, size, len(interface.labels)))
+        if isinstance(found, Difference):
+            raise ModelError(f"dnn.{name}: {config.model}: decoder {interface.decoder.name}: {found.text}")
         return
     shapes = [_with_free_axes(shape) for shape in source.outputs]
     if all(shape[1:2] != (0,) for shape in source.outputs):  # else the number of classes is open
@@ -72,6 +89,7 @@ def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
     """As `load_dnn`, of a network that is there already; it is taken apart where its decoder does that."""
+    source = with_recognized_decoder(source, name, config)
     interface = interface_of(source, name, config)
     preprocess, labels, spec = interface.preprocess, interface.labels, interface.decoder
     taken = () if source.detector is None else (source.detector,)
@@ -141,14 +159,14 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
     if not chosen:
         raise ModelError(
             f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean; "
-            f"allowed: {', '.join(_decoders_for(source))}"
+            f"allowed: {', '.join(decoders_for(source))}"
         )
     try:
         spec = DECODERS.get(chosen)
     except ExtensionError as error:
         raise ModelError(f"parameter dnn.{name}.decoder: {error}") from None
     if spec.takes_detector != (source.detector is not None):
-        allowed = (["auto"] if source.decoder else []) + _decoders_for(source)
+        allowed = (["auto"] if source.decoder else []) + decoders_for(source)
         raise ModelError(
             f"parameter dnn.{name}.decoder is '{chosen}'; allowed with {config.model}: {', '.join(allowed)}"
         )
@@ -162,11 +180,6 @@ def _decoder(name: str, config: DnnConfig, source: Source) -> DecoderSpec:
     return spec
 
 
-def _decoders_for(source: Source) -> list[str]:
-    """Names of the decoders that can be asked to read what this network returns."""
-    return [spec.name for spec in DECODERS.usable() if spec.takes_detector == (source.detector is not None)]
-
-
 def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec | None) -> tuple[str, ...]:
     if not config.labels:
         if source.labels:
@@ -177,16 +190,11 @@ def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec |
         if decoder is not None and decoder.default_labels and source.classes <= 1:
             return decoder.default_labels
         count = f"each of its {source.classes} classes" if source.classes else "each class"
-        raise ModelError(f"parameter dnn.{name}.labels is []; {config.model} needs a name for {count}, or a file")
-    only = config.labels[0]
-    if len(config.labels) == 1 and ("/" in only or Path(only).suffix in (".txt", ".names")):
-        file = existing_file(only, f"parameter dnn.{name}.labels")
-        try:
-            labels = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
-        except UnicodeDecodeError:
-            raise ModelError(f"parameter dnn.{name}.labels is '{only}': not a text file") from None
-    else:
-        labels = tuple(config.labels)
+        raise ModelError(
+            f"parameter dnn.{name}.labels is []; {config.model} needs a name for {count}, or a file"
+            f"{suggestion(source.classes)}"
+        )
+    labels = configured_labels(name, config)
     classes = source.classes or len(source.labels)
     if classes and len(labels) != classes:
         raise ModelError(

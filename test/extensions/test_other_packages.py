@@ -133,10 +133,13 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.pipeline.choices import ConfigError, backend_name
 from multi_dnn_ros.settings.schema import DnnConfig
-for settings in ({"model": "sofa"}, {"model": "toy_zoo:sofa"}, {"model": "toy_zoo:brightness", "labels": ["spot"]},
-                 {"model": "toy_zoo:brightness", "labels": ["spot"], "decoder": "lane", "role": "object"}):
+for look, settings in ((check_dnn, {"model": "sofa"}), (check_dnn, {"model": "toy_zoo:sofa"}),
+                       # What its outputs are shows only when it runs.
+                       (load_dnn, {"model": "toy_zoo:brightness", "labels": ["spot"]}),
+                       (check_dnn, {"model": "toy_zoo:brightness", "labels": ["spot"], "decoder": "lane",
+                                    "role": "object"})):
     try:
-        check_dnn("x", DnnConfig(**{"role": "traffic_light", **settings}))
+        look("x", DnnConfig(**{"role": "traffic_light", **settings}))
     except ModelError as error:
         print(error)
 try:
@@ -152,7 +155,9 @@ print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
     assert "toy_zoo:brightness" in source
     assert name == "parameter dnn.x.model is 'toy_zoo:sofa'; allowed: toy_zoo:brightness"
     assert "dnn.x.decoder is 'auto', but toy_zoo:brightness does not say what its outputs mean" in decoder
-    assert decoder.endswith("allowed: yolo, grid, lane, toy_decoder")
+    assert "no decoder reads outputs (" in decoder
+    assert "allowed: yolo, grid, lane, " in decoder
+    assert decoder.endswith(", toy_decoder")
     assert role == "parameter dnn.x.role is 'object', but toy_zoo:brightness is decoded as 'lane'"
     assert "dnn.<dnn>.backend is 'toy_backend', but the device is cuda:0" in backend
     assert suffixes == ".pt2 .safetensors .pt2"

@@ -89,8 +89,12 @@ def test_exported_program(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(copy, image).scores, run(dnn, image).scores, atol=1e-5)
     with pytest.raises(ModelError, match=r"shape \(1, 6, 2268\), but decoder yolo with 1 classes"):
         load_dnn("copy", config(model=str(file), decoder="yolo", labels=["car"]))
-    with pytest.raises(ModelError, match=r"decoder is 'auto'.*allowed: yolo, grid, lane"):
-        load_dnn("copy", config(model=str(file), labels=["car", "truck"]))
+    recognized = load_dnn("copy", config(model=str(file), labels=["car", "truck"]))
+    assert recognized.decoder.name == "yolo"  # by the shape of its output
+    with pytest.raises(ModelError, match=r"labels is \[\]; .* needs a name for each of its 2 classes"):
+        load_dnn("copy", config(model=str(file)))
+    with pytest.raises(ModelError, match=r"decoder is 'auto'.*yolo reads .*2 classes in the outputs, but 3 class"):
+        load_dnn("copy", config(model=str(file), labels=["car", "truck", "bus"]))
     with pytest.raises(ModelError, match=r"labels is \[\]"):
         load_dnn("copy", config(model=str(file), decoder="yolo"))
     with pytest.raises(ModelError, match=r"ask for 320 x 288; allowed .*: 384 x 288"):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, check_classes, match
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Detections, OutputError
 
@@ -48,9 +49,23 @@ class GridDecoder(Decoder):
         return self.select(boxes, scores, class_ids, source_size)
 
 
+def recognize(layout: Layout) -> Match | Difference:
+    """Whether GridDecoder reads such outputs: best one cell per 16 pixels, as FastestDet has."""
+    found = match(layout, [(1, ("classes", 5), "rows", "columns")])
+    if isinstance(found, Difference):
+        return found
+    classes = found.axes.get("classes", 0)
+    if (wrong := check_classes(layout, classes)) is not None:
+        return wrong
+    if layout.size == (16 * found.axes.get("columns", 0), 16 * found.axes.get("rows", 0)):
+        return Match(LIKELY, "one cell per 16 x 16 pixels", classes)
+    return Match(POSSIBLE, "a grid with at least 6 channels", classes)
+
+
 SPEC = DecoderSpec(
     "grid",
     GridDecoder,
     signature="(1, 5 + classes, rows, columns)",
     preprocess={"bgr": True},  # as FastestDet trains, which stretches images
+    recognize=recognize,
 )

@@ -10,6 +10,7 @@ from multi_dnn_ros.common import extensions
 
 if TYPE_CHECKING:
     from multi_dnn_ros.vision.decoders.base import Decoder
+    from multi_dnn_ros.vision.decoders.layout import Difference, Layout, Match
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class DecoderSpec:
     takes_detector: the factory takes the network as its first argument and moves the layers that run on the device to
     the decoder's attribute `core`. For model sources that set Source.detector. loss: for `multi-dnn retrain`: (dnn,
     source) -> loss, or "module:function"; None: the network can only be trained by distillation from another network.
+    recognize: shapes of a model's outputs -> whether the decoder reads them, and how certain that is; it selects the
+    decoder of a model that does not name one. None: the decoder is used only where it is named.
     """
 
     name: str
@@ -35,6 +38,7 @@ class DecoderSpec:
     default_labels: tuple[str, ...] = ()
     takes_detector: bool = False
     loss: Callable[..., Any] | str | None = None
+    recognize: Callable[[Layout], Match | Difference] | None = None
 
 
 DECODERS = extensions.Registry(DecoderSpec, extensions.DECODERS)

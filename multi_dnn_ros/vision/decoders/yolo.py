@@ -8,6 +8,17 @@ import numpy as np
 import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder
+from multi_dnn_ros.vision.decoders.layout import (
+    EXACT,
+    LIKELY,
+    POSSIBLE,
+    Difference,
+    Layout,
+    Match,
+    check_classes,
+    match,
+    strides_of,
+)
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.results import Detections, OutputError
 
@@ -43,10 +54,33 @@ class YoloDecoder(Decoder):
         return self.select(boxes, best[chosen], rows[4:].argmax(axis=0), source_size)
 
 
+def recognize(layout: Layout) -> Match | Difference:
+    """Whether YoloDecoder reads such outputs: more anchor points than rows, best as many as the input has cells."""
+    found = match(layout, [(1, ("classes", 4), "N")])
+    if isinstance(found, Difference):
+        return found
+    count, classes = found.axes.get("N", 0), found.axes.get("classes", 0)
+    strides = strides_of(layout.size, count)
+    if strides is None and count and classes + 4 > count:
+        distance = 0.3 if count - 4 == layout.classes else 1.5
+        return Difference(f"{classes + 4} rows of {count} columns are probably transposed", distance)
+    if (wrong := check_classes(layout, classes)) is not None:
+        more = classes - layout.classes
+        if more == 1 or (more > 0 and more % 3 == 0):
+            return Difference(f"{wrong.text}: an export for rotated boxes (1 row more) or poses (3 per keypoint)?", 0.4)
+        return wrong
+    if strides is not None:
+        return Match(EXACT, f"{count} columns are one per cell at strides {', '.join(map(str, strides))}", classes)
+    if layout.classes and classes:
+        return Match(LIKELY, f"4 rows more than the {classes} class names", classes)
+    return Match(LIKELY if count > 1000 else POSSIBLE, "fewer rows than columns", classes)
+
+
 SPEC = DecoderSpec(
     "yolo",
     YoloDecoder,
     signature="(1, 4 + classes, N)",
     preprocess={"fit": "letterbox"},  # as Ultralytics trains
     loss="multi_dnn_ros.training.decoder_losses:yolo_loss",
+    recognize=recognize,
 )

@@ -1,0 +1,157 @@
+"""``multi-dnn inspect``: what a model is, which decoder reads it, and the parameters that serve it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multi_dnn_ros.cli.arguments import fraction, size
+from multi_dnn_ros.cli.commands import Commands, add_command
+from multi_dnn_ros.cli.network_arguments import add_model
+from multi_dnn_ros.cli.options import check_writable
+from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.errors import CommandError, UsageError
+
+if TYPE_CHECKING:
+    from multi_dnn_ros.cli.inspection import Inspection
+
+_DETAILS = """\
+Show the inputs and outputs of a model, which decoder reads its outputs and why, its class names, operators, MACs and
+parameters, on which backends of this machine it runs, and the parameters to paste into a file for the node.
+
+Where no decoder fits, the nearest are named with the difference. Exit code 1: the node cannot serve the model as it is.
+"""
+_EXAMPLES = """\
+multi-dnn inspect yolov8n.onnx
+multi-dnn inspect yolox_nano.onnx --image road.jpg --output found.png
+multi-dnn inspect people.onnx --labels person --json
+multi-dnn inspect torchvision:ssdlite320_mobilenet_v3_large --weights random
+"""
+#: Most operators in a line of text; --json has all.
+_OPERATORS = 12
+
+
+def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
+    """Declare the verb."""
+    parser = add_command(
+        subparsers, "inspect", "show inputs, outputs, decoder and parameters of a model", details=_DETAILS,
+        examples=_EXAMPLES, run=run,
+    )  # fmt: skip
+    add_model(parser, what="model to inspect")
+    add = parser.add_argument
+    add(
+        "--weights",
+        default="default",
+        metavar="NAME",
+        help="weights of a torchvision network: a file, a name such as COCO_V1, or random (default: %(default)s)",
+    )
+    add("--size", type=size, metavar="WxH", help="input size in pixels (default: the model's own)")
+    add("--decoder", choices=("auto", *extensions.names(extensions.DECODERS)), default="auto",
+        help="what the outputs mean (default: by the shapes of the outputs)")  # fmt: skip
+    add("--labels", nargs="+", default=[], metavar="NAME", help="class names, a file of them, coco80 or coco91")
+    add("--keep", nargs="+", default=[], metavar="NAME", help="classes to report")
+    add("--compile", action="store_true", help="also try backends that compile for minutes")
+    add("--json", action="store_true", help="print JSON")
+    image = parser.add_argument_group("one image through the model, on the CPU")
+    image.add_argument("--image", type=Path, metavar="FILE", help="draw what the model finds in this JPEG or PNG")
+    image.add_argument("--output", type=Path, metavar="FILE", help="the picture (default: <model>_<image>.png here)")
+    image.add_argument("--threshold", type=fraction, default=0.0, help="score threshold; 0: the model's own, else 0.4")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Inspect, print, draw."""
+    if args.output is not None and args.image is None:
+        raise UsageError("--output is the picture of --image, which is missing")
+    if args.output is not None and args.output.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise UsageError(f"--output is {args.output}; expected a name that ends in .png or .jpg")
+    output = args.output
+    if args.image is not None:
+        output = output or Path(f"{Path(args.model.replace(':', '_')).stem}_{args.image.stem}.png")
+        check_writable("--output", output)
+    import torch
+
+    from multi_dnn_ros.cli.inspection import inspect_model
+    from multi_dnn_ros.settings.schema import DnnConfig
+
+    width, height = args.size or (0, 0)
+    config = DnnConfig(
+        role="network", model=args.model, weights=args.weights, decoder=args.decoder, labels=tuple(args.labels),
+        keep=tuple(args.keep), input_width=width, input_height=height, score_threshold=args.threshold,
+    )  # fmt: skip
+    devices = [torch.device("cpu"), *([torch.device("cuda:0")] if torch.cuda.is_available() else [])]
+    result = inspect_model(config, devices, compile_too=args.compile)
+    content = result.as_json()
+    if args.image is not None and result.dnn is not None:
+        content["image"] = _draw(result, args.image, output)
+    print(json.dumps(content, indent=2) if args.json else _text(result, content))
+    if args.image is not None and result.dnn is None:
+        raise CommandError(f"--image: {args.model} cannot be run: {result.problems[0]}")
+    return 1 if result.dnn is None else 0
+
+
+def _draw(result: Inspection, image: Path, output: Path) -> dict[str, object]:
+    """Run the image through the network, layer by layer in float32, and write the picture."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from multi_dnn_ros.camera.sources import ImageSource
+    from multi_dnn_ros.vision.drawing import draw
+    from multi_dnn_ros.vision.overlay_files import save_picture
+    from multi_dnn_ros.vision.result_kind import RESULT_KINDS, Layer
+
+    dnn = result.dnn
+    assert dnn is not None  # run() looked
+    if not image.is_file():
+        raise CommandError(f"--image is {image}, and there is no such file")
+    (source,) = ImageSource(image).items()
+    pixels = source.image
+    with torch.inference_mode():
+        outputs = pytree.tree_leaves(dnn.module(*dnn.preprocess(torch.from_numpy(pixels))))
+    found = dnn.decoder([part for part in outputs if isinstance(part, torch.Tensor)], pixels.shape[:2])
+    save_picture(output, draw(pixels, [Layer(dnn.name, RESULT_KINDS.get(dnn.result_kind), found)]))
+    return {"file": str(output), "found": _found(found)}
+
+
+def _found(result: object) -> list[str]:
+    """A line for each thing that the model found."""
+    from multi_dnn_ros.vision.results import Detections, Lanes
+
+    if isinstance(result, Detections):
+        entries = zip(result.boxes, result.scores, result.class_ids, strict=True)
+        return [
+            f"{result.labels[number]} {score:.2f} at {', '.join(f'{side:.0f}' for side in box)}"
+            for box, score, number in entries
+        ]
+    if isinstance(result, Lanes):
+        return [f"lane {lane.number}, score {lane.score:.2f}, {len(lane.points)} points" for lane in result.lanes]
+    return [repr(result)]
+
+
+def _text(result: Inspection, content: dict[str, object]) -> str:
+    lines = [f"model       {result.model}"]
+    if result.header is not None:
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in result.header.opsets.items())
+        lines.append(f"file        ONNX of {result.header.producer or 'an unknown program'}, opset {opsets}")
+    lines += [f"input       {text}" for text in result.inputs]
+    lines += [f"output      {text}" for text in result.outputs]
+    lines.append(f"decoder     {result.decoder or 'none'}: {result.why}" if result.why else "decoder     unknown")
+    if result.labels:
+        shown = ", ".join(result.labels[:8]) + (", ..." if len(result.labels) > 8 else "")
+        lines.append(f"labels      {len(result.labels)} by {result.labels_from}: {shown}")
+    if result.operators:
+        shown = ", ".join(f"{name} {count}" for name, count in list(result.operators.items())[:_OPERATORS])
+        more = len(result.operators) - _OPERATORS
+        lines.append(f"operators   {shown}" + (f" and {more} others" if more > 0 else ""))
+    if result.macs is not None and result.parameters is not None:
+        lines.append(f"cost        {result.macs / 1e9:.3f} GMACs, {result.parameters / 1e6:.2f} million parameters")
+    lines += [f"backend     {name}: {text}" for name, text in result.backends.items()]
+    lines += [f"problem     {text}" for problem in result.problems for text in problem.splitlines()]
+    image = content.get("image")
+    if isinstance(image, dict):
+        lines += [f"found       {text}" for text in image["found"] or ["nothing over the threshold"]]
+        lines.append(f"picture     {image['file']}")
+    if result.yaml:
+        lines += ["", "# parameters for the node", result.yaml.rstrip()]
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""The decoder of a network that does not name one, by the shapes of its outputs."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import torch
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.models.dnn import Source
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.label_names import configured_labels
+from multi_dnn_ros.settings.roles import PRESETS
+from multi_dnn_ros.settings.schema import DnnConfig
+from multi_dnn_ros.vision.decoders.layout import Layout
+from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize
+from multi_dnn_ros.vision.decoders.registry import DECODERS
+
+log = logging.getLogger(__name__)
+
+
+def with_recognized_decoder(source: Source, name: str, config: DnnConfig) -> Source:
+    """The source with the decoder that reads its outputs, where neither it nor parameter `decoder` names one.
+
+    Where the shapes of the outputs are not in its file, the network is run once on zeros. The choice is logged, with
+    the other decoders that would fit. Unchanged where there is nothing to recognize: no input size is known, or nothing
+    fits and the role has a decoder. Raises ModelError, which names the nearest decoders, where no decoder fits.
+    """
+    size = input_size(source, config)
+    if source.detector is not None or size is None:
+        return source
+    if config.decoder != "auto" or source.decoder:
+        return source
+    shapes = source.outputs if has_shapes(source) else run_on_zeros(source, name, config.model, size)
+    recognition = recognized(source, name, config, shapes or ())
+    if recognition.chosen:
+        log.info("dnn.%s.decoder is auto: %s", name, recognition.why)
+        classes = recognition.matches[0][1].classes
+        return replace(source, decoder=recognition.chosen, classes=source.classes or classes)
+    preset = PRESETS.get(config.role)
+    if preset is not None and preset.decoder:
+        return source
+    raise ModelError(
+        f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean: "
+        f"{recognition.why}; allowed: {', '.join(decoders_for(source))}"
+    )
+
+
+def recognized(source: Source, name: str, config: DnnConfig, shapes: tuple[tuple[int, ...], ...]) -> Recognition:
+    """The decoders that read outputs of `shapes`, with the input size and class names of source and parameters.
+
+    A decoder that `config` or the source names comes first where it fits.
+    """
+    labels = configured_labels(name, config) or source.labels
+    preset = PRESETS.get(config.role)
+    layout = Layout(shapes, input_size(source, config), len(labels) or source.classes)
+    found = recognize(layout, preset.result_kind if preset is not None else "")
+    named = source.decoder if config.decoder == "auto" else config.decoder
+    matches = sorted(found.matches, key=lambda entry: entry[0] != named)
+    return replace(found, matches=tuple(matches))
+
+
+def input_size(source: Source, config: DnnConfig) -> tuple[int, int] | None:
+    """(width, height) by the parameters, else the source's own; None: neither is known."""
+    own = source.size or (0, 0)
+    width, height = config.input_width or own[0], config.input_height or own[1]
+    return (width, height) if width and height else None
+
+
+def has_shapes(source: Source) -> bool:
+    """Whether the file tells the lengths of all axes of the outputs."""
+    return source.outputs is not None and all(axis for shape in source.outputs for axis in shape)
+
+
+def run_on_zeros(source: Source, name: str, model: str, size: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the outputs for an image of `size`. ModelError: the network fails on it."""
+    width, height = size
+    try:
+        with torch.inference_mode():
+            outputs = pytree.tree_leaves(source.module(torch.zeros(1, 3, height, width)))
+    except Exception as error:
+        raise ModelError(f"dnn.{name}: {model} fails on an image of {width} x {height}: {error}") from None
+    return tuple(tuple(output.shape) for output in outputs if isinstance(output, torch.Tensor))
+
+
+def is_decided(source: Source, config: DnnConfig) -> bool:
+    """Whether parameter, source or role names the decoder."""
+    preset = PRESETS.get(config.role)
+    return bool(config.decoder != "auto" or source.decoder or (preset is not None and preset.decoder))
+
+
+def decoders_for(source: Source) -> list[str]:
+    """Names of the decoders that can be asked to read what this network returns."""
+    return [spec.name for spec in DECODERS.usable() if spec.takes_detector == (source.detector is not None)]

@@ -1,0 +1,51 @@
+"""Class names of the parameter `labels`: a list, a file, or a set that many models were trained with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.weights import existing_file
+from multi_dnn_ros.settings.schema import DnnConfig
+
+#: The classes of COCO by their category numbers; numbers without a class are empty.
+_COCO = (
+    "person,bicycle,car,motorcycle,airplane,bus,train,truck,boat,traffic light,fire hydrant,,stop sign,parking meter,"
+    "bench,bird,cat,dog,horse,sheep,cow,elephant,bear,zebra,giraffe,,backpack,umbrella,,,handbag,tie,suitcase,frisbee,"
+    "skis,snowboard,sports ball,kite,baseball bat,baseball glove,skateboard,surfboard,tennis racket,bottle,,wine glass,"
+    "cup,fork,knife,spoon,bowl,banana,apple,sandwich,orange,broccoli,carrot,hot dog,pizza,donut,cake,chair,couch,"
+    "potted plant,bed,,dining table,,,toilet,,tv,laptop,mouse,remote,keyboard,cell phone,microwave,oven,toaster,sink,"
+    "refrigerator,,book,clock,vase,scissors,teddy bear,hair drier,toothbrush"
+)
+
+#: Written as `labels: [coco80]`. coco80: as most detectors number them, from 0. coco91: by category number, 0 being
+#: background, as torchvision and DETR do; a number without a class is called "N/A 12".
+LABEL_SETS: Mapping[str, tuple[str, ...]] = {
+    "coco80": tuple(name for name in _COCO.split(",") if name),
+    "coco91": ("background", *(name or f"N/A {number}" for number, name in enumerate(_COCO.split(","), start=1))),
+}
+
+
+def configured_labels(name: str, config: DnnConfig) -> tuple[str, ...]:
+    """The names that parameter `dnn.<name>.labels` gives; empty: it is not set. ModelError names a file that cannot be
+    read."""
+    if len(config.labels) != 1:
+        return tuple(config.labels)
+    only = config.labels[0]
+    if only in LABEL_SETS:
+        return LABEL_SETS[only]
+    if "/" not in only and Path(only).suffix not in (".txt", ".names"):
+        return (only,)
+    file = existing_file(only, f"parameter dnn.{name}.labels")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ModelError(f"parameter dnn.{name}.labels is '{only}': not a text file") from None
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def suggestion(classes: int) -> str:
+    """How to give the names of that many classes where a set has as many; else empty."""
+    found = [key for key, names in LABEL_SETS.items() if len(names) == classes]
+    return f"; for the classes of COCO: labels: [{found[0]}]" if found else ""

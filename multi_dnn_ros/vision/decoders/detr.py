@@ -1,0 +1,82 @@
+"""DETR of Hugging Face: logits and boxes, the last class is "no object"."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from multi_dnn_ros.vision.decoders.layout import (
+    LIKELY,
+    POSSIBLE,
+    Difference,
+    Layout,
+    Match,
+    Pattern,
+    check_classes,
+    match,
+)
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
+from multi_dnn_ros.vision.decoders.rtdetr import MAX_QUERIES
+
+#: Queries of DETR; the detectors that followed it have more, and no class for "no object".
+_QUERIES = 100
+_BOXES: Pattern = (1, "queries", 4)
+
+
+class DetrDecoder(RowDecoder):
+    """Logits (1, queries, classes + 1), the last of "no object", and boxes (1, queries, 4): cx, cy, w, h as shares of
+    the input.
+
+    Score = softmax over the classes; one box per query, of its best class, without non-maximum suppression
+    (arXiv:2005.12872). Where both outputs have 4 columns, the first is that of the logits.
+    """
+
+    name = "detr"
+    signature = "(1, queries, classes + 1) and (1, queries, 4)"
+    patterns: ClassVar[tuple[Pattern, ...]] = ((1, "queries", ("classes", 1)), _BOXES)
+    suppress: ClassVar[bool] = False
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        found = match(layout, cls.patterns)
+        if isinstance(found, Difference):
+            return found
+        queries, classes = found.axes.get("queries", 0), found.axes.get("classes", 0)
+        if (wrong := check_classes(layout, classes)) is not None:
+            return wrong
+        if queries > MAX_QUERIES:
+            return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
+        return Match(*cls.certainty(queries, layout.classes), classes)
+
+    @classmethod
+    def certainty(cls, queries: int, classes: int) -> tuple[int, str]:
+        """Certainty and reason by the numbers of queries and of known class names, which fit."""
+        if classes:
+            return LIKELY, f"{classes} class names and one logit more"
+        return (LIKELY if queries == _QUERIES else POSSIBLE), f"logits and boxes of {queries or '?'} queries"
+
+    def rows(self, outputs: Sequence[Tensor]) -> Rows:
+        logits, boxes = self.split(outputs)
+        return Rows(boxes, logits.softmax(dim=1)[:, :-1])
+
+    def split(self, outputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(queries, columns) logits and (queries, 4) boxes of outputs that were checked."""
+        swapped = outputs[1].shape[2] != 4
+        return outputs[int(swapped)][0], outputs[1 - int(swapped)][0]
+
+    def corners(self, raw: Floats, index: Integers) -> Floats:
+        width, height = self.preprocess.width, self.preprocess.height
+        return from_centers(raw * np.array([width, height, width, height], np.float32))
+
+
+SPEC = DecoderSpec(
+    "detr",
+    DetrDecoder,
+    signature='(1, queries, classes + 1) logits with "no object" last, (1, queries, 4) boxes (DETR of Hugging Face)',
+    preprocess={"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)},
+    recognize=DetrDecoder.recognize,
+)

@@ -1,0 +1,177 @@
+"""Shapes of a network's outputs, and whether they are those that a decoder reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: Length of an axis: a number; a name, which stands for any length, the same wherever it occurs; or a name and what
+#: is added to it, as in ("classes", 4).
+Axis = int | str | tuple[str, int]
+Pattern = tuple[Axis, ...]
+#: Exports with several resolutions have these strides: most detectors, their "P6" variants, the "tiny" ones of YOLOv3.
+STRIDES = ((8, 16, 32), (8, 16, 32, 64), (16, 32))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is known of the outputs before the network runs.
+
+    shapes: of the outputs in their order; 0 is an axis of unknown length. size: (width, height) of the input; None:
+    unknown. classes: number of class names that are known; 0: unknown.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    size: tuple[int, int] | None = None
+    classes: int = 0
+
+    def __str__(self) -> str:
+        return ", ".join(shape_text(shape) for shape in self.shapes)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A decoder reads these outputs.
+
+    certainty: EXACT, LIKELY or POSSIBLE; of several decoders the one with the highest is chosen. why: for people.
+    classes: number of class names that it needs; 0: any number.
+    """
+
+    certainty: int
+    why: str
+    classes: int = 0
+
+
+#: The number of rows is the one that the input size gives; the shape is distinctive; the shape fits, but nothing in it
+#: is peculiar to the decoder.
+EXACT, LIKELY, POSSIBLE = 3, 2, 1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A decoder does not read these outputs. text: what differs. distance: above 0, larger the more differs."""
+
+    text: str
+    distance: float
+
+
+class Bound(NamedTuple):
+    """axes: lengths by name, 0 for an unknown one. order: order[i] is the output that pattern i describes."""
+
+    axes: Mapping[str, int]
+    order: tuple[int, ...]
+
+
+def match(layout: Layout, patterns: Sequence[Pattern]) -> Bound | Difference:
+    """Compare the outputs with `patterns`, in any order; of several orders the first, which is the given one if it
+    fits. The difference is that of the nearest order.
+    """
+    count = len(patterns)
+    if len(layout.shapes) != count:
+        missing = abs(len(layout.shapes) - count)
+        plural = "" if count == 1 else "s"
+        return Difference(
+            f"{count} output{plural} {patterns_text(patterns)} expected, found {len(layout.shapes)}", 8.0 * missing
+        )
+    nearest: Difference | None = None
+    for order in permutations(range(count)):
+        found = _in_order(layout, patterns, order)
+        if isinstance(found, Bound):
+            return found
+        if nearest is None or found.distance < nearest.distance:
+            nearest = found
+    assert nearest is not None  # a decoder reads at least one output
+    return nearest
+
+
+def _in_order(layout: Layout, patterns: Sequence[Pattern], order: tuple[int, ...]) -> Bound | Difference:
+    axes: dict[str, int] = {}
+    distance, problems = 0.0, []
+    for pattern, place in zip(patterns, order, strict=True):
+        shape = layout.shapes[place]
+        if len(shape) != len(pattern):
+            distance += 3.0 * abs(len(shape) - len(pattern))
+            problems.append(f"output {place} is {shape_text(shape)}, expected {pattern_text(pattern)}")
+            continue
+        for number, (expected, length) in enumerate(zip(pattern, shape, strict=True)):
+            if not length or _bind(axes, expected, length):
+                continue
+            distance += 1.0
+            problems.append(f"axis {number} of output {place} is {length}, expected {_axis_text(expected, axes)}")
+    return Difference("; ".join(problems), distance) if problems else Bound(axes, order)
+
+
+def _bind(axes: dict[str, int], expected: Axis, length: int) -> bool:
+    if isinstance(expected, int):
+        return length == expected
+    name, more = (expected, 0) if isinstance(expected, str) else expected
+    if length - more < 1:
+        return False
+    if not axes.get(name):
+        axes[name] = length - more
+    return axes[name] == length - more
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """(1, 84, ?) of (1, 84, 0)."""
+    return f"({', '.join(str(axis) if axis else '?' for axis in shape)})"
+
+
+def pattern_text(pattern: Pattern) -> str:
+    """(1, N, 4 + classes), as signatures are written."""
+    return f"({', '.join(_axis_text(axis, {}) for axis in pattern)})"
+
+
+def patterns_text(patterns: Sequence[Pattern]) -> str:
+    return ", ".join(map(pattern_text, patterns))
+
+
+def _axis_text(axis: Axis, axes: Mapping[str, int]) -> str:
+    if isinstance(axis, int):
+        return str(axis)
+    name, more = (axis, 0) if isinstance(axis, str) else axis
+    text = f"{more} + {name}" if more else name
+    return f"{text} = {axes[name] + more}" if axes.get(name) else text
+
+
+def check_classes(layout: Layout, classes: int) -> Difference | None:
+    """None where the known class names are as many as the outputs have classes, or one of the two is unknown."""
+    if layout.classes and classes and layout.classes != classes:
+        plural = "" if layout.classes == 1 else "s"
+        return Difference(f"{classes} classes in the outputs, but {layout.classes} class name{plural}", 0.5)
+    return None
+
+
+def cells(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    """(columns, rows) of a feature map of this stride. size: (width, height) of the input."""
+    return ceil(size[0] / stride), ceil(size[1] / stride)
+
+
+def row_count(size: tuple[int, int], strides: Sequence[int]) -> int:
+    """Cells of the feature maps together."""
+    return sum(columns * rows for columns, rows in (cells(size, stride) for stride in strides))
+
+
+def strides_of(
+    size: tuple[int, int] | None, count: int, per_cell: int = 1, allowed: Sequence[tuple[int, ...]] = STRIDES
+) -> tuple[int, ...] | None:
+    """Strides with which an input of `size` has `count` rows, `per_cell` of them per cell; None: none of `allowed`."""
+    if size is None:
+        return None
+    return next((strides for strides in allowed if per_cell * row_count(size, strides) == count), None)
+
+
+def points(size: tuple[int, int], strides: Sequence[int]) -> npt.NDArray[np.float32]:
+    """(N, 3) float32 column, row and stride of each cell, feature map by feature map, row by row."""
+    found = []
+    for stride in strides:
+        columns, rows = cells(size, stride)
+        row, column = np.divmod(np.arange(columns * rows), columns)
+        found.append(np.stack([column, row, np.full_like(row, stride)], axis=1))
+    return np.concatenate(found).astype(np.float32)

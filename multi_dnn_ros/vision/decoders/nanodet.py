@@ -1,0 +1,116 @@
+"""NanoDet: distances from a point to the four sides, each as a distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from multi_dnn_ros.vision.decoders.layout import (
+    EXACT,
+    Difference,
+    Layout,
+    Match,
+    cells,
+    check_classes,
+    points,
+)
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows
+
+_BINS = 8
+SIDES = 4 * _BINS
+_STRIDES = (8, 16, 32)
+#: Blue first, ImageNet's mean and deviation, the image stretched: as the training configurations have it.
+PREPROCESS = {
+    "bgr": True,
+    "mean": (103.53 / 255, 116.28 / 255, 123.675 / 255),
+    "std": (57.375 / 255, 57.12 / 255, 58.395 / 255),
+}
+
+
+class NanoDetDecoder(RowDecoder):
+    """Probabilities (1, n, classes) and distances (1, n, 32) of each of three feature maps.
+
+    The 32 numbers are logits of 8 bins for each of left, top, right, bottom; the distance is the expectation of the
+    bin's number times the stride (generalized focal loss, arXiv:2006.04388), from the middle of the cell
+    (github.com/RangiLyu/nanodet, before NanoDet-Plus).
+    """
+
+    name = "nanodet"
+    signature = "(1, n, classes) and (1, n, 32) for each of 3 feature maps"
+    #: Where in a cell the distances are measured from.
+    offset: ClassVar[float] = 0.5
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        if layout.size is None:
+            return Difference("the input size is not known", 4.0)
+        order = _order(layout.shapes, layout.size)
+        if order is None:
+            counts = [columns * rows for columns, rows in (cells(layout.size, stride) for stride in _STRIDES)]
+            return Difference(
+                f"{2 * len(_STRIDES)} outputs with n = {', '.join(map(str, counts))} expected, "
+                f"found {len(layout.shapes)}",
+                4.0 + 8.0 * abs(len(layout.shapes) - 2 * len(_STRIDES)),
+            )
+        classes = layout.shapes[order[0]][2]
+        wrong = check_classes(layout, classes)
+        return wrong or Match(EXACT, f"classes and {SIDES} numbers for distances at strides 8, 16, 32", classes)
+
+    def rows(self, outputs: Sequence[Tensor]) -> Rows:
+        shapes = tuple(tuple(output.shape) for output in outputs)
+        order = _order(shapes, (self.preprocess.width, self.preprocess.height))
+        assert order is not None  # check() looked
+        half = len(_STRIDES)
+        scores, raw = (torch.cat([outputs[place][0] for place in part]) for part in (order[:half], order[half:]))
+        return Rows(raw, scores)
+
+    def corners(self, raw: Floats, index: Integers) -> Floats:
+        logits = raw.reshape(-1, 4, _BINS)
+        weights = np.exp(logits - logits.max(axis=2, keepdims=True))
+        distances = (weights * np.arange(_BINS, dtype=np.float32)).sum(axis=2) / weights.sum(axis=2)
+        stride = self._cells[index, 2:]
+        begin = (self._cells[index, :2] + self.offset) * stride
+        return np.concatenate([begin - distances[:, :2] * stride, begin + distances[:, 2:] * stride], axis=1)
+
+    @cached_property
+    def _cells(self) -> Floats:
+        # A variant with fewer feature maps has the first of these rows.
+        return points((self.preprocess.width, self.preprocess.height), (*_STRIDES, 64))
+
+
+def _order(shapes: Sequence[tuple[int, ...]], size: tuple[int, int]) -> tuple[int, ...] | None:
+    """Outputs with the classes of each feature map, finest first, then those with its distances; None: they are not
+    there. Where both have 32 columns, the first is that of the classes.
+    """
+    if len(shapes) != 2 * len(_STRIDES) or any(len(shape) != 3 or shape[0] != 1 for shape in shapes):
+        return None
+    classes, distances = [], []
+    for stride in _STRIDES:
+        columns, rows = cells(size, stride)
+        places = [place for place, shape in enumerate(shapes) if shape[1] == columns * rows]
+        if len(places) != 2:
+            return None
+        if shapes[places[0]][2] == SIDES and shapes[places[1]][2] != SIDES:
+            places.reverse()
+        if shapes[places[1]][2] != SIDES:
+            return None
+        classes.append(places[0])
+        distances.append(places[1])
+    if len({shapes[place][2] for place in classes}) != 1:
+        return None
+    return (*classes, *distances)
+
+
+SPEC = DecoderSpec(
+    "nanodet",
+    NanoDetDecoder,
+    signature="(1, n, classes) and (1, n, 32) for each of 3 feature maps (NanoDet)",
+    preprocess=PREPROCESS,
+    recognize=NanoDetDecoder.recognize,
+)

@@ -1,0 +1,81 @@
+"""Exports whose last layers choose the boxes and report labels, boxes and scores as separate outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from multi_dnn_ros.vision.decoders.layout import EXACT, LIKELY, Difference, Layout, Match, Pattern, match
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
+from multi_dnn_ros.vision.decoders.rows import RecognizedDecoder, report_ranked
+from multi_dnn_ros.vision.results import Detections, OutputError
+
+_LIMIT = 1e6
+_APART: tuple[Pattern, ...] = ((1, "N"), (1, "N", 4), (1, "N"))
+_ONE_IMAGE: tuple[Pattern, ...] = (("N",), ("N", 4), ("N",))
+_TOGETHER: tuple[Pattern, ...] = ((1, "N"), (1, "N", 5))
+
+
+class PostprocessedDecoder(RecognizedDecoder):
+    """Labels (1, N), boxes (1, N, 4) x1, y1, x2, y2 in input pixels and scores (1, N), in any order.
+
+    Also without the axis of length 1, as torchvision's own export has it, and with boxes and scores in one output
+    (1, N, 5), as mmdeploy has it. RT-DETR and D-FINE (github.com/lyuwenyu/RT-DETR, github.com/Peterande/D-FINE) have it
+    where their second input, orig_target_sizes, is fixed to the input size. Labels are whole numbers and scores are
+    not; where that does not tell them apart, labels come first. No non-maximum suppression is applied.
+    """
+
+    name = "postprocessed"
+    signature = "labels (1, N), boxes (1, N, 4), scores (1, N)"
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        if len(layout.shapes) == 2:
+            found = match(layout, _TOGETHER)
+            return Match(LIKELY, "boxes with scores, and labels") if not isinstance(found, Difference) else found
+        found = match(layout, _ONE_IMAGE if _is_of_one_image(layout) else _APART)
+        return Match(EXACT, "labels, boxes and scores") if not isinstance(found, Difference) else found
+
+    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Detections:
+        arrays: list[npt.NDArray[Any]] = [output.numpy() for output in outputs]
+        if len(arrays) == 2:
+            labels, found = arrays if arrays[1].ndim == 3 else arrays[::-1]
+            boxes, scores = found[0, :, :4], found[0, :, 4]
+        else:
+            place = next(index for index, array in enumerate(arrays) if array.shape[-1:] == (4,) and _holds_boxes(
+                array, arrays))  # fmt: skip
+            boxes = arrays.pop(place).reshape(-1, 4)
+            first, second = arrays
+            labels, scores = (second, first) if _is_whole(second) and not _is_whole(first) else (first, second)
+        labels, scores = labels.reshape(-1), scores.reshape(-1)
+        if not _is_whole(labels):
+            raise OutputError("decoder postprocessed: neither of the outputs beside the boxes holds whole numbers")
+        return report_ranked(
+            self, boxes.clip(-_LIMIT, _LIMIT), scores.astype(np.float32), labels.astype(np.int64), source_size
+        )
+
+
+def _is_of_one_image(layout: Layout) -> bool:
+    return sorted(map(len, layout.shapes)) == [1, 1, 2]
+
+
+def _holds_boxes(array: npt.NDArray[Any], arrays: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether it has one axis more than the others: 4 boxes have 4 scores."""
+    return all(array.ndim >= other.ndim for other in arrays)
+
+
+def _is_whole(values: npt.NDArray[Any]) -> bool:
+    return bool((values == np.round(values)).all())
+
+
+SPEC = DecoderSpec(
+    "postprocessed",
+    PostprocessedDecoder,
+    signature="labels (1, N), boxes (1, N, 4) in input pixels, scores (1, N); or boxes with scores (1, N, 5), labels "
+    "(RT-DETR, D-FINE, torchvision, mmdeploy)",
+    recognize=PostprocessedDecoder.recognize,
+)

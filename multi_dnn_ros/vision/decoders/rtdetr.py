@@ -1,0 +1,57 @@
+"""RT-DETR as Ultralytics exports it: boxes and class probabilities in one output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, check_classes, match
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
+from multi_dnn_ros.vision.decoders.rows import Floats, Integers, RowDecoder, Rows, from_centers
+
+#: Most queries of a transformer detector; more rows are anchor points.
+MAX_QUERIES = 1000
+
+
+class RtDetrDecoder(RowDecoder):
+    """(1, queries, 4 + classes): cx, cy, w, h as shares of the input, a probability per class.
+
+    One box per query, of its best class, without non-maximum suppression (arXiv:2304.08069).
+    """
+
+    name = "rtdetr"
+    signature = "(1, queries, 4 + classes)"
+    suppress: ClassVar[bool] = False
+
+    @classmethod
+    def recognize(cls, layout: Layout) -> Match | Difference:
+        found = match(layout, [(1, "queries", ("classes", 4))])
+        if isinstance(found, Difference):
+            return found
+        queries, classes = found.axes.get("queries", 0), found.axes.get("classes", 0)
+        if (wrong := check_classes(layout, classes)) is not None:
+            return wrong
+        if queries > MAX_QUERIES:
+            return Difference(f"{queries} rows; allowed: up to {MAX_QUERIES} queries", 0.9)
+        # Rows of 6 are rather box, score and class; more classes than queries rather a transposed output.
+        certainty = LIKELY if queries and 2 < classes <= queries else POSSIBLE
+        return Match(certainty, f"{queries or '?'} rows of 4 numbers and {classes or '?'} classes", classes)
+
+    def rows(self, outputs: Sequence[Tensor]) -> Rows:
+        rows = outputs[0][0]
+        return Rows(rows[:, :4], rows[:, 4:])
+
+    def corners(self, raw: Floats, index: Integers) -> Floats:
+        width, height = self.preprocess.width, self.preprocess.height
+        return from_centers(raw * np.array([width, height, width, height], np.float32))
+
+
+SPEC = DecoderSpec(
+    "rtdetr",
+    RtDetrDecoder,
+    signature="(1, queries, 4 + classes): box as shares of the input, classes (RT-DETR by Ultralytics)",
+    recognize=RtDetrDecoder.recognize,
+)

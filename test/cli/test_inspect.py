@@ -1,0 +1,165 @@
+"""`multi-dnn inspect` on generated exports, and the parameter files that it and config/ give."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import yaml
+from tiny_exports import TinyMap, TinyOdd, TinyYolo, TinyYolox, export
+
+from multi_dnn_ros.cli.main import main
+from multi_dnn_ros.models.errors import ModelError
+from multi_dnn_ros.models.load import load_dnn
+from multi_dnn_ros.pipeline.build import build
+from multi_dnn_ros.pipeline.settings_check import check_settings
+from multi_dnn_ros.serving.warm_up import warm_up
+from multi_dnn_ros.settings.params_file import read_params_file
+from multi_dnn_ros.settings.schema import DnnConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict:
+    assert main(["inspect", *arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("network", "decoder", "kind", "role", "labels_from", "count"),
+    [
+        (TinyYolo(80), "yolo", "detections", "object", "set coco80", 80),
+        (TinyYolox(3), "yolox", "detections", "object", "numbers", 3),
+        (TinyMap(), "lane", "lanes", "lane", "decoder", 1),
+    ],
+)
+def test_what_an_export_is_and_the_parameters_that_serve_it(
+    network: torch.nn.Module, decoder: str, kind: str, role: str, labels_from: str, count: int, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = export(network, tmp_path / "net.onnx")
+    found = inspected(capsys, str(file))
+    assert (found["decoder"], found["result_kind"], found["labels_from"]) == (decoder, kind, labels_from)
+    assert f"are read as '{decoder}'" in found["why"]
+    assert len(found["labels"]) == count
+    assert found["problems"] == []
+    assert found["opsets"] == {"": 17}
+    assert found["producer"].startswith("pytorch ")
+    assert found["input_size"] == [96, 64]
+    assert len(found["inputs"]) == 1
+    assert found["inputs"][0].endswith("(1, 3, 64, 96) float32")
+    assert found["operators"]["Conv"] == 1
+    layer = next(module for module in network.modules() if isinstance(module, torch.nn.Conv2d))
+    assert found["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+    rows, columns = 64 // layer.stride[0], 96 // layer.stride[0]
+    assert found["macs"] == layer.weight.numel() * rows * columns
+    assert found["backends"]["onnxruntime"].startswith("cpu: runs")
+    assert found["backends"]["torchscript"].startswith("cpu: runs")
+    assert "compiles for minutes" in found["backends"]["inductor"]
+
+    params = tmp_path / "params.yaml"
+    params.write_text(found["yaml"], encoding="utf-8")
+    config = read_params_file(params)
+    assert list(config.dnns) == [role]
+    dnn = load_dnn(role, config.dnns[role])
+    assert dnn.decoder.name == decoder
+    assert dnn.labels == tuple(found["labels"])
+
+
+def test_the_text_and_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = export(TinyYolo(2), tmp_path / "net.onnx")
+    image, output = tmp_path / "road.png", tmp_path / "found.png"
+    cv2.imwrite(str(image), np.full((120, 200, 3), 90, np.uint8))
+    arguments = [str(file), "--labels", "car", "truck", "--image", str(image), "--output", str(output)]
+    assert main(["inspect", *arguments, "--threshold", "0.01"]) == 0
+    text = capsys.readouterr().out
+    for part in ("decoder     yolo: outputs (1, 6, 126) are read as 'yolo'", "labels      2 by parameter: car, truck",
+                 "GMACs", "backend     onnxruntime: cpu: runs", "found       ", f"picture     {output}",
+                 'labels: ["car", "truck"]'):  # fmt: skip
+        assert part in text, text
+    drawn = cv2.imread(str(output))
+    assert drawn.shape == (120, 200, 3)
+    assert (drawn != 90).any()  # boxes
+    with pytest.raises(SystemExit):
+        main(["inspect"])
+
+
+def test_outputs_that_no_decoder_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = export(TinyOdd(), tmp_path / "odd.onnx")
+    found = inspected(capsys, str(file), code=1)
+    assert found["decoder"] is None
+    assert found["yaml"] == ""
+    assert "no decoder reads outputs (1, 4, 5, 6, 7); nearest: " in found["problems"][0]
+    assert "expected (1, " in found["problems"][0]
+    with pytest.raises(ModelError, match=r"decoder is 'auto', but .* no decoder reads outputs \(1, 4, 5, 6, 7\)"):
+        load_dnn("x", DnnConfig(role="object", model=str(file), labels=["car"]))
+    image = tmp_path / "road.png"
+    cv2.imwrite(str(image), np.zeros((20, 20, 3), np.uint8))
+    assert main(["inspect", str(file), "--image", str(image)]) == 1
+    assert "--image: " in capsys.readouterr().err
+
+
+def test_a_wrong_number_of_names_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = export(TinyYolo(3), tmp_path / "net.onnx")
+    found = inspected(capsys, str(file), "--labels", "car", "truck", code=1)
+    assert "3 classes in the outputs, but 2 class names" in found["problems"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["sofa"], 1, "model is 'sofa'; allowed: builtin:lane"),
+        (["none.onnx"], 1, "none.onnx"),
+        (["builtin:object", "--output", "a.png"], 2, "--output is the picture of --image"),
+        (["builtin:object", "--image", "a.jpg", "--output", "a.txt"], 2, "expected a name that ends in .png"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bad.onnx"
+    file.write_bytes(b"\x08\x07 not a model")
+    assert main(["inspect", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert "cannot be read as ONNX" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_builtin(capsys: pytest.CaptureFixture[str]) -> None:
+    found = inspected(capsys, "builtin:object")
+    assert (found["decoder"], found["why"], found["labels_from"]) == ("yolo", "the model says so", "model")
+    assert "decoder" not in found["yaml"]
+    assert "labels" not in found["yaml"]
+
+
+def test_the_yolo_file_serves_an_export(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """config/yolo.yaml with nothing changed but the file's name."""
+    file = export(TinyYolo(80), tmp_path / "yolov8n.onnx")
+    text = (ROOT / "config" / "yolo.yaml").read_text(encoding="utf-8")
+    params = tmp_path / "yolo.yaml"
+    params.write_text(text.replace("model: yolov8n.onnx", f"model: {json.dumps(str(file))}"), encoding="utf-8")
+    config = read_params_file(params).model_copy(update={"device": "cpu"})
+    assert check_settings(config).problems == ()
+    with caplog.at_level("INFO"):
+        pipeline = build(config)
+    assert "dnn.object.decoder is auto: outputs (1, 84, 126) are read as 'yolo'" in caplog.text
+    warm_up(pipeline.tasks, torch.device("cpu"), lambda text: None)
+    decoder = pipeline.tasks[0].decode
+    kept = yaml.safe_load(text)["/**"]["ros__parameters"]["dnn"]["object"]["keep"]
+    assert [decoder.labels[number] for number in decoder.kept] == kept
+
+
+def test_the_coco_file_is_complete_but_for_the_weights() -> None:
+    """All but the download is checked: file names, class names, roles."""
+    config = read_params_file(ROOT / "config" / "coco.yaml").model_copy(update={"device": "cpu"})
+    assert check_settings(config).problems == ()
+    for name, settings in config.dnns.items():
+        dnn = load_dnn(name, settings.model_copy(update={"weights": "random"}))
+        assert {dnn.labels[number] for number in dnn.decoder.kept} == set(settings.keep)
