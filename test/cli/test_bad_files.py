@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_no_broken_video(tmp_path: Path, capfd: pytest.Captur
             for index in range(count):
                 video.write(np.roll(NOISE, index * 7, axis=1), index * 10**8)
 
-    with small_disk(), pytest.raises(OverlayFileError, match=r"video .*drive\.mp4 cannot be written: \d+ of 40 pict"):
+    with small_disk(), pytest.raises(OverlayFileError, match=r"video .*drive\.mp4 cannot be written: it has \d+ of 40"):
         draw(40)
     assert list(tmp_path.iterdir()) == []
     draw(3)
