@@ -26,7 +26,8 @@ class Source:
     preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
     description: what a file of `multi-dnn decompose` says of itself. classes: how many it tells apart; 0: unknown.
     outputs: shapes of its outputs by its file, 0 for a free axis; None: unknown. score_threshold: what parameter
-    score_threshold 0 stands for, 0..1; None: the model has none of its own.
+    score_threshold 0 stands for, 0..1; None: the model has none of its own. output_names: of its outputs, in their
+    order, by its file; empty: unknown.
     """
 
     module: nn.Module
@@ -40,6 +41,7 @@ class Source:
     classes: int = 0
     outputs: tuple[tuple[int, ...], ...] | None = None
     score_threshold: float | None = None
+    output_names: tuple[str, ...] = ()
 
     @property
     def network(self) -> nn.Module:

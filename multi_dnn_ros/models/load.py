@@ -210,7 +210,7 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSp
             f"parameters dnn.{name}.input_width and input_height ask for {width} x {height}; "
             f"allowed with {config.model}: {own[0]} x {own[1]}"
         )
-    options = dict(source.preprocess or (decoder.preprocess if decoder else {}))
+    options = {**(decoder.preprocess if decoder else {}), **source.preprocess}
     if config.resize != "auto":
         options["fit"] = config.resize
     if config.color != "auto":
