@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import check_dnn, load_dnn
 from multi_dnn_ros.models.onnx_intake import verification
+from multi_dnn_ros.models.onnx_intake.metadata import describe
 from multi_dnn_ros.models.onnx_intake.preparation import prepare
 from multi_dnn_ros.models.sources import load_source, outline_source
 from multi_dnn_ros.settings.schema import DnnConfig
@@ -312,6 +314,17 @@ def test_a_file_beside_the_model_describes_it(name: str, tmp_path: Path) -> None
     assert dnn.preprocess.mean == pytest.approx((0.1, 0.2, 0.3))
     assert dnn.preprocess.fit == ("letterbox" if own else "stretch")
     assert dnn.preprocess.bgr is own
+
+
+def test_the_form_that_the_documents_show_is_read(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml example\n(labels:.*?)```", page, re.DOTALL)
+    (tmp_path / "net.yaml").write_text(block)
+    described = describe(tmp_path / "net.onnx", {})
+    assert described.labels == ("person", "bicycle", "car")
+    assert described.size == (640, 384)
+    assert described.decoder == "yolo"
+    assert described.preprocess["fit"] == "letterbox"
 
 
 def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:

@@ -49,9 +49,12 @@ class _Axis:
 
 
 def _origins(axis: _Axis, rules: _Rules) -> _Array:
-    """Coordinate in the input of each index of the output (ONNX operator Resize, coordinate_transformation_mode)."""
-    index = np.arange(axis.result, dtype=np.float64)
-    scale, length, result = axis.scale, axis.length, axis.result
+    """Coordinate in the input of each index of the output (ONNX operator Resize, coordinate_transformation_mode).
+
+    In float32, as ONNX Runtime computes them: which of two elements is nearest may depend on it.
+    """
+    index = np.arange(axis.result, dtype=np.float32)
+    scale, length, result = np.float32(axis.scale), np.float32(axis.length), np.float32(axis.result)
     if rules.coordinates == "asymmetric":
         return index / scale
     if rules.coordinates == "align_corners":
@@ -59,7 +62,7 @@ def _origins(axis: _Axis, rules: _Rules) -> _Array:
     if rules.coordinates == "pytorch_half_pixel" and result == 1:
         return index * 0
     if rules.coordinates == "tf_crop_and_resize":
-        start, end = axis.roi
+        start, end = np.float32(axis.roi[0]), np.float32(axis.roi[1])
         if result == 1:
             return index * 0 + 0.5 * (start + end) * (length - 1)
         return start * (length - 1) + index * (end - start) * (length - 1) / (result - 1)
@@ -102,7 +105,7 @@ def _weights(axis: _Axis, rules: _Rules) -> _Array:
     reach = (1 if rules.mode == "linear" else 2) / stretch
     taps = np.floor(origin)[:, None] + np.arange(1 - math.ceil(reach), math.ceil(reach) + 1)[None]
     weights = _kernel((origin[:, None] - taps) * stretch, rules)
-    if rules.exclude_outside or rules.antialias:
+    if rules.exclude_outside:
         weights = np.where((taps < 0) | (taps >= axis.length), 0.0, weights)
     weights = weights / weights.sum(1, keepdims=True)
     full = np.zeros((axis.result, axis.length))
