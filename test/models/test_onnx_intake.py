@@ -138,9 +138,9 @@ def test_the_graph_is_cut_before_suppression_at_the_common_head(tmp_path: Path) 
     file = written(tmp_path / "nms.onnx", model(nodes, ["out"], opset=12, constants=constants))
     prepared = prepare(file)
     assert prepared.cut
-    assert [shape for _, shape in prepared.outputs] == [(1, 20, 6)]
+    assert [shape for _, shape in prepared.outputs] == [(1, 6, 20)]
     source = load_source("x", DnnConfig(role="object", model=str(file)))
-    assert source.output_names == ("rowwise",)
+    assert source.output_names == ("head",)
 
 
 def test_the_graph_is_cut_at_boxes_and_scores_where_they_share_no_head(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def _common_head(folded: Folded, image: str, frontier: set[str]) -> str:
             if name not in ancestors or shape is None or len(shape) != 3 or shape[0] != 1 or min(shape) < 1:
                 continue
             if min(shape[1:]) >= _LEAST_ROW and not _reachable(folded, image, frontier, without=name):
-                return name
+                # Suppression wants rows; the head before that transposition is what is exported without suppression.
+                return str(node.input[0]) if node.op_type == "Transpose" else str(name)
     return ""
 
 

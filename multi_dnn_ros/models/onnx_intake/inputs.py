@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 MAX_SIDE = 8192
 #: Inputs beside the image that detectors of RT-DETR's and Paddle's exporters have: name -> value by (width, height), so
 #: that boxes come in pixels of the input image.
-KNOWN_INPUTS = {
+KNOWN_INPUTS: dict[str, Callable[[int, int], list[list[int]]]] = {
     "orig_target_sizes": lambda width, height: [[width, height]],
     "im_shape": lambda width, height: [[height, width]],
     "scale_factor": lambda width, height: [[1, 1]],

@@ -49,7 +49,7 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
     False: external data is not read, and the model is only good for looking at. Raises Refusal, and errors of onnx and
     protobuf for damaged files.
     """
-    from onnx import helper, inliner
+    from onnx import defs, helper, inliner
 
     model = read_model(path, weights=weights)
     described = describe(path, {entry.key: entry.value for entry in model.metadata_props})
@@ -58,6 +58,9 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
     opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
     if not opsets.get(""):
         raise Refusal("cannot be read as ONNX: it names no version of the standard operators (opset)")
+    newest = defs.onnx_opset_version()
+    if not all(1 <= version <= newest for version in opsets.values()):
+        raise Refusal(f"has opset {max(opsets.values())}; allowed: up to {newest}; export it with opset {OPSETS[-1]}")
     if len(model.functions):
         try:
             model = inliner.inline_local_functions(model)

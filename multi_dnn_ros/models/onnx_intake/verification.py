@@ -102,7 +102,7 @@ def _external_files(path: Path) -> list[Path]:
 def _inputs(size: tuple[int, int], image: Path | None) -> list[tuple[str, np.ndarray]]:
     """Name and pixels of each input: (1, 3, height, width) float32, 0..1."""
     width, height = size
-    found = [("noise", np.random.default_rng(0).random((1, 3, height, width), np.float32))]
+    found: list[tuple[str, Any]] = [("noise", np.random.default_rng(0).random((1, 3, height, width), np.float32))]
     pixels = cv2.imread(str(image), cv2.IMREAD_COLOR) if image is not None else None
     if pixels is not None:
         planes = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)[..., ::-1].transpose(2, 0, 1)
@@ -127,7 +127,7 @@ def _by_onnxruntime(path: Path, prepared: Prepared, pixels: np.ndarray) -> list[
     del model.graph.output[:]
     model.graph.output.extend(ValueInfoProto(name=name) for name, _ in prepared.outputs)
     constants = {tensor.name for tensor in model.graph.initializer}
-    inputs = {}
+    inputs: dict[str, Any] = {}
     for value in model.graph.input:
         if value.name in constants:
             continue

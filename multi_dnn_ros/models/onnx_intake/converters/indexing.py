@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from onnx2torch.onnx_graph import OnnxGraph
@@ -17,7 +18,8 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
 def gather(source: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
     """Gather, as numpy.take."""
     axis %= source.ndim
-    return source[(*[slice(None)] * axis, indices.long())]
+    index: tuple[Any, ...] = (*[slice(None)] * axis, indices.long())
+    return source[index]
 
 
 def select(source: torch.Tensor, index: int, axis: int) -> torch.Tensor:

@@ -51,7 +51,8 @@ def rms_norm(source: torch.Tensor, scale: torch.Tensor, axis: int, epsilon: floa
 
 def lp_norm(source: torch.Tensor, axis: int, order: int) -> torch.Tensor:
     """LpNormalization."""
-    return source / torch.linalg.vector_norm(source, order, axis, keepdim=True)
+    normalized: torch.Tensor = source / torch.linalg.vector_norm(source, order, axis, keepdim=True)
+    return normalized
 
 
 def standardize(source: torch.Tensor, axes: list[int]) -> torch.Tensor:

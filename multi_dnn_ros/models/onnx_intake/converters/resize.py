@@ -91,7 +91,7 @@ def _nearest(axis: _Axis, rules: _Rules) -> _Array:
 def _kernel(distance: _Array, rules: _Rules) -> _Array:
     distance = np.abs(distance)
     if rules.mode == "linear":
-        return np.maximum(1 - distance, 0)
+        return np.asarray(np.maximum(1 - distance, 0))
     a = rules.coefficient
     near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
     far = a * distance**3 - 5 * a * distance**2 + 8 * a * distance - 4 * a
