@@ -210,11 +210,11 @@ def _complete(config: DnnConfig, result: Inspection) -> DnnConfig:
     """With the decoder and the class names that were found."""
     keep = config.keep
     if not keep and result.result_kind == "lanes" and len(result.labels) > 2:
-        keep = (result.labels[-1],)
+        keep = [result.labels[-1]]
     named = result.labels_from.removeprefix("set ")
-    labels = (named,) if result.labels_from != named else tuple(result.labels)
+    labels = [named] if result.labels_from != named else result.labels
     decoder = config.decoder if result.why == "the model says so" else result.decoder
-    return config.model_copy(update={"decoder": decoder, "labels": labels, "keep": tuple(keep)})
+    return config.model_copy(update={"decoder": decoder, "labels": tuple(labels), "keep": tuple(keep)})
 
 
 def _yaml(result: Inspection, config: DnnConfig, source: Source) -> str:

@@ -1,8 +1,8 @@
-"""The one file that compression and training leave for the node: weights, and what is needed to rebuild the network.
+"""The file that compression and training write for the node: weights, and what is needed to rebuild the network.
 
 Two forms. ``.safetensors`` for networks that the package builds from a name: the state dict, and in the header, as JSON
 strings, the fields of a Description. ``.pt2`` for networks that came as a file: the exported program, with the same
-fields in its extra file ``multi_dnn_ros.json``. Reading either runs nothing that it holds.
+fields in its extra file ``multi_dnn_ros.json``. Reading a file never executes code from it.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ _EXTRA = "multi_dnn_ros.json"
 
 
 def is_built_from_a_name(model: str) -> bool:
-    """Whether `model` is rebuilt from its name alone, so that its artifact is a .safetensors file, not a .pt2 one."""
+    """Whether `model` can be rebuilt from its name alone.
+
+    Its artifact is then a .safetensors file, otherwise a .pt2 file.
+    """
     source = source_of(model) if ":" in model else None
     return source is not None and source.rebuilds
 
 
 def suffix_of(model: str) -> str:
-    """Of the artifact that is made from `model`."""
+    """File name suffix of an artifact made from `model`."""
     return ".safetensors" if is_built_from_a_name(model) else ".pt2"
 
 
 def save_artifact(path: Path, module: nn.Module, description: Description) -> None:
-    """Write the network; a file that is there is replaced once the new one is whole, and kept when that fails.
+    """Write the network atomically: an existing file is replaced when the new one is complete, and kept on failure.
 
     module: float32, on any device, in eval mode; for .safetensors as it was built from `description.model` with
     `description.plan` applied (the whole torchvision detector, its transform included), for .pt2 any module that takes
-    one image (1, 3, height, width). ModelError names the file and what is wrong: a suffix that does not go with the
-    model, weights that are not finite. OSError when it cannot be written.
+    one image (1, 3, height, width). Raises ModelError, which names the file, for a suffix that does not fit the model
+    and for weights that are not finite; OSError if the file cannot be written.
     """
     expected = suffix_of(description.model)
     if path.suffix != expected:
@@ -66,8 +69,9 @@ def save_artifact(path: Path, module: nn.Module, description: Description) -> No
 
 
 def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
-    """Tensors on the CPU, and in the header each value as JSON. Others may read it, such as another user's node:
-    safetensors itself writes for its owner only.
+    """Write tensors (on the CPU) to `file`, with each value of `header` as JSON in the file's header.
+
+    The file becomes readable for all users, such as another user's node; safetensors creates it for its owner only.
     """
     from safetensors.torch import save_file
 
@@ -76,9 +80,9 @@ def write_safetensors(file: Path, tensors: Mapping[str, torch.Tensor], header: M
 
 
 def read_description(path: Path) -> Description | None:
-    """What the file says of itself; None for a .safetensors or .pt2 file that is no artifact. ModelError if damaged.
+    """The description stored in the file; None for a .safetensors or .pt2 file that is not an artifact.
 
-    A .pt2 file is to be checked with exported_archive.check_archive first.
+    Raises ModelError for a damaged file. Check a .pt2 file with exported_archive.check_archive first.
     """
     fields = _pt2_fields(path) if path.suffix == ".pt2" else _safetensors_fields(path)
     if fields is None:
@@ -93,11 +97,11 @@ def read_description(path: Path) -> Description | None:
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values, in the order of the names: the same for equal weights anywhere."""
+    """SHA-256 over names, types, shapes and values, sorted by name: equal weights give equal digests on any machine."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().cpu()
-        flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))  # whatever its strides
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))  # independent of its strides
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -108,7 +112,7 @@ def _exporter(module: nn.Module, description: Description) -> Callable[[Path], N
     try:
         where = next((tensor.device for tensor in module.state_dict().values()), torch.device("cpu"))
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of the exporter, about itself
+            warnings.simplefilter("ignore")  # they concern the exporter's internals
             program = torch.export.export(module, (torch.zeros(1, 3, height, width, device=where),), strict=False)
     except Exception as error:
         raise ModelError(f"{description.model} cannot be exported: {summarize_error(error)}") from None

@@ -1,4 +1,4 @@
-"""The networks that come with the package: what their weights were trained on decides how they are used."""
+"""Score thresholds of the built-in networks, and a log line about what they were trained on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCORE_THRESHOLDS = {
     "pedestrian": 0.75,
     "pedestrian_small": 0.75,
 }
-#: On generated roads they need less: what they are shown there is what they were trained on.
+#: Threshold on generated roads, which resemble the training data.
 GENERATED_ROAD_THRESHOLD = 0.4
 
 
@@ -26,7 +26,7 @@ def is_builtin(model: str) -> bool:
 
 
 def builtin_notice(dnns: Mapping[str, DnnConfig]) -> str:
-    """One line for the log about those of `dnns` that are built-in networks; empty when none is."""
+    """A log line that names the built-in networks among `dnns`; empty if there are none."""
     names = [name for name, settings in dnns.items() if is_builtin(settings.model)]
     if not names:
         return ""

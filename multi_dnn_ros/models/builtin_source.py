@@ -1,4 +1,4 @@
-"""The networks that come with the package: `builtin:<name>`."""
+"""Model source of the built-in networks: `builtin:<name>`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ALLOWED = ", ".join(f"builtin:{name}" for name in _NAMES)
 
 
 def builtin_file(name: str) -> Path:
-    """Where the weights of `builtin:<name>` are."""
+    """Path of the weights of `builtin:<name>`."""
     return _WEIGHTS / f"{name}.safetensors"
 
 
 def builtin_source(request: ModelRequest) -> Source:
-    """A network of the package. ModelError for a name that it does not have."""
+    """A built-in network. Raises ModelError for an unknown name."""
     from safetensors import safe_open
 
     model, outline = request.name, request.outline

@@ -1,7 +1,7 @@
 """The structure of decomposed layers: which layers of a network became chains of smaller ones, and of which ranks.
 
-A plan holds no weights. Applied to a network as it was built, it gives the network that a decomposed weights file
-fits; the weights themselves are made by :mod:`multi_dnn_ros.compression`.
+A plan holds no weights. Applied to a newly built network, it gives the structure that a decomposed weights file fits;
+the weights are computed by :mod:`multi_dnn_ros.compression`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TuckerPlan(_Strict):
     """A convolution as 1x1 (input factor) -> core with the original kernel -> 1x1 (output factor, bias).
 
     Tucker-2 of the weight on its two channel modes (Kim et al. 2016). Ranks are those of one group. None leaves a mode
-    as it is: the chain then lacks that 1x1.
+    unchanged: the chain then has no 1x1 convolution for it.
     """
 
     kind: Literal["tucker2"] = "tucker2"
@@ -42,19 +42,22 @@ class SvdPlan(_Strict):
 
 
 LayerPlan = Annotated[TuckerPlan | SvdPlan, Field(discriminator="kind")]
-#: Qualified name of a layer, as in named_modules() of the network before anything was replaced -> what it becomes.
+#: Plan by qualified name of a layer, as in named_modules() of the network before any replacement.
 Plan = Mapping[str, TuckerPlan | SvdPlan]
 
 
 class TuckerConv2d(nn.Sequential):
-    """What TuckerPlan makes of a convolution; same inputs, outputs, geometry. Children: in_factor, core, out_factor."""
+    """A convolution decomposed by a TuckerPlan, with the same inputs, outputs and geometry.
+
+    Children: in_factor, core, out_factor.
+    """
 
     core: nn.Conv2d
 
     def __init__(self, layer: nn.Conv2d, plan: TuckerPlan) -> None:
-        """layer: gives channels, geometry, groups, bias, device and dtype; its weights are not used.
+        """layer: defines channels, geometry, groups, bias, device and dtype; its weights are not used.
 
-        ValueError when a rank exceeds the channels of a group.
+        Raises ValueError if a rank exceeds the channels of a group.
         """
         in_rank, out_rank = check_ranks(layer, plan)
         groups = layer.groups
@@ -84,10 +87,10 @@ class TuckerConv2d(nn.Sequential):
 
 
 class SvdLinear(nn.Sequential):
-    """What SvdPlan makes of a fully connected layer. Children: in_factor, out_factor."""
+    """A fully connected layer decomposed by an SvdPlan. Children: in_factor, out_factor."""
 
     def __init__(self, layer: nn.Linear, plan: SvdPlan) -> None:
-        """layer: gives sizes, bias, device and dtype. ValueError when the rank exceeds one of the sizes."""
+        """layer: defines sizes, bias, device and dtype. Raises ValueError if the rank exceeds one of the sizes."""
         most = min(layer.in_features, layer.out_features)
         if plan.rank > most:
             raise ValueError(f"rank {plan.rank}: the layer has {layer.in_features} inputs and {layer.out_features} "
@@ -102,7 +105,7 @@ class SvdLinear(nn.Sequential):
 
 
 def check_ranks(layer: nn.Conv2d, plan: TuckerPlan) -> tuple[int, int]:
-    """(input, output) channels of one group's core; ValueError when a rank exceeds the channels of a group."""
+    """(input, output) channels of one group's core. Raises ValueError if a rank exceeds the channels of a group."""
     channels_in, channels_out = layer.in_channels // layer.groups, layer.out_channels // layer.groups
     for what, rank, channels in (("in_rank", plan.in_rank, channels_in), ("out_rank", plan.out_rank, channels_out)):
         if rank is not None and rank > channels:
@@ -111,12 +114,15 @@ def check_ranks(layer: nn.Conv2d, plan: TuckerPlan) -> tuple[int, int]:
 
 
 def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether `layer` computes what `kind` computes and nothing more: no subclass, parametrization or hook."""
+    """Whether `layer` is exactly a `kind`: no subclass, parametrization or hook."""
     return type(layer) is kind and not (layer._forward_hooks or layer._forward_pre_hooks)
 
 
 def empty_chain(layer: nn.Module, plan: TuckerPlan | SvdPlan) -> TuckerConv2d | SvdLinear:
-    """The chain that `plan` makes of `layer`, with PyTorch's initial weights. ValueError when it does not fit."""
+    """The chain that replaces `layer` by `plan`, with PyTorch's initial weights.
+
+    Raises ValueError if the plan does not fit the layer.
+    """
     if isinstance(plan, TuckerPlan):
         if not is_plain(layer, nn.Conv2d):
             raise ValueError(f"is {type(layer).__name__}; tucker2 is for Conv2d")
@@ -129,9 +135,9 @@ def empty_chain(layer: nn.Module, plan: TuckerPlan | SvdPlan) -> TuckerConv2d | 
 
 
 def apply_plan(network: nn.Module, plan: Plan, source: str) -> None:
-    """Replace the layers of `network` that `plan` names, in place, by chains without trained weights.
+    """Replace, in place, the layers of `network` that `plan` names by chains with untrained weights.
 
-    source: file or parameter that the plan is from, for the error: ModelError names it, the layer and what is expected.
+    source: file or parameter of the plan. Raises ModelError, which names source, layer and what is expected.
     """
     layers = dict(network.named_modules())
     chains = {}
@@ -147,7 +153,7 @@ def apply_plan(network: nn.Module, plan: Plan, source: str) -> None:
 
 
 def replace_layer(network: nn.Module, layer: nn.Module, by: nn.Module) -> None:
-    """Put `by` at every place in `network` that holds `layer`; a layer may be shared."""
+    """Replace `layer` by `by` everywhere in `network`; a layer may be used in several places."""
     by.train(layer.training)
     for parent, name in list(_places(network, layer)):
         setattr(parent, name, by)

@@ -1,4 +1,4 @@
-"""What a file of `multi-dnn decompose` or `retrain` says of itself."""
+"""The description stored in a file of `multi-dnn decompose` or `retrain`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _Side = Annotated[int, Field(ge=1, le=16_384)]
 
 
 class Description(_Strict):
-    """What an artifact says of itself.
+    """How the network of an artifact was made.
 
-    model: what it was made from: `builtin:<name>`, `torchvision:<builder>`, or for a .pt2 artifact the file's name.
-    num_classes: of a torchvision builder; 0: its own. input_size: (width, height) that it was made for. labels: class
-    names by index; empty: the model's own. plan: the decomposed layers; empty for a network that is trained only.
+    model: the original: `builtin:<name>`, `torchvision:<builder>`, or for a .pt2 artifact the file's name. num_classes:
+    of a torchvision builder; 0: its default. input_size: (width, height) of its input. labels: class names by index;
+    empty: the original's. plan: the decomposed layers; empty for a network that was only retrained.
     provenance: JSON: source hash, data, seeds, versions, scores.
     """
 

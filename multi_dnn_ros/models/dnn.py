@@ -1,4 +1,4 @@
-"""A DNN ready to be cut and run, and the error that says why one is not."""
+"""A loaded network (Source), and a DNN ready to be cut into jobs (Dnn)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A network and what is known about it before the configuration has its say.
+    """A network and what its model source knows about it, before parameters are applied.
 
-    module: eval mode, on the CPU. size: input (width, height); None: the configuration must give it.
-    decoder: name of the decoder; "": the configuration must name it. labels: class names, empty: unknown.
-    preprocess: keyword arguments of Preprocess. detector: the torchvision detector that its decoder takes apart.
-    description: what a file of `multi-dnn decompose` says of itself. classes: how many it tells apart; 0: unknown.
-    outputs: shapes of its outputs by its file, 0 for a free axis; None: unknown. score_threshold: what parameter
-    score_threshold 0 stands for, 0..1; None: the model has none of its own.
+    module: eval mode, on the CPU. size: input (width, height); None: parameters must give it. decoder: name of the
+    decoder; "": parameters must name it. labels: class names by index; empty: unknown. preprocess: keyword arguments of
+    Preprocess; those missing are the decoder's. detector: the torchvision detector that its decoder takes apart.
+    fixed_size: whether no other size is possible. description: of a file of `multi-dnn decompose`. classes: number of
+    classes; 0: unknown. outputs: shapes of the outputs by the file, 0 for a free axis; None: unknown. score_threshold:
+    meaning of parameter score_threshold 0, 0..1; None: the model has no threshold of its own. output_names: of its
+    outputs, in their order, by its file; empty: unknown.
     """
 
     module: nn.Module
@@ -40,6 +41,7 @@ class Source:
     classes: int = 0
     outputs: tuple[tuple[int, ...], ...] | None = None
     score_threshold: float | None = None
+    output_names: tuple[str, ...] = ()
 
     @property
     def network(self) -> nn.Module:
@@ -47,8 +49,10 @@ class Source:
         return self.module if self.detector is None else DetectorCore(self.detector).eval()
 
     def input_size(self, model: str, asked: tuple[int, int] | None, name: str) -> tuple[int, int]:
-        """(width, height) to run at: `asked`, else its own. model, name: of network and argument, for the ModelError
-        of a size that cannot be, or that nobody gives.
+        """(width, height) to run at: `asked`, otherwise the network's own.
+
+        model, name: of the network and the argument, for messages. Raises ModelError for a size that the network does
+        not take, and if no size is given.
         """
         if asked is not None and self.fixed_size and asked != self.size:
             width, height = self.size or (0, 0)
@@ -61,7 +65,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Dnn:
-    """One DNN with its way in and its way out.
+    """One DNN with its preprocessing and its decoder.
 
     module: eval mode, on the CPU; forward(x: (1, 3, h, w) float32) -> tensor, tuple or dict of tensors.
     preprocess: (H, W, 3) uint8 RGB image on any device -> ((1, 3, h, w) float32,).
@@ -79,5 +83,5 @@ class Dnn:
     result_kind: str
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Inputs of the right shape and type, (1, 3, h, w) float32 zeros on the CPU: for tracing and warming up."""
+        """Zeros of the shape and type of the inputs, (1, 3, h, w) float32 on the CPU, for tracing and warm-up."""
         return (torch.zeros(1, 3, self.preprocess.height, self.preprocess.width),)

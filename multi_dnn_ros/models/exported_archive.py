@@ -1,9 +1,9 @@
-"""Is a .pt2 archive data only? Read before ``torch.export.load``, which runs what such an archive may hold as text.
+"""Checks that a .pt2 archive holds data only, before ``torch.export.load``, which can execute text from the archive.
 
-Beside pickles (kept out by PyTorch's weights-only switch) there are four ways from an archive to running code:
-compiled libraries and TorchScript objects in it, symbolic sizes (passed to sympy, which evaluates them), operations
-that are any function of torch, and names, which end up in the source of the generated forward. Only what
-``torch.export.save`` writes for an ordinary network is let through.
+Besides pickles (disabled by PyTorch's weights-only switch), an archive can execute code in four ways: by compiled
+libraries and TorchScript objects in it, by symbolic sizes (passed to sympy, which evaluates them), by operations that
+are any function of torch, and by names, which become part of the source of the generated forward. Only what
+``torch.export.save`` writes for an ordinary network is accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SYMBOLIC = re.compile(
     r"|-?\b\d+\b|[(), =])*"
 )
 _TREE = re.compile(r'(?!.*__)[\w\s\[\]{}"\\,.:\-]*')
-#: Text that is quoted or kept as a note, never part of generated source.
+#: Keys whose text is quoted or kept as a note, and is never part of generated source.
 _QUOTED = ("metadata", "as_string", "guards_code", "__debug_artifacts")
 
 
@@ -56,9 +56,9 @@ def check_archive(path: Path) -> None:
 
 
 def stored_shapes(path: Path) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]] | None:
-    """Shapes of the user's inputs and outputs, 0 for a free axis, without reading weights; None: written otherwise.
+    """Shapes of the user's inputs and outputs, 0 for a free axis, without reading weights; None: unknown form.
 
-    For archives that :func:`check_archive` lets through, in the form that torch.export.save of PyTorch 2.9 writes.
+    For archives that :func:`check_archive` accepts, in the form that torch.export.save of PyTorch 2.9 writes.
     """
     try:
         module = json.loads(torch._C.PyTorchFileReader(str(path)).get_record("models/model.json"))["graph_module"]

@@ -1,4 +1,4 @@
-"""Exported programs: .pt2 files of torch.export."""
+"""Model source of exported programs: .pt2 files of torch.export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _DROPOUTS = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default, to
 
 
 def exported_source(request: ModelRequest) -> Source:
-    """The network of an exported program. ModelError: damaged, refused as unsafe, or exported in training mode."""
+    """The network of an exported program.
+
+    Raises ModelError for a file that is damaged, unsafe, or exported in training mode.
+    """
     path, outline = Path(request.name), request.outline
     try:
         check_stored(path)
@@ -45,13 +48,13 @@ def exported_source(request: ModelRequest) -> Source:
         for node in program.graph.find_nodes(op="placeholder")
         if node.name in program.graph_signature.user_inputs
     ]
-    for part in module.modules():  # exported modules refuse eval(); what they compute was fixed at export
+    for part in module.modules():  # exported modules reject eval(); their mode was fixed at export
         part.training = False
     return source_of_file(path, module, shapes, None, description)
 
 
 def _check_mode(path: Path, graph: torch.fx.Graph) -> None:
-    """ModelError for what answers by chance or by what else is in the batch, as a network does while it is trained."""
+    """Raise ModelError for active dropout and for batch norms that use the statistics of the batch."""
     at_work = {
         str(node.target).split(".")[1]
         for node in graph.nodes

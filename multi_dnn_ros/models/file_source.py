@@ -1,4 +1,4 @@
-"""Networks that come as a file and know nothing but the shapes of their inputs and outputs."""
+"""Networks in files of which only the shapes of inputs and outputs are known."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def source_of_file(
     outputs: Sequence[tuple[int, ...]] | None,
     description: Description | None = None,
 ) -> Source:
-    """The source by the shapes of inputs and, where they are known, outputs; 0 is a free axis.
+    """The source of a network with these shapes of inputs and, if known, outputs; 0 is a free axis.
 
-    ModelError unless the network takes one image.
+    Raises ModelError unless the network takes one image.
     """
     size = _image_size(path, inputs)
     labels = description.labels if description is not None else ()

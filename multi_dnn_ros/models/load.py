@@ -1,4 +1,4 @@
-"""From a DNN's parameters to a DNN that can be cut and run."""
+"""Loads a DNN by its parameters: network, preprocessing and decoder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_LABELS = 65_536
 
 @dataclass(frozen=True)
 class Interface:
-    """How images go into a DNN and its outputs come out, by its parameters and what its source knows.
+    """Preprocessing and decoder of a DNN, by its parameters and its source.
 
     labels: class names by index.
     """
@@ -49,7 +49,7 @@ class Interface:
 
 
 def load_dnn(name: str, config: DnnConfig) -> Dnn:
-    """Load the DNN of parameters ``dnn.<name>.*``, on the CPU, and run it once on zeros to see that its decoder fits.
+    """Load the DNN of parameters ``dnn.<name>.*`` on the CPU, and run it once on zeros to check that its decoder fits.
 
     Raises ModelError, which names the parameter or file, the value and what is allowed.
     """
@@ -57,10 +57,10 @@ def load_dnn(name: str, config: DnnConfig) -> Dnn:
 
 
 def check_dnn(name: str, config: DnnConfig) -> None:
-    """Raise ModelError, a line for each problem, for what is wrong by parameters and the headers of files.
+    """Check parameters and headers of files without loading weights. Raises ModelError with a line for each problem.
 
-    Takes a second, and little memory, however large the DNN. What is left for :func:`load_dnn` to find: damage among
-    the values of weights, weights that cannot be downloaded, outputs that only running the network shows.
+    Takes about a second and little memory for a DNN of any size. Left to :func:`load_dnn`: damaged values of weights,
+    weights that cannot be downloaded, and outputs that only running the network shows.
     """
     source = outline_source(name, config)
     if has_shapes(source):
@@ -83,12 +83,12 @@ def check_dnn(name: str, config: DnnConfig) -> None:
 
 
 def _with_free_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with an axis that may have any length as 1."""
+    """The shape with 1 for each free axis."""
     return tuple(axis or 1 for axis in shape)
 
 
 def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
-    """As `load_dnn`, of a network that is there already; it is taken apart where its decoder does that."""
+    """As `load_dnn`, of a loaded network, which is taken apart if its decoder does that."""
     source = with_recognized_decoder(source, name, config)
     interface = interface_of(source, name, config)
     preprocess, labels, spec = interface.preprocess, interface.labels, interface.decoder
@@ -110,14 +110,14 @@ def dnn_of(source: Source, name: str, config: DnnConfig) -> Dnn:
 
 
 def _own_threshold(source: Source, role: str) -> float:
-    """What parameter score_threshold 0 stands for: the model's own, else that of its role."""
+    """The meaning of parameter score_threshold 0: the model's own threshold, otherwise that of its role."""
     if source.score_threshold is not None:
         return source.score_threshold
     return PRESETS[role].score_threshold if role in PRESETS else DEFAULT_SCORE_THRESHOLD
 
 
 def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
-    """What parameters and source say together. ModelError with a line for each thing in which they disagree."""
+    """Combine parameters and source. Raises ModelError with a line for each conflict."""
     problems: list[str] = []
 
     def collected(step: Callable[..., T], *arguments: Any) -> T | None:
@@ -138,7 +138,7 @@ def interface_of(source: Source, name: str, config: DnnConfig) -> Interface:
 
 
 def _check_classes(name: str, config: DnnConfig, decoder: DecoderSpec, labels: tuple[str, ...]) -> None:
-    """Whatever the source, `keep` and `num_classes` go with the class names."""
+    """Check that `keep` and `num_classes` fit the class names."""
     problems = []
     check_labels = getattr(decoder.factory, "check_labels", Decoder.check_labels)
     try:
@@ -185,7 +185,7 @@ def _labels(name: str, config: DnnConfig, source: Source, decoder: DecoderSpec |
         if source.labels:
             return source.labels
         preset = PRESETS.get(config.role)
-        if decoder is None and preset is not None and preset.decoder:  # what is wrong with it has been told
+        if decoder is None and preset is not None and preset.decoder:  # its problem has been reported
             decoder = DECODERS.get(preset.decoder)
         if decoder is not None and decoder.default_labels and source.classes <= 1:
             return decoder.default_labels
@@ -218,7 +218,7 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSp
             f"parameters dnn.{name}.input_width and input_height ask for {width} x {height}; "
             f"allowed with {config.model}: {own[0]} x {own[1]}"
         )
-    options = dict(source.preprocess or (decoder.preprocess if decoder else {}))
+    options = {**(decoder.preprocess if decoder else {}), **source.preprocess}
     if config.resize != "auto":
         options["fit"] = config.resize
     if config.color != "auto":
@@ -233,7 +233,7 @@ def _preprocess(name: str, config: DnnConfig, source: Source, decoder: DecoderSp
 
 
 def _try(dnn: Dnn, config: DnnConfig) -> None:
-    """One run on zeros: a class count or an input size that does not fit is told now, not with the first frame."""
+    """Run once on zeros, so that a wrong class count or input size is an error now, not with the first frame."""
     try:
         with torch.inference_mode():
             outputs = pytree.tree_leaves(dnn.module(*dnn.example_inputs()))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -11,45 +11,60 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extras import MissingExtra, optional
 from multi_dnn_ros.models.dnn import Source
 from multi_dnn_ros.models.errors import ModelError
-from multi_dnn_ros.models.file_source import source_of_file
-from multi_dnn_ros.models.onnx_file import check_external_data, check_operators
-from multi_dnn_ros.models.onnx_shapes import fix_shapes
+from multi_dnn_ros.models.onnx_intake.conversion import check_operators, convert
+from multi_dnn_ros.models.onnx_intake.preparation import Prepared, prepare
+from multi_dnn_ros.models.onnx_intake.refusal import Refusal
+from multi_dnn_ros.models.onnx_intake.verification import verify
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
+
+log = logging.getLogger(__name__)
 
 
 def onnx_source(request: ModelRequest) -> Source:
-    """The network of an ONNX file, as PyTorch modules. ModelError: damaged, or an operator without counterpart."""
-    path, outline = Path(request.name), request.outline
+    """The network of an ONNX file as a PyTorch module. ModelError in one line: what the file is refused for."""
+    path, config = Path(request.name), request.config
     try:
         with optional(f"{path}: an ONNX file"):
-            import onnx
-            import onnx2torch
+            import onnx2torch  # noqa: F401
+        prepared = prepare(path, (config.input_width, config.input_height), weights=not request.outline)
+        if prepared.described.task == "classify" and not request.classifiers:
+            raise Refusal("is a classifier by its metadata; allowed: detectors and segmentation networks")
+        module: nn.Module = nn.Module()
+        if request.outline:
+            check_operators(prepared.model)
+        else:
+            module = convert(prepared.model)
+            verify(path, prepared, module)
     except MissingExtra as error:
         raise ModelError(str(error)) from None
-    module: Any = nn.Module()
-    try:
-        model = onnx.load(path, load_external_data=not outline)
-        if outline:
-            check_operators(model)
-            check_external_data(model, path.parent)
-        else:
-            module = onnx2torch.convert(model).eval()
-            fix_shapes(module)
-    except NotImplementedError as error:
-        raise ModelError(f"{path}: an operator that onnx2torch does not have: {summarize_error(error)}") from None
+    except Refusal as error:
+        raise ModelError(f"{path}: {error}") from None
     except Exception as error:
         raise ModelError(f"{path}: cannot be read as ONNX: {type(error).__name__}: {summarize_error(error)}") from None
-    constants = {tensor.name for tensor in model.graph.initializer}
-    inputs, outputs = (
-        [
-            tuple(axis.dim_value for axis in value.type.tensor_type.shape.dim)
-            for value in values
-            if value.name not in constants
-        ]
-        for values in (model.graph.input, model.graph.output)
+    if prepared.cut:
+        log.info(
+            "%s: cut before its non-maximum suppression, which the decoder does; outputs: %s", path,
+            ", ".join(f"{name} {shape}" for name, shape in prepared.outputs),
+        )  # fmt: skip
+    return _source(prepared, module)
+
+
+def _source(prepared: Prepared, module: nn.Module) -> Source:
+    described, size = prepared.described, prepared.image.size
+    preprocess = dict(described.preprocess)
+    if prepared.image.integers:  # it takes values from 0 to 255
+        preprocess = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255), **preprocess}
+    return Source(
+        module,
+        size,
+        described.decoder,
+        described.labels,
+        preprocess,
+        fixed_size=size is not None,
+        classes=len(described.labels),
+        outputs=tuple(shape for _, shape in prepared.outputs),
+        output_names=tuple(name for name, _ in prepared.outputs),
     )
-    # A network without shapes for its outputs is valid.
-    return source_of_file(path, module, inputs, outputs if all(outputs) else None)
 
 
 SPEC = ModelSource(".onnx", onnx_source, form="an .onnx file")

@@ -1,4 +1,4 @@
-"""Model sources by name: where the networks of parameter `dnn.<dnn>.model` come from."""
+"""Registry of model sources, which load the networks of parameter `dnn.<dnn>.model`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """What a model source is asked for.
+    """A request to a model source.
 
-    where: what the fields of `config` are called in errors, such as "parameter dnn.object.". name: what stands behind
-    the prefix, or the path of a file that exists and can be read. classifiers: whether a classifier is allowed, which
-    the node does not run. outline: only the headers of files are to be read: the module of the source may be on the
-    meta device, or an empty nn.Module where Source.outputs tells the shapes. It is for checks before anything is
-    loaded; a source that cannot do it may load the network.
+    where: prefix of the fields of `config` in messages, such as "parameter dnn.object.". name: the part of the model's
+    name after the prefix, or the path of a readable file. classifiers: whether classifiers are allowed, which the node
+    does not run. outline: read only the headers of files, for checks before loading: the module of the source may be on
+    the meta device, or an empty nn.Module if Source.outputs has the shapes. A source that cannot do this may load the
+    network.
     """
 
     where: str
@@ -35,17 +35,17 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """What is known about a model source. Used in the engine process and by the offline verbs.
+    """A model source. Used in the engine process and by the offline verbs.
 
     name: `zoo` for models `zoo:<name>`; `.zoo` for files whose names end so.
-    load: gives the network in eval mode on the CPU, with what is known about it. Raises ModelError, which names the
-    parameter or file, its value and what is allowed.
-    form: how such a model is written, for error messages, such as "zoo:<name>".
-    takes_weights: whether the parameters `weights` and `num_classes` choose weights and size of the head; for others
-    they must be left at their defaults.
-    rebuilds: whether `load` gives the same layers for the same name anywhere, so that an artifact of `multi-dnn
-    decompose` can be a .safetensors file with the name in it; else it is an exported program.
-    file: the file that a model is loaded from, by what stands behind the prefix; None: not known.
+    load: returns the network in eval mode on the CPU. Raises ModelError, which names the parameter or file, its value
+    and what is allowed.
+    form: how such a model is written, for messages, such as "zoo:<name>".
+    takes_weights: whether the parameters `weights` and `num_classes` choose weights and size of the head; otherwise
+    they must have their defaults.
+    rebuilds: whether `load` builds the same layers for the same name on any machine, so that an artifact of `multi-dnn
+    decompose` can be a .safetensors file that holds the name; otherwise it is an exported program.
+    file: path of the file of a model, by its name without the prefix; None: unknown.
     """
 
     name: str
@@ -60,13 +60,13 @@ MODEL_SOURCES = extensions.Registry(ModelSource, extensions.MODEL_SOURCES)
 
 
 def source_name(model: str) -> str:
-    """Name of the model source of `model`, by its prefix or the end of the file name; empty: of none."""
+    """Name of the model source of `model`, by its prefix or file name suffix; empty: there is none."""
     prefix, suffix = model.partition(":")[0], Path(model).suffix.lower()
     return next((name for name in MODEL_SOURCES.names() if name in (prefix, suffix)), "")
 
 
 def source_of(model: str) -> ModelSource | None:
-    """The model source of `model`; None: of none that can be used."""
+    """The model source of `model`; None: there is none, or it cannot be used."""
     try:
         return MODEL_SOURCES.get(source_name(model))
     except ExtensionError:

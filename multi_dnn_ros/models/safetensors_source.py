@@ -1,4 +1,4 @@
-"""Artifacts of `multi-dnn decompose` and `retrain`: .safetensors files of networks that are built from a name."""
+"""Model source of .safetensors artifacts of `multi-dnn decompose` and `retrain`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def rebuilt_source(request: ModelRequest) -> Source:
-    """The network of an artifact: built as its source was, its layers replaced after its plan, and filled.
+    """The network of an artifact: built from its model's name, decomposed by its plan, with its weights.
 
-    ModelError: no artifact, damaged, or made from what cannot be rebuilt here.
+    Raises ModelError for a file that is not an artifact, is damaged, or whose model cannot be rebuilt.
     """
     path, outline = Path(request.name), request.outline
     description = read_description(path)
@@ -30,7 +30,7 @@ def rebuilt_source(request: ModelRequest) -> Source:
     if origin is None or not origin.rebuilds:
         allowed = ", ".join(f"{each.name}:..." for each in MODEL_SOURCES.usable() if each.rebuilds)
         raise ModelError(f"{path}: header field model is '{description.model}'; allowed: {allowed}")
-    weights = "random" if origin.takes_weights else "default"  # the file's own follow
+    weights = "random" if origin.takes_weights else "default"  # replaced by those of the file below
     config = DnnConfig(role="network", model=description.model, weights=weights, num_classes=description.num_classes)
     name = description.model.partition(":")[2]
     source = origin.load(ModelRequest(f"{path}: header field ", name, config, classifiers=True, outline=outline))

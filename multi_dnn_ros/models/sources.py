@@ -1,4 +1,4 @@
-"""From the name of a model to the network: the model source is looked up by prefix or file name."""
+"""Loads networks by the names of their models."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from multi_dnn_ros.settings.schema import DnnConfig
 
 
 def load_source(name: str, config: DnnConfig) -> Source:
-    """The network of parameter `dnn.<name>.model` with its weights. ModelError."""
+    """The network of parameter `dnn.<name>.model` with its weights. Raises ModelError."""
     return _load(f"parameter dnn.{name}.", config, classifiers=False)
 
 
 def outline_source(name: str, config: DnnConfig) -> Source:
-    """What `load_source` would give, by the headers of its files. ModelError for all that they show to be wrong.
+    """As `load_source`, by the headers of files. Raises ModelError for every error that they show.
 
-    Its module holds no values: it is on the meta device, or without layers where the network comes as a file (.pt2,
-    .onnx). What only the values, or running the network, can show is left to `load_source` and `load_dnn`.
+    The module holds no values: it is on the meta device, or has no layers if the network is a .pt2 or .onnx file.
+    Errors in values, and those that only running the network shows, are left to `load_source` and `load_dnn`.
     """
     return _load(f"parameter dnn.{name}.", config, classifiers=False, outline=True)
 
 
 def load_network(model: str, *, weights: str = "default", num_classes: int = 0) -> Source:
-    """The network that an offline verb works on: whatever the node takes, and torchvision's classifiers. ModelError.
+    """The network for an offline verb: what the node accepts, and torchvision's classifiers. Raises ModelError.
 
     weights, num_classes: as the parameters dnn.<dnn>.weights and num_classes.
     """
@@ -44,8 +44,8 @@ def load_network(model: str, *, weights: str = "default", num_classes: int = 0) 
 def load_artifact(path: Path) -> tuple[nn.Module, Description]:
     """The network of a file that :func:`multi_dnn_ros.models.artifact.save_artifact` wrote, in eval mode on the CPU.
 
-    Rebuilt from the model's name and plan (.safetensors) or read as an exported program (.pt2). ModelError names the
-    file, the key and what is expected; a file of another origin is refused.
+    Rebuilt from the model's name and plan (.safetensors) or read as an exported program (.pt2). Raises ModelError,
+    which names the file, the key and what is expected, also for files that save_artifact did not write.
     """
     source = load_network(str(path))
     if source.description is None:
@@ -54,7 +54,7 @@ def load_artifact(path: Path) -> tuple[nn.Module, Description]:
 
 
 def weights_file(model: str) -> Path | None:
-    """The file that `model` is loaded from, or `model` itself where that is a file; None: neither."""
+    """Path of the file of `model`; None: unknown, or there is no such file."""
     source = source_of(model)
     path = source.file(model.partition(":")[2]) if source is not None and source.file is not None else Path(model)
     return path if path.is_file() else None

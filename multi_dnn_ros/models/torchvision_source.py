@@ -1,4 +1,4 @@
-"""torchvision's builders: one-stage detectors, segmentation networks, and classifiers for the offline verbs."""
+"""Model source of torchvision's builders: one-stage detectors, segmentation, and classifiers for offline verbs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from multi_dnn_ros.models.weights import check_weights, existing_file, load_weig
 from multi_dnn_ros.settings.schema import DnnConfig
 from multi_dnn_ros.vision.decoders.anchor import ONE_STAGE
 
-#: Input of torchvision's RetinaNet and FCOS where none is given: their 800 x 1333 rule applied to a 4:3 image.
+#: Default input of RetinaNet and FCOS, (width, height): their 800 x 1333 rule applied to a 4:3 image.
 _DETECTOR_SIZE = (1088, 800)
-_SEGMENTATION_SIZE = (520, 520)
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-#: Heads that serve training alone: weights that bring one fit the network that is run without it.
+#: Heads that are used in training only: their weights are ignored.
 _AUXILIARY = ("aux_classifier.", "AuxLogits.", "aux1.", "aux2.")
 
 
@@ -44,9 +42,9 @@ def torchvision_source(
 ) -> Source:
     """The network of `builder` with the weights that `config` names.
 
-    where: what its fields are called in errors, such as "parameter dnn.object.". classifiers: whether those are allowed
-    too, beside what the node runs. outline: the network is on the meta device, and of weights only names and shapes are
-    looked at. Without weights (`random`), builders fill it from seed 0. ModelError.
+    where: prefix of fields in messages, such as "parameter dnn.object.". classifiers: whether classifiers are allowed.
+    outline: the network is on the meta device, and only names and shapes of weights are checked. With weights `random`,
+    it is initialized from seed 0. Raises ModelError.
     """
     detectors, segmentation = models.list_models(models.detection), models.list_models(models.segmentation)
     known = [*detectors, *segmentation, *(_classifiers() if classifiers else ())]
@@ -71,16 +69,20 @@ def torchvision_source(
             "allowed: SSD, SSDlite, RetinaNet, FCOS"
         )
     _fill(where, config, network, catalogue, outline)
-    labels = tuple(catalogue.DEFAULT.meta["categories"])
+    trained = catalogue[config.weights] if config.weights in [entry.name for entry in catalogue] else catalogue.DEFAULT
+    transforms = trained.transforms()  # how the images were prepared
+    labels = tuple(trained.meta["categories"])
     classes = config.num_classes or len(labels)
     if classes != len(labels):
         labels = ()
     if builder in segmentation:
+        side = transforms.resize_size[0]
         own = Segmentation(network).eval()
-        return Source(own, _SEGMENTATION_SIZE, "lane", labels, dict(_IMAGENET), classes=classes)
+        return Source(own, (side, side), "lane", labels, _normalization(transforms), classes=classes)
     if builder not in detectors:
-        side = catalogue.DEFAULT.transforms().crop_size[0]
-        return Source(network, (side, side), "classification", labels, dict(_IMAGENET), classes=classes)
+        side = transforms.crop_size[0]
+        normalization = _normalization(transforms)
+        return Source(network, (side, side), "classification", labels, normalization, classes=classes)
     transform = network.transform
     preprocess = {
         "mean": tuple(transform.image_mean),
@@ -94,6 +96,10 @@ def torchvision_source(
     return Source(network, (size[0], size[1]), "torchvision", labels, preprocess, detector=network, classes=classes)
 
 
+def _normalization(transforms: Any) -> dict[str, tuple[float, ...]]:
+    return {"mean": tuple(transforms.mean), "std": tuple(transforms.std)}
+
+
 def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, outline: bool) -> None:
     def fill(weights: Mapping[str, torch.Tensor], source: str) -> None:
         fitting = {key: value for key, value in weights.items() if not key.startswith(_AUXILIARY)}
@@ -103,10 +109,10 @@ def _fill(where: str, config: DnnConfig, network: nn.Module, catalogue: Any, out
     if config.weights == "random":
         return
     if config.weights in names:
-        if outline:  # they may still have to be downloaded
+        if outline:  # they may not be downloaded yet
             return
         try:
-            with no_pickles():  # the hash is checked when downloading only, not of what lies in the cache
+            with no_pickles():  # torchvision checks the hash of downloads only, not of cached files
                 weights = catalogue[config.weights].get_state_dict(progress=False, check_hash=True)
         except Exception as error:
             raise ModelError(

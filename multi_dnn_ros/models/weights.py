@@ -1,4 +1,4 @@
-"""Weights from a file into a network, without running anything that the file holds."""
+"""Loads weights from files without executing code from them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch import nn
 from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.errors import ModelError
 
-#: Mismatches that an error message lists.
+#: Largest number of mismatches in a message.
 _SHOWN = 3
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 _CONVERT = "where you trust it, convert it: safetensors.torch.save_file(model.state_dict(), ...)"
 
 
 def existing_file(path: str, what: str) -> Path:
-    """`path` if it is a file that can be read; ModelError names it and what it was for."""
+    """`path` if it is a readable file. Otherwise raises ModelError, which names it and `what`."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise ModelError(f"{what} is '{path}': there is no such file")
@@ -35,15 +35,16 @@ def existing_file(path: str, what: str) -> Path:
 
 
 def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch.Tensor]:
-    """The tensors of a .safetensors file, or of a .pth or .pt file read with weights_only. ModelError names it.
+    """The tensors of a .safetensors file, or of a .pth or .pt file read with weights_only.
 
-    shapes_only: what the header says; values are not read, or (in a .pth file of an old PyTorch) read and not kept.
+    shapes_only: read the header only; values of a .pth file of an old PyTorch are read and discarded. Raises
+    ModelError, which names the file.
     """
     try:
         if path.suffix == ".safetensors":
             return _header(path) if shapes_only else load_file(path)
         check_stored(path)
-        with warnings.catch_warnings():  # of what is then refused
+        with warnings.catch_warnings():  # about what is then rejected
             warnings.simplefilter("ignore")
             lazily = shapes_only and zipfile.is_zipfile(path)
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
@@ -56,7 +57,7 @@ def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch
         raise
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path}: cannot be read as weights: {summarize_error(error)}") from None
-    for key in ("state_dict", "model"):  # how training scripts wrap it
+    for key in ("state_dict", "model"):  # as training scripts store it
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not all(isinstance(value, torch.Tensor) for value in content.values()):
@@ -69,9 +70,10 @@ def read_state_dict(path: Path, *, shapes_only: bool = False) -> dict[str, torch
 
 
 def check_stored(path: Path) -> None:
-    """ModelError for a zip archive that is more than its bytes: compressed records, or several that share theirs.
+    """Raise ModelError for a zip archive with compressed or overlapping records.
 
-    PyTorch stores records as they are, so a file that is larger inside than outside was made to fill the memory.
+    PyTorch stores records uncompressed, so an archive whose content is larger than the file is an attempt to exhaust
+    the memory.
     """
     if not zipfile.is_zipfile(path):
         return
@@ -90,7 +92,7 @@ def check_stored(path: Path) -> None:
 
 @contextlib.contextmanager
 def no_pickles() -> Iterator[None]:
-    """Some loaders of torch and torchvision ask for unrestricted pickles; PyTorch's own switch overrules them."""
+    """Disable unrestricted pickles, which some loaders of torch and torchvision request, by PyTorch's own switch."""
     before = os.environ.get(_WEIGHTS_ONLY)
     os.environ[_WEIGHTS_ONLY] = "1"
     try:
@@ -103,15 +105,15 @@ def no_pickles() -> Iterator[None]:
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """Fill `network`. ModelError as of :func:`check_weights`."""
+    """Load `weights` into `network`. Raises ModelError as :func:`check_weights`."""
     check_weights(network, weights, source)
     network.load_state_dict(weights, strict=False)
 
 
 def check_weights(network: nn.Module, weights: Mapping[str, torch.Tensor], source: str) -> None:
-    """ModelError names the first tensors that are missing, too many or of another shape, with shapes.
+    """Raise ModelError, which names the first tensors that are missing, unknown or of another shape.
 
-    Counters of batch norms may be missing: nothing reads them after training.
+    Counters of batch norms may be missing: they are not used after training.
     """
     own = network.state_dict()
     problems = [

@@ -123,13 +123,12 @@ def test_onnx_operators_with_constants(tmp_path: Path) -> None:
     file = tmp_path / "shapes.onnx"
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), file)
 
-    import onnx2torch
     import onnxruntime
 
-    from multi_dnn_ros.models.onnx_shapes import fix_shapes
+    from multi_dnn_ros.models.onnx_intake.conversion import convert
+    from multi_dnn_ros.models.onnx_intake.preparation import prepare
 
-    module = onnx2torch.convert(str(file)).eval()
-    fix_shapes(module)
+    module = convert(prepare(file).model)
     image = torch.randn(1, 3, 8, 8)
     expected = onnxruntime.InferenceSession(str(file)).run(None, {"image": image.numpy()})
     for reference, got in zip(expected, module(image), strict=True):

@@ -1,0 +1,60 @@
+"""From a prepared ONNX graph to a PyTorch module."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+from torch import fx
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.extras import optional
+from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
+
+#: Imported when it is needed, as it needs onnx2torch, which is optional.
+_CONVERTERS = "multi_dnn_ros.models.onnx_intake.converters"
+
+
+def check_operators(model: Any) -> None:
+    """Raise Refusal, which names every operator of an onnx.ModelProto that has no converter."""
+    with optional("an ONNX file"):
+        from onnx2torch.node_converters.registry import get_converter
+
+        importlib.import_module(_CONVERTERS)
+
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    missing: dict[str, str] = {}
+    for node in model.graph.node:
+        try:
+            get_converter(operation_type=node.op_type, domain=node.domain, version=versions[node.domain])
+        except NotImplementedError:
+            missing.setdefault(node.op_type, node_name(node))
+    if missing:
+        named = ", ".join(list(missing.values())[:5])
+        raise Refusal(
+            f"an operator without a converter to PyTorch: {named} in opset {versions.get('', 0)}; export the network "
+            "without it, or register a converter by onnx2torch's add_converter in a package of your own"
+        )
+
+
+def convert(model: Any) -> fx.GraphModule:
+    """The network of a prepared onnx.ModelProto in eval mode.
+
+    It takes (1, 3, height, width) float32 and returns a tensor, or a list of tensors where there are several. Raises
+    Refusal, which names the operator.
+    """
+    check_operators(model)
+    with optional("an ONNX file"):
+        import onnx2torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of converters about what the check against ONNX Runtime would find
+            network = onnx2torch.convert(model).eval()
+    except NotImplementedError as error:
+        raise Refusal(f"cannot be converted to PyTorch: {summarize_error(error)}") from None
+    except Exception as error:
+        raise Refusal(f"cannot be converted to PyTorch: {type(error).__name__}: {summarize_error(error)}") from None
+    assert isinstance(network, fx.GraphModule)
+    return network

@@ -1,0 +1,77 @@
+"""Cuts a graph before non-maximum suppression, whose outputs have as many rows as it finds boxes.
+
+Neither a captured graph nor a fixed plan of jobs can have such outputs, and the decoder suppresses boxes anyway. The
+network is cut before: at the one tensor that all boxes and scores come from, if there is one, as in Ultralytics'
+exports with `nms=True`; otherwise at the boxes (1, N, 4) and scores (1, classes, N) that NonMaxSuppression reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from multi_dnn_ros.models.onnx_intake.folding import Folded
+from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
+
+#: Values of the row of one box: four coordinates and at least one score.
+_LEAST_ROW = 5
+
+
+def output_names(folded: Folded, image: str, outputs: Iterable[str]) -> list[str]:
+    """Names of the values that the network is to return: `outputs`, those behind a suppression replaced.
+
+    image: name of the graph's input. Raises Refusal when a shape depends on the content of the image for any other
+    reason, naming the operator.
+    """
+    names = list(outputs)
+    cut = [name for name in names if name in folded.dynamic]
+    if not cut:
+        return names
+    behind = [node for node in folded.nodes if any(name in folded.dynamic for name in node.output)]
+    suppressions = [node for node in behind if node.op_type == "NonMaxSuppression"]
+    if not suppressions:
+        cause = folded.dynamic[cut[0]]
+        raise Refusal(
+            f"operator {node_name(cause)}: the shape of its output depends on the content of the image; allowed: fixed "
+            "shapes, or NonMaxSuppression behind the detection head; export the network without its post-processing"
+        )
+    frontier = {name for node in behind for name in node.input if name in folded.types and name not in folded.constants}
+    head = _common_head(folded, image, frontier)
+    found = [head] if head else list(dict.fromkeys(name for node in suppressions for name in node.input[:2]))
+    lost = [name for name in found if name not in folded.types or name in folded.constants]
+    if lost or len(found) > 2:
+        raise Refusal(
+            f"operator {node_name(suppressions[0])}: boxes and scores before it have no fixed shape; export the "
+            "network without non-maximum suppression"
+        )
+    return [*(name for name in names if name not in cut and name not in found), *found]
+
+
+def _common_head(folded: Folded, image: str, frontier: set[str]) -> str:
+    """The last tensor (1, rows, N) or (1, N, rows) that every value of `frontier` depends on; empty: none."""
+    writers = {name: node for node in folded.nodes for name in node.output}
+    ancestors: set[str] = set()
+    waiting = list(frontier)
+    while waiting:
+        name = waiting.pop()
+        if name in ancestors or name in folded.constants:
+            continue
+        ancestors.add(name)
+        if name in writers:
+            waiting += [each for each in writers[name].input if each]
+    for node in reversed(folded.nodes):
+        for name in node.output:
+            shape = folded.shape(name)
+            if name not in ancestors or shape is None or len(shape) != 3 or shape[0] != 1 or min(shape) < 1:
+                continue
+            if min(shape[1:]) >= _LEAST_ROW and not _reachable(folded, image, frontier, without=name):
+                # Suppression wants rows; the head before that transposition is what is exported without suppression.
+                return str(node.input[0]) if node.op_type == "Transpose" else str(name)
+    return ""
+
+
+def _reachable(folded: Folded, image: str, targets: set[str], *, without: str) -> bool:
+    reached = {image}
+    for node in folded.nodes:
+        if any(name in reached for name in node.input):
+            reached.update(name for name in node.output if name != without)
+    return bool(targets & reached)

@@ -1,0 +1,229 @@
+"""What a model says of itself: class names, input size, normalization, from inside the file or from a file beside it.
+
+Read are the metadata that Ultralytics writes into ONNX files, and a YAML or JSON file beside the model: in the form of
+this package, of Ultralytics, of Hugging Face (preprocessor_config.json, config.json) or of PaddleDetection
+(infer_cfg.yml). Parameters of the DNN have precedence over all of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.models.onnx_intake.refusal import Refusal
+
+_MAX_BYTES = 4 << 20
+_MAX_LABELS = 65_536
+_SUFFIXES = (".yaml", ".yml", ".json")
+#: Files of exporters that are not named after the model; read where it is the only one in its folder.
+_BY_EXPORTERS = ("infer_cfg.yml", "metadata.yaml", "preprocessor_config.json", "config.json")
+#: Keys of this package's own form; as the parameters of the same names.
+_OWN = ("labels", "input_width", "input_height", "resize", "color", "mean", "std", "decoder")
+
+
+@dataclass(frozen=True)
+class Described:
+    """labels: class names by index. size: (width, height) for sides that the graph leaves free. preprocess: keyword
+    arguments of Preprocess. decoder: name of the decoder; empty: not said. task: such as detect; empty: not said.
+    stride: what width and height must be multiples of.
+    """
+
+    labels: tuple[str, ...] = ()
+    size: tuple[int, int] = (0, 0)
+    preprocess: dict[str, Any] = field(default_factory=dict)
+    decoder: str = ""
+    task: str = ""
+    stride: int = 1
+
+
+def describe(path: Path, properties: Mapping[str, str]) -> Described:
+    """What `properties` (of the ONNX file `path`) and the files beside it say; a file named after the model wins.
+
+    Raises Refusal, which names the file and the key, for values of the wrong kind.
+    """
+    found = Described()
+    if "names" in properties and ("task" in properties or "stride" in properties or "imgsz" in properties):
+        values = {key: _literal(properties[key], key) for key in ("names", "imgsz", "stride") if key in properties}
+        found = _ultralytics({**values, "task": properties.get("task", "")}, "metadata")
+    for file in _files_beside(path):
+        found = _merged(found, _read(file))
+    return found
+
+
+def _files_beside(path: Path) -> list[Path]:
+    named = [path.with_suffix(suffix) for suffix in _SUFFIXES]
+    alone = sum(1 for _ in path.parent.glob("*.onnx")) == 1
+    others = [path.parent / name for name in _BY_EXPORTERS] if alone else []
+    return [file for file in (*others, *named) if file.is_file()]
+
+
+def _merged(first: Described, second: Described) -> Described:
+    return replace(
+        second,
+        labels=second.labels or first.labels,
+        size=second.size if all(second.size) else first.size,
+        preprocess={**first.preprocess, **second.preprocess},
+        decoder=second.decoder or first.decoder,
+        task=second.task or first.task,
+        stride=max(first.stride, second.stride),
+    )
+
+
+def _read(file: Path) -> Described:
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise Refusal(f"{file} has more than {_MAX_BYTES} bytes; expected a description of the model")
+        text = file.read_text(encoding="utf-8")
+        values = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        if isinstance(error, Refusal):
+            raise
+        raise Refusal(f"{file} beside it cannot be read: {summarize_error(error)}") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        if file.name in _BY_EXPORTERS:
+            return Described()
+        raise Refusal(f"{file} beside it holds {type(values).__name__}; expected keys: {', '.join(_OWN)}")
+    where = str(file)
+    if "names" in values:
+        return _ultralytics(values, where)
+    if "Preprocess" in values or "label_list" in values:
+        return _paddle(values, where)
+    if "id2label" in values or "image_mean" in values or "image_processor_type" in values:
+        return _hugging_face(values, where)
+    if file.name in _BY_EXPORTERS:  # of something else
+        return Described()
+    return _own(values, where)
+
+
+def _own(values: Mapping[str, Any], where: str) -> Described:
+    unknown = sorted(set(values) - set(_OWN))
+    if unknown:
+        raise Refusal(f"{where}: unknown key {unknown[0]!r}; allowed: {', '.join(_OWN)}")
+    preprocess: dict[str, Any] = {}
+    choices: dict[str, tuple[str, ...]] = {"resize": ("stretch", "letterbox"), "color": ("rgb", "bgr")}
+    for key, allowed in choices.items():
+        if key in values and values[key] not in allowed:
+            raise Refusal(f"{where}: {key} is {str(values[key])[:80]!r}; allowed: {', '.join(allowed)}")
+    if "resize" in values:
+        preprocess["fit"] = values["resize"]
+    if "color" in values:
+        preprocess["bgr"] = values["color"] == "bgr"
+    for key in ("mean", "std"):
+        if key in values:
+            preprocess[key] = _numbers(values[key], f"{where}: {key}")
+    size = (_side(values.get("input_width", 0), f"{where}: input_width"),
+            _side(values.get("input_height", 0), f"{where}: input_height"))  # fmt: skip
+    decoder = values.get("decoder", "")
+    if not isinstance(decoder, str):
+        raise Refusal(f"{where}: decoder is {str(decoder)[:80]!r}; expected its name")
+    return Described(_labels(values.get("labels", []), f"{where}: labels"), size, preprocess, decoder)
+
+
+def _ultralytics(values: Mapping[str, Any], where: str) -> Described:
+    """Ultralytics trains on letterboxed RGB images, 0..1."""
+    side = values.get("imgsz") or [0, 0]
+    sides = [side, side] if isinstance(side, int) else side
+    if not isinstance(sides, Sequence) or len(sides) != 2:
+        raise Refusal(f"{where}: imgsz is {str(side)[:80]}; expected [height, width]")
+    height, width = (_side(each, f"{where}: imgsz") for each in sides)
+    stride = values.get("stride", 1)
+    if not isinstance(stride, int) or not 1 <= stride <= 1024:
+        raise Refusal(f"{where}: stride is {str(stride)[:80]!r}; expected a whole number")
+    return Described(
+        _labels(values["names"], f"{where}: names"), (width, height), {"fit": "letterbox"},
+        task=str(values.get("task", ""))[:40], stride=stride,
+    )  # fmt: skip
+
+
+def _hugging_face(values: Mapping[str, Any], where: str) -> Described:
+    """config.json names the classes; preprocessor_config.json gives size and normalization."""
+    preprocess: dict[str, Any] = {}
+    if "image_mean" in values or "image_processor_type" in values:
+        preprocess["fit"] = "stretch"
+    if values.get("do_normalize", "image_mean" in values):
+        for key, name in (("mean", "image_mean"), ("std", "image_std")):
+            if values.get(name) is not None:
+                preprocess[key] = _numbers(values[name], f"{where}: {name}")
+    if values.get("do_rescale") is False:  # 0..255
+        preprocess["mean"] = tuple(each / 255 for each in preprocess.get("mean", (0.0, 0.0, 0.0)))
+        preprocess["std"] = tuple(each / 255 for each in preprocess.get("std", (1.0, 1.0, 1.0)))
+    size = values.get("size")
+    sides = (0, 0)
+    if isinstance(size, dict) and "width" in size and "height" in size:
+        sides = (_side(size["width"], f"{where}: size"), _side(size["height"], f"{where}: size"))
+    return Described(_labels(values.get("id2label") or [], f"{where}: id2label"), sides, preprocess)
+
+
+def _paddle(values: Mapping[str, Any], where: str) -> Described:
+    """PaddleDetection's list of preprocessing steps."""
+    preprocess: dict[str, Any] = {}
+    sides = (0, 0)
+    steps = values.get("Preprocess") or []
+    for step in steps if isinstance(steps, list) else []:
+        if not isinstance(step, dict):
+            continue
+        if step.get("type") == "Resize" and isinstance(step.get("target_size"), list) and len(step["target_size"]) == 2:
+            height, width = (_side(each, f"{where}: target_size") for each in step["target_size"])
+            sides = (width, height)
+            preprocess["fit"] = "letterbox" if step.get("keep_ratio") else "stretch"
+        if step.get("type") == "NormalizeImage":
+            scale = 1.0 if step.get("is_scale", True) else 255.0
+            if step.get("norm_type", "mean_std") == "none":
+                mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+            else:
+                mean = _numbers(step.get("mean", [0, 0, 0]), f"{where}: mean")
+                std = _numbers(step.get("std", [1, 1, 1]), f"{where}: std")
+            preprocess["mean"] = tuple(each / scale for each in mean)
+            preprocess["std"] = tuple(each / scale for each in std)
+    return Described(_labels(values.get("label_list") or [], f"{where}: label_list"), sides, preprocess)
+
+
+def _literal(text: str, key: str) -> Any:
+    """Ultralytics writes Python literals, such as {0: 'person'}."""
+    if len(text) > _MAX_BYTES:
+        raise Refusal(f"metadata {key} has {len(text)} characters; allowed: {_MAX_BYTES}")
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise Refusal(f"metadata {key} is {text[:60]!r}; expected a list or names by number") from None
+
+
+def _labels(given: Any, where: str) -> tuple[str, ...]:
+    """Names by index, from a list or from a mapping of numbers 0, 1, 2 ... to names."""
+    if isinstance(given, dict):
+        try:
+            numbered = {int(key): name for key, name in given.items()}
+        except (TypeError, ValueError):
+            raise Refusal(f"{where} has keys that are not numbers; expected names by number") from None
+        if sorted(numbered) != list(range(len(numbered))):
+            raise Refusal(f"{where} has the numbers {sorted(numbered)[:5]} ...; expected 0 to {len(numbered) - 1}")
+        given = [numbered[index] for index in range(len(numbered))]
+    if not isinstance(given, (list, tuple)) or not all(isinstance(name, str) and name for name in given):
+        raise Refusal(f"{where} is {str(given)[:60]!r}; expected a list of names")
+    if len(given) > _MAX_LABELS:
+        raise Refusal(f"{where} has {len(given)} names; allowed: {_MAX_LABELS}")
+    return tuple(given)
+
+
+def _numbers(given: Any, where: str) -> tuple[float, float, float]:
+    if (
+        not isinstance(given, (list, tuple))
+        or len(given) != 3
+        or not all(isinstance(each, (int, float)) for each in given)
+    ):
+        raise Refusal(f"{where} is {str(given)[:80]}; expected one number for each of 3 channels")
+    first, second, third = (float(each) for each in given)
+    return first, second, third
+
+
+def _side(given: Any, where: str) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given <= 8192:
+        raise Refusal(f"{where} is {str(given)[:80]!r}; expected pixels, at most 8192")
+    return given

@@ -1,0 +1,134 @@
+"""From an ONNX file to a graph that can be converted: of fixed size, folded, in float32, cut before suppression."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.models.onnx_intake.cutting import output_names
+from multi_dnn_ros.models.onnx_intake.folding import Folded, fold
+from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs
+from multi_dnn_ros.models.onnx_intake.metadata import Described, describe
+from multi_dnn_ros.models.onnx_intake.padding import make_pads_explicit
+from multi_dnn_ros.models.onnx_intake.precision import to_float32
+from multi_dnn_ros.models.onnx_intake.reading import read_model
+from multi_dnn_ros.models.onnx_intake.refusal import Refusal
+
+#: Operator sets whose exports are tested.
+OPSETS = range(11, 23)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A graph ready to be converted.
+
+    model: onnx.ModelProto with one input, (1, 3, height, width) float32. image: the input of the file. outputs: name
+    and shape of each output, 0 for a free axis. described: what the file and those beside it say of the model. cut:
+    whether the outputs are those before a non-maximum suppression. half: whether the file is in half precision.
+    operators: of the graph, with their numbers. producer: exporter and its version. opset: version of the standard
+    operators.
+    """
+
+    model: Any
+    image: ImageInput
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    described: Described
+    cut: bool
+    half: bool
+    operators: dict[str, int]
+    producer: str
+    opset: int
+
+
+def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True) -> Prepared:
+    """Read `path` and prepare its graph.
+
+    asked: (width, height) for sides that the file leaves free; 0: what the metadata says, if they say it. weights
+    False: external data is not read, and the model is only good for looking at. Raises Refusal, and errors of onnx and
+    protobuf for damaged files.
+    """
+    from onnx import defs, helper, inliner
+
+    model = read_model(path, weights=weights)
+    described = describe(path, {entry.key: entry.value for entry in model.metadata_props})
+    asked = (asked[0] or described.size[0], asked[1] or described.size[1])
+
+    opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
+    if not opsets.get(""):
+        raise Refusal("cannot be read as ONNX: it names no version of the standard operators (opset)")
+    newest = defs.onnx_opset_version()
+    if not all(1 <= version <= newest for version in opsets.values()):
+        raise Refusal(f"has opset {max(opsets.values())}; allowed: up to {newest}; export it with opset {OPSETS[-1]}")
+    if len(model.functions):
+        try:
+            model = inliner.inline_local_functions(model)
+        except Exception as error:
+            raise Refusal(f"its functions cannot be put in place: {summarize_error(error)}") from None
+    for graph_node in model.graph.node:
+        if graph_node.domain == "ai.onnx":  # the long name of the same operators
+            graph_node.domain = ""
+    half = to_float32(model)
+    image = fix_inputs(model, asked)
+    if image.size is not None and any(side % described.stride for side in image.size):
+        width, height = image.size
+        raise Refusal(f"takes images whose sides are multiples of {described.stride}; not {width} x {height}")
+    folded = fold(model, static=image.size is not None)
+    (given,) = (value.name for value in model.graph.input if value.name not in folded.constants)
+    wanted = [value.name for value in model.graph.output]
+    missing = [name for name in wanted if name not in folded.types and name not in folded.dynamic]
+    if missing or not wanted:
+        raise Refusal(f"cannot be read as ONNX: no operator writes its output {missing[0][:80]!r}" if missing else
+                      "cannot be read as ONNX: it has no output")  # fmt: skip
+    names = output_names(folded, given, wanted)
+    make_pads_explicit(folded)
+    graph = _rebuild(model, folded, given, names)
+    operators: dict[str, int] = {}
+    for node in graph.node:
+        operators[node.op_type] = operators.get(node.op_type, 0) + 1
+    rebuilt = helper.make_model(graph, opset_imports=_imports(opsets), ir_version=max(model.ir_version, 3))
+    return Prepared(
+        rebuilt, image, tuple((name, _open_shape(folded, name)) for name in names),
+        described, names != wanted, half, operators,
+        f"{model.producer_name} {model.producer_version}".strip(), opsets[""],
+    )  # fmt: skip
+
+
+def _imports(opsets: dict[str, int]) -> list[Any]:
+    from onnx import helper
+
+    return [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+
+
+def _open_shape(folded: Folded, name: str) -> tuple[int, ...]:
+    return tuple(axis.dim_value for axis in folded.types[name].tensor_type.shape.dim)
+
+
+def _rebuild(model: Any, folded: Folded, image: str, names: list[str]) -> Any:
+    """The graph of what the outputs `names` need.
+
+    Each output has an Identity of its own: onnx2torch returns all outputs of the node that writes one, and returns no
+    graph input or constant.
+    """
+    from onnx import helper
+
+    needed = set(names)
+    nodes = []
+    for node in reversed(folded.nodes):
+        if needed.intersection(name for name in node.output if name):
+            needed.update(name for name in node.input if name)
+            nodes.append(node)
+    nodes.reverse()
+    for index, name in enumerate(names):
+        nodes.append(helper.make_node("Identity", [name], [f"output {index}"], f"output_{index}"))
+    constants = [tensor for name, tensor in folded.constants.items() if name in needed]
+    kinds = [(name, kind) for name, kind in folded.types.items() if name in needed and name not in folded.constants]
+    return helper.make_graph(
+        nodes,
+        "network",
+        [value for value in model.graph.input if value.name == image],
+        [helper.make_value_info(f"output {index}", folded.types[name]) for index, name in enumerate(names)],
+        constants,
+        value_info=[helper.make_value_info(name, kind) for name, kind in kinds if name != image],
+    )

@@ -1,0 +1,17 @@
+"""The error for an ONNX model that cannot be used."""
+
+from __future__ import annotations
+
+
+class Refusal(ValueError):
+    """An ONNX model is refused. The message is one line: operator, input, output or tensor, what is expected, what to
+    do. The caller puts the file's name before it.
+    """
+
+
+def node_name(node: object) -> str:
+    """How messages name an onnx.NodeProto: operator and, if it has one, name; both cut to a readable length."""
+    operator, name = str(getattr(node, "op_type", ""))[:60], str(getattr(node, "name", ""))[:80]
+    domain = str(getattr(node, "domain", ""))[:60]
+    full = f"{domain}.{operator}" if domain not in ("", "ai.onnx") else operator
+    return f"{full} (node {name!r})" if name else full

@@ -1,0 +1,202 @@
+"""Compares a converted network with ONNX Runtime when a file is loaded for the first time; the result is cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from multi_dnn_ros.common.atomic_files import atomic_write
+from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.common.resources import cache_folder
+from multi_dnn_ros.models.onnx_intake.inputs import KNOWN_INPUTS, element_type
+from multi_dnn_ros.models.onnx_intake.preparation import Prepared
+from multi_dnn_ros.models.onnx_intake.reading import read_model
+from multi_dnn_ros.models.onnx_intake.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+#: Largest difference allowed, as a part of the largest value of the output: of a float32 file, of one in half
+#: precision, and of one with quantized activations, where a value on the edge of two steps may fall to either side.
+_TOLERANCE, _TOLERANCE_HALF, _TOLERANCE_QUANTIZED = 1e-3, 2e-2, 5e-2
+#: Share of the values of an output that may differ by more behind operators that choose: two nearly equal scores may
+#: change places.
+_EXCHANGED = 0.05
+_CHOOSING = {"ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
+             "QuantizeLinear", "Round", "Sign", "TopK"}  # fmt: skip
+_TIMEOUT_S = 300
+_IMAGES = Path(__file__).resolve().parents[2] / "calibration_images"
+
+
+def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | None = None) -> None:
+    """Raise Refusal, which names the output and the difference, unless `network` gives what ONNX Runtime gives.
+
+    Both compute noise and an image: `image`, by default one that comes with the package. Where ONNX Runtime cannot run
+    the file, a warning says so. Done once for each file and input size; the result is kept in the user's cache.
+    """
+    size = prepared.image.size
+    if size is None:
+        return
+    image = image or next(iter(sorted(_IMAGES.glob("*.jpg"))), None)
+    record = cache_folder() / "onnx" / f"{_key(path, size, image)}.json"
+    if record.is_file():
+        return
+    differences: dict[str, float] = {}
+    for what, pixels in _inputs(size, image):
+        try:
+            expected = _by_onnxruntime(path, prepared, pixels)
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            log.warning("%s is not compared with ONNX Runtime: %s", path, summarize_error(error))
+            return
+        own = _by_network(network, prepared, pixels)
+        for name, difference in _compare(prepared, own, expected, what).items():
+            differences[name] = max(difference, differences.get(name, 0.0))
+    try:
+        with atomic_write(record) as beside:
+            beside.write_text(json.dumps({"file": str(path), "largest difference": differences}, indent=1) + "\n")
+    except OSError as error:
+        log.warning("the comparison of %s with ONNX Runtime is not kept: %s", path, error)
+
+
+def _key(path: Path, size: tuple[int, int], image: Path | None) -> str:
+    """Of the file and its external data, of what converts it, and of what it is tried on."""
+    digest = hashlib.sha256(f"{size} {image}".encode())
+    for library in ("multi_dnn_ros", "onnx2torch", "torch", "onnxruntime"):
+        digest.update(f"{library} {_version(library)}".encode())
+    own = sorted(Path(__file__).resolve().parent.rglob("*.py"))
+    for file in (path, *_external_files(path), *own):
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest() if sys.version_info >= (3, 11) else
+                          hashlib.sha256(content.read()).digest())  # fmt: skip
+    return digest.hexdigest()
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _external_files(path: Path) -> list[Path]:
+    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+
+    model = read_model(path, weights=False)
+    names = {ExternalDataInfo(tensor).location for tensor in model.graph.initializer if uses_external_data(tensor)}
+    return [path.parent / name for name in sorted(names)]
+
+
+def _inputs(size: tuple[int, int], image: Path | None) -> list[tuple[str, np.ndarray]]:
+    """Name and pixels of each input: (1, 3, height, width) float32, 0..1."""
+    width, height = size
+    found: list[tuple[str, Any]] = [("noise", np.random.default_rng(0).random((1, 3, height, width), np.float32))]
+    pixels = cv2.imread(str(image), cv2.IMREAD_COLOR) if image is not None else None
+    if pixels is not None:
+        planes = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)[..., ::-1].transpose(2, 0, 1)
+        found.append((f"the image {image.name if image else ''}", planes[None].astype(np.float32) / 255))
+    return found
+
+
+def _by_network(network: nn.Module, prepared: Prepared, pixels: np.ndarray) -> list[np.ndarray]:
+    values = np.round(pixels * 255) if prepared.image.integers else pixels
+    with torch.inference_mode():
+        outputs = pytree.tree_leaves(network(torch.from_numpy(np.ascontiguousarray(values))))
+    return [output.numpy() for output in outputs]
+
+
+def _by_onnxruntime(path: Path, prepared: Prepared, pixels: np.ndarray) -> list[np.ndarray]:
+    """Outputs of the file as it is, in a process of its own. ValueError with ONNX Runtime's reason."""
+    from onnx import ValueInfoProto, helper, inliner
+
+    model = read_model(path)
+    if len(model.functions):
+        model = inliner.inline_local_functions(model)
+    del model.graph.output[:]
+    model.graph.output.extend(ValueInfoProto(name=name) for name, _ in prepared.outputs)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs: dict[str, Any] = {}
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        dtype = helper.tensor_dtype_to_np_dtype(element_type(value))
+        if value.name in KNOWN_INPUTS:
+            inputs[value.name] = np.array(KNOWN_INPUTS[value.name](*(prepared.image.size or (0, 0))), dtype)
+            continue
+        values = np.round(pixels * 255) if prepared.image.integers else pixels
+        inputs[value.name] = (values.transpose(0, 2, 3, 1) if prepared.image.channels_last else values).astype(dtype)
+    with tempfile.TemporaryDirectory(prefix="multi_dnn_ros_") as name:
+        folder = Path(name)
+        try:
+            (folder / "model.onnx").write_bytes(model.SerializeToString())
+        except Exception as error:  # protobuf's own: over 2 GiB
+            raise ValueError(f"it cannot be written as one file: {summarize_error(error)}") from None
+        np.savez(folder / "inputs.npz", **inputs)
+        command = [sys.executable, "-m", "multi_dnn_ros.models.onnx_intake.reference_process", name]
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+        if done.returncode:
+            reason = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+            raise ValueError(f"it ends with {done.returncode}: {reason[-1][:300] if reason else 'no message'}")
+        with np.load(folder / "outputs.npz") as outputs:
+            return [outputs[key] for key in outputs.files]
+
+
+def _compare(
+    prepared: Prepared, own: Sequence[np.ndarray], expected: Sequence[np.ndarray], what: str
+) -> dict[str, float]:
+    """Largest difference by output, as a part of its largest value."""
+    operators = set(prepared.operators)
+    tolerance = _TOLERANCE_HALF if prepared.half else _TOLERANCE
+    if "QuantizeLinear" in operators:
+        tolerance = max(tolerance, _TOLERANCE_QUANTIZED)
+    exchanged = _EXCHANGED if operators & _CHOOSING else 0.0
+    found: dict[str, float] = {}
+    for (name, _), values, reference in zip(prepared.outputs, own, expected, strict=True):
+        if values.shape != reference.shape:
+            raise Refusal(_told(name, what, f"shape {values.shape}, that of ONNX Runtime {reference.shape}"))
+        found[name], share = _difference(values, reference, tolerance)
+        if share > exchanged:
+            raise Refusal(
+                _told(
+                    name,
+                    what,
+                    f"{share:.1%} of its values differ by more than {tolerance:g} of the largest value, "
+                    f"at most by {found[name]:.2g} of it; allowed: {exchanged:.0%}",
+                )
+            )
+    return found
+
+
+def _difference(values: np.ndarray, reference: np.ndarray, tolerance: float) -> tuple[float, float]:
+    """Largest difference as a part of the largest value, and the share of values that differ by more than tolerance."""
+    if not reference.size:
+        return 0.0, 0.0
+    left, right = values.astype(np.float64), reference.astype(np.float64)
+    finite = np.isfinite(right)
+    scale = float(np.abs(right[finite]).max(initial=0.0)) or 1.0
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    with np.errstate(invalid="ignore"):
+        gap = np.where(same, 0.0, np.abs(left - right) / scale)
+    gap = np.nan_to_num(gap, nan=np.inf)
+    return float(gap.max()), float((gap > tolerance).mean())
+
+
+def _told(name: str, what: str, difference: Any) -> str:
+    return (
+        f"the converted network does not give what ONNX Runtime gives: output {name[:80]!r} on {what}: {difference}; "
+        "export it with another opset, or as a .pt2 file"
+    )
