@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 
 import torch
 
-from multi_dnn_ros.backends import Stage, Tensors
+from multi_dnn_ros.backends import Stage, Tensors, run_stages
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.graph.cut import cut
 from multi_dnn_ros.models.dnn import Dnn
@@ -41,22 +42,13 @@ def slower_than_float32(dnn: Dnn, stages: tuple[Stage, ...]) -> str | None:
         cut(dnn.module, inputs, 1, fold_batch_norm=True), inputs, cpu
     )
     image = tuple(torch.rand_like(tensor) for tensor in inputs)
-    bf16_ms, float32_ms = median_times_ms(image, _chained(stages), whole)
+    bf16_ms, float32_ms = median_times_ms(image, partial(run_stages, stages), whole)
     if bf16_ms < _LEAST_SLOWDOWN * float32_ms:
         return None
     return (
         f"parameter dnn.{dnn.name}.precision is 'bf16', which takes {bf16_ms:.1f} ms per image on this CPU; float32 "
         f"({backend}) takes {float32_ms:.1f} ms; faster: auto"
     )
-
-
-def _chained(stages: tuple[Stage, ...]) -> Stage:
-    def run(carried: Tensors) -> Tensors:
-        for stage in stages:
-            carried = stage(carried)
-        return carried
-
-    return run
 
 
 def median_times_ms(image: Tensors, bf16: Stage, float32: Stage) -> tuple[float, float]:

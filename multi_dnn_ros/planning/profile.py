@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import fx
 from multi_dnn_ros.graph.cut import NodeCost
 from multi_dnn_ros.graph.operations import Counts, Operation, counter, total
 from multi_dnn_ros.planning.checked_file import ProfileError as ProfileError
-from multi_dnn_ros.planning.checked_file import read_checked
 from multi_dnn_ros.planning.device import Limits
 from multi_dnn_ros.planning.file_model import FileModel
 from multi_dnn_ros.planning.measure import Times, Traced
@@ -228,11 +226,6 @@ def profile(
         warnings=tuple(doubts),
         provenance=origin,
     )
-
-
-def read_profile(path: Path) -> Profile:
-    """Read a profile that report.write_profile wrote. Raises ProfileError that names the file and the error."""
-    return read_checked(path, Profile, "profile", "multi-dnn profile")
 
 
 def _shape(nodes: Sequence[fx.Node], operations: Sequence[Operation]) -> LayerShape:
