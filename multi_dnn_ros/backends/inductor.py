@@ -223,4 +223,5 @@ SPEC = BackendSpec(
     precisions={"cpu": ("auto", "fp32", "bf16"), "cuda": ALL_PRECISIONS},
     captures=("cuda",),
     compiles=True,
+    finish=end_compiler_processes,
 )

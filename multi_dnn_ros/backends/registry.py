@@ -42,14 +42,17 @@ class BackendRequest:
 class BackendSpec:
     """Properties of a backend that are known before it is created. Used in the engine process and by the offline verbs.
 
-    name: value of the parameter `dnn.<dnn>.backend`. factory: creates the backend. Stages are cast to the precision
-    before it gets them, see backends/precision.py. precisions: allowed values of the parameter `dnn.<dnn>.precision` by
-    type of device ("cpu", "cuda"); the backend does not run on other types. tf32 and bf16 on a GPU also need compute
-    capability 8.0; int8 on a CPU, 8-bit dot products. captures: types of device on which stages are captured as CUDA
-    graphs, so that TF32 can differ between DNNs. fuses: types of device on which a convolution and its activation are
-    fused. compiles: preparing takes minutes; layers are then timed with the device's automatic backend instead.
-    timing_marks: the backend runs the operations of a stage's graph in order, so that time marks can stand between
-    them. version: of the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
+    name: value of the parameter `dnn.<dnn>.backend`.
+    factory: creates the backend. Stages are cast to the precision before it gets them, see backends/precision.py.
+    precisions: allowed values of the parameter `dnn.<dnn>.precision` by type of device ("cpu", "cuda"); the backend
+    does not run on other types. tf32 and bf16 on a GPU also need compute capability 8.0; int8 on a CPU needs 8-bit dot
+    products.
+    captures: types of device on which stages are captured as CUDA graphs, so that TF32 can differ between DNNs.
+    fuses: types of device on which a convolution and its activation are fused.
+    compiles: preparing takes minutes; layers are then timed with the device's automatic backend instead.
+    timing_marks: the operations of a stage's graph run in order, so that time marks can stand between them.
+    finish: called after the last DNN was prepared, for example to end compiler processes; None: nothing to do.
+    version: of the library that determines the times, such as "onnxruntime 1.20.0"; None: PyTorch.
     """
 
     name: str
@@ -61,6 +64,7 @@ class BackendSpec:
     fuses: tuple[str, ...] = ()
     compiles: bool = False
     timing_marks: bool = False
+    finish: Callable[[], None] | None = None
     version: Callable[[], str] | None = None
 
 

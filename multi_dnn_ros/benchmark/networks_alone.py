@@ -17,6 +17,7 @@ from tqdm import tqdm
 from multi_dnn_ros.backends import Stage, Tensors
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.onnx_export import memory_file
+from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.benchmark.plain_export import export_network
 from multi_dnn_ros.common.reporting import distribution
 from multi_dnn_ros.common.torch_threads import torch_threads
@@ -83,7 +84,7 @@ def _conditions(network: nn.Module, inputs: Tensors, jobs: int) -> dict[str, Cal
     direct = _run_directly(network, inputs)
     served = _prepared("onnxruntime", network, inputs, jobs)
     scripts = _prepared("torchscript", network, inputs, jobs)
-    whole = getattr(served[0], "single_launch", None)
+    whole = single_launches({1: served}).get(1)
     if whole is None:
         raise ValueError(f"{type(network).__name__} does not run as sessions, or has one job only")
     return {DIRECT: direct, WHOLE: whole, JOBS: _run_stages(served), TORCHSCRIPT: _run_stages(scripts)}

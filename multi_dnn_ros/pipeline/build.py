@@ -15,9 +15,9 @@ from multi_dnn_ros.backends.batches import BatchError, batch_sizes, prepare_batc
 from multi_dnn_ros.backends.capture import CapturedFunction, capture_on
 from multi_dnn_ros.backends.device_errors import is_out_of_memory, memory_shortage
 from multi_dnn_ros.backends.green_contexts import computing_on, with_own_cudnn_plans
-from multi_dnn_ros.backends.inductor import end_compiler_processes
 from multi_dnn_ros.backends.precision import PRECISIONS
 from multi_dnn_ros.backends.preprocess_graph import PreprocessGraph
+from multi_dnn_ros.backends.registry import BACKENDS
 from multi_dnn_ros.backends.static_stages import single_launches
 from multi_dnn_ros.common.cpu_features import has_bf16_products
 from multi_dnn_ros.common.error_text import summarize_error
@@ -32,7 +32,7 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.load import load_dnn
 from multi_dnn_ros.pipeline.bf16_check import slower_than_float32
 from multi_dnn_ros.pipeline.calibration import CalibrationError, calibration_inputs
-from multi_dnn_ros.pipeline.choices import ConfigError, choose_backend, default_workers, timing_target
+from multi_dnn_ros.pipeline.choices import ConfigError, backend_name, choose_backend, default_workers, timing_target
 from multi_dnn_ros.pipeline.pipeline import Pipeline
 from multi_dnn_ros.pipeline.settings_check import check_settings
 from multi_dnn_ros.planning.job_plan import JobPlan, JobPlanner
@@ -105,7 +105,7 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
             f"{len(tasks[-1].stages)} jobs{_batch_text(tasks[-1])} after {time.perf_counter() - begin:.1f} s"
         )
         progress(DnnReady(line))
-    end_compiler_processes()
+    _finish_backends(config, device)
     if shortage:  # raised here, because the traceback of the caught error would keep the memory allocated
         dnns.clear()
         tasks.clear()
@@ -113,6 +113,13 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
         torch.cuda.empty_cache()
         raise ConfigError(shortage)
     return Pipeline(device, workers, tuple(tasks), dnns, predictor)
+
+
+def _finish_backends(config: NodeConfig, device: torch.device) -> None:
+    names = {backend_name(dnn.backend, device, name, dnn.precision) for name, dnn in config.dnns.items()}
+    for spec in map(BACKENDS.get, sorted(names)):
+        if spec.finish is not None:
+            spec.finish()
 
 
 def _calibration(name: str, settings: DnnConfig, dnn: Dnn) -> list[Tensors]:

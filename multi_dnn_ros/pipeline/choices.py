@@ -85,7 +85,7 @@ def check_backend(name: str, device: torch.device, precision: str = "auto", dnn:
     allowed = allowed_precisions(device.type, name, capability)
     if precision not in allowed:
         reason = ""
-        if precision == "int8" and name == "onnxruntime" and not has_int8_products():
+        if precision == "int8" and precision in _spec(name, dnn).precisions[device.type] and not has_int8_products():
             reason = "; int8 needs 8-bit dot products (AVX512-VNNI, AVX-VNNI; asimddp on aarch64), which this CPU lacks"
         raise ConfigError(
             f"parameter dnn.{dnn}.precision is '{precision}'; allowed with backend {name} on {device}: "

@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 class DecoderSpec:
     """Properties of a decoder that are known before it is created. Used in the engine process.
 
-    name: value of the parameter `dnn.<dnn>.decoder`. factory: (preprocess, labels, *, keep, score_threshold,
-    own_threshold, iou_threshold, max_detections) -> Decoder, usually the Decoder's class; see
-    :class:`multi_dnn_ros.vision.decoders.base.Decoder` for the arguments. signature: shapes of the outputs that it
-    reads, for documentation, such as "(1, 4 + classes, N)". Decoder.check, called during configuration, decides whether
-    a DNN's outputs fit. result_kind: name of its results' kind. preprocess: keyword arguments of Preprocess for models
-    without preprocessing metadata. default_labels: class names of a model with one class and without labels.
+    name: value of the parameter `dnn.<dnn>.decoder`.
+    factory: (preprocess, labels, *, keep, score_threshold, own_threshold, iou_threshold, max_detections) -> Decoder,
+    usually the Decoder's class; see :class:`multi_dnn_ros.vision.decoders.base.Decoder` for the arguments.
+    signature: shapes of the outputs that it reads, for documentation, such as "(1, 4 + classes, N)". Decoder.check,
+    called during configuration, decides whether a DNN's outputs fit.
+    result_kind: name of its results' kind.
+    preprocess: keyword arguments of Preprocess for models without preprocessing metadata.
+    default_labels: class names of a model with one class and without labels.
     takes_detector: the factory takes the network as its first argument and moves the layers that run on the device to
-    the decoder's attribute `core`. For model sources that set Source.detector. loss: for `multi-dnn retrain`: (dnn,
-    source) -> loss, or "module:function"; None: the network can only be trained by distillation from another network.
+    the decoder's attribute `core`. For model sources that set Source.detector.
+    loss: for `multi-dnn retrain`: (dnn, source) -> loss, or "module:function"; None: the network can only be trained by
+    distillation from another network.
     recognize: shapes of a model's outputs -> whether the decoder reads them, and how certain that is; it selects the
     decoder of a model that does not name one. None: the decoder is used only where it is named.
     """
