@@ -103,13 +103,13 @@ class DnnConfig(_Section):
     )
     decoder: DecoderName = Field(
         "auto",
-        description="How raw outputs become results. auto: built-in and torchvision models know theirs; other models "
-        "use that of their role, if it has one.",
+        description="How raw outputs become results. auto: the model's own, else the one that reads outputs "
+        "of these shapes (the log says which), else that of the role.",
     )
     labels: list[str] = Field(
         default_factory=list,
-        description="Class names in the order of their indices, or one text file with one name per line. Empty: the "
-        "model's own.",
+        description="Class names in the order of their indices, one text file with one name per line, coco80, or "
+        "coco91. Empty: the model's own.",
     )
     keep: list[str] = Field(default_factory=list, description="Classes to publish. Empty: all.")
     cameras: list[str] = Field(default_factory=list, description="Cameras whose images the DNN processes. Empty: all.")
@@ -118,12 +118,12 @@ class DnnConfig(_Section):
     resize: Literal["auto", "stretch", "letterbox"] = Field(
         "auto",
         description="How an image is fitted to the network input. auto: the model's own; otherwise letterbox with "
-        "decoder yolo, stretch with others.",
+        "decoders of YOLO, stretch with others.",
     )
     color: Literal["auto", "rgb", "bgr"] = Field(
         "auto",
-        description="Channel order of the network input. auto: the model's own; otherwise bgr with decoder "
-        "grid, rgb with others.",
+        description="Channel order of the network input. auto: the model's own; otherwise bgr with decoders "
+        "grid, yolox, nanodet and nanodet_plus, rgb with others.",
     )
     mean: list[float] = Field(
         default_factory=list,
