@@ -153,10 +153,11 @@ def _of_source(result: Inspection, config: DnnConfig, source: Source) -> None:
             return
         result.outputs = result.outputs or [shape_text(shape) for shape in shapes]
         recognition = recognized(source, NAME, config, shapes)
-        _recognized(result, recognition)
         if named:
             result.decoder = named
             result.why = "parameter decoder" if config.decoder != "auto" else "the model says so"
+        else:
+            _recognized(result, recognition)
         classes = next((found.classes for name, found in recognition.matches if name == result.decoder), 0)
     result.inputs = result.inputs or [shape_text(tuple(inputs[0].shape))]
     _label(result, config, source, classes)

@@ -58,6 +58,8 @@ OWN: Mapping[str, Mapping[str, str]] = {
         "detr_sigmoid": "multi_dnn_ros.vision.decoders.detr_sigmoid:SPEC",
         "postprocessed": "multi_dnn_ros.vision.decoders.postprocessed:SPEC",
         "ssd": "multi_dnn_ros.vision.decoders.ssd:SPEC",
+        "twinlitenet": "multi_dnn_ros.vision.decoders.twinlitenet:SPEC",
+        "ufld": "multi_dnn_ros.vision.decoders.ufld:SPEC",
     },
     MODEL_SOURCES: {
         "builtin": "multi_dnn_ros.models.builtin_source:SPEC",

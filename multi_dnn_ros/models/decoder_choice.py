@@ -20,12 +20,12 @@ from multi_dnn_ros.vision.decoders.registry import DECODERS
 log = logging.getLogger(__name__)
 
 
-def with_recognized_decoder(source: Source, name: str, config: DnnConfig) -> Source:
+def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, report: bool = True) -> Source:
     """The source with the decoder that reads its outputs, where neither it nor parameter `decoder` names one.
 
-    Where the shapes of the outputs are not in its file, the network is run once on zeros. The choice is logged, with
-    the other decoders that would fit. Unchanged where there is nothing to recognize: no input size is known, or nothing
-    fits and the role has a decoder. Raises ModelError, which names the nearest decoders, where no decoder fits.
+    Where the shapes of the outputs are not in its file, the network is run once on zeros. report: the choice is logged,
+    with the other decoders that would fit. Unchanged where there is nothing to recognize: no input size is known, or
+    nothing fits and the role has a decoder. Raises ModelError, which names the nearest decoders, where no decoder fits.
     """
     size = input_size(source, config)
     if source.detector is not None or size is None:
@@ -35,7 +35,8 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig) -> Sou
     shapes = source.outputs if has_shapes(source) else run_on_zeros(source, name, config.model, size)
     recognition = recognized(source, name, config, shapes or ())
     if recognition.chosen:
-        log.info("dnn.%s.decoder is auto: %s", name, recognition.why)
+        if report:
+            log.info("dnn.%s.decoder is auto: %s", name, recognition.why)
         classes = recognition.matches[0][1].classes
         return replace(source, decoder=recognition.chosen, classes=source.classes or classes)
     preset = PRESETS.get(config.role)

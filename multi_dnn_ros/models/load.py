@@ -64,7 +64,7 @@ def check_dnn(name: str, config: DnnConfig) -> None:
     """
     source = outline_source(name, config)
     if has_shapes(source):
-        source = with_recognized_decoder(source, name, config)
+        source = with_recognized_decoder(source, name, config, report=False)
     elif not is_decided(source, config) and input_size(source, config) is not None:
         return  # running the network shows the shapes of its outputs, and they its decoder
     interface = interface_of(source, name, config)

@@ -116,12 +116,13 @@ class DnnConfig(_Section):
     decoder: DecoderName = Field(
         "auto",
         description="Converts the raw outputs of the DNN into results. auto: the decoder that the model defines "
-        "(built-in and torchvision models do), otherwise that of the role.",
+        "(built-in and torchvision models do), otherwise the one for outputs of these shapes, which is logged, otherwise "
+        "that of the role.",
     )
     labels: list[str] = Field(
         default_factory=list,
-        description="Class names in the order of their indices, or the path of a text file with one name per line. "
-        "Empty: the names that the model defines.",
+        description="Class names in the order of their indices, the path of a text file with one name per line, coco80, "
+        "or coco91. Empty: the names that the model defines.",
     )
     keep: list[str] = Field(
         default_factory=list, description="Names of the classes to publish; other results are discarded. Empty: all."
@@ -136,13 +137,13 @@ class DnnConfig(_Section):
     resize: Literal["auto", "stretch", "letterbox"] = Field(
         "auto",
         description="How images are resized to the network input. stretch: the aspect ratio changes. letterbox: it is "
-        "kept, and the borders are padded. auto: as the model defines, otherwise letterbox with decoder yolo and "
-        "stretch with other decoders.",
+        "kept, and the borders are padded. auto: as the model defines, otherwise letterbox with decoders of YOLO "
+        "and stretch with other decoders.",
     )
     color: Literal["auto", "rgb", "bgr"] = Field(
         "auto",
-        description="Channel order of the network input. auto: as the model defines, otherwise bgr with decoder grid "
-        "and rgb with other decoders.",
+        description="Channel order of the network input. auto: as the model defines, otherwise bgr with decoders "
+        "grid, yolox, nanodet and nanodet_plus, and rgb with other decoders.",
     )
     mean: list[float] = Field(
         default_factory=list,

@@ -1,0 +1,74 @@
+"""TwinLiteNet: drivable area and lane lines as two maps; the lines are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from multi_dnn_ros.vision.decoders.base import TwoParts
+from multi_dnn_ros.vision.decoders.lane import LaneDecoder
+from multi_dnn_ros.vision.decoders.layout import EXACT, POSSIBLE, Difference, Layout, Match, match
+from multi_dnn_ros.vision.decoders.registry import DecoderSpec
+from multi_dnn_ros.vision.results import Lanes, OutputError
+
+_MAP = (1, 2, "h", "w")
+
+
+class TwinLiteNetDecoder(LaneDecoder):
+    """(1, 2, h, w) logits of the drivable area, then (1, 2, h, w) of lane lines, "none" first in both -> Lanes.
+
+    github.com/chequanghuy/TwinLiteNet, arXiv:2307.10705. The drivable area is no result kind yet.
+    """
+
+    name = "twinlitenet"
+
+    def check(self, outputs: Sequence[Tensor]) -> None:
+        layout = Layout(tuple(tuple(output.shape) for output in outputs))
+        found = recognize(layout)
+        if isinstance(found, Difference):
+            raise OutputError(
+                f"outputs of shapes {layout}, but decoder twinlitenet reads (1, 2, h, w) twice: {found.text}"
+            )
+        if len(self.labels) != 2:
+            raise OutputError(f"decoder twinlitenet needs 2 class names, none and lane; labels has {len(self.labels)}")
+
+    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
+        return super().decode(outputs[1:], source_size)
+
+    def in_two_parts(self) -> TwoParts | None:
+        parts = super().in_two_parts()
+        return None if parts is None else _SecondMap(parts)
+
+
+class _SecondMap:
+    """The parts of the decoder of one map, given the second one."""
+
+    def __init__(self, parts: TwoParts) -> None:
+        self._parts = parts
+
+    def condense(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return self._parts.condense(outputs[1:])
+
+    def decode(self, outputs: Sequence[Tensor], source_size: tuple[int, int]) -> Lanes:
+        lanes: Lanes = self._parts.decode(outputs, source_size)
+        return lanes
+
+
+def recognize(layout: Layout) -> Match | Difference:
+    """Whether TwinLiteNetDecoder reads such outputs: two maps of two classes, of the same size."""
+    found = match(layout, [_MAP, _MAP])
+    if isinstance(found, Difference):
+        return found
+    whole = layout.size == (found.axes.get("w", 0), found.axes.get("h", 0))
+    return Match(EXACT if whole else POSSIBLE, "two maps of two classes")
+
+
+SPEC = DecoderSpec(
+    "twinlitenet",
+    TwinLiteNetDecoder,
+    signature="(1, 2, h, w) of the drivable area, (1, 2, h, w) of lane lines (TwinLiteNet)",
+    result_kind="lanes",
+    default_labels=("none", "lane"),
+    recognize=recognize,
+)
