@@ -45,8 +45,13 @@ SMALL = ((1, 256, 14, 14), (256, 256, 3, 3))
 @needs_triton
 @pytest.mark.parametrize(
     ("capability", "layer"),  # 8.0: A100; 8.7: Jetson Orin; 9.0: H100 and H200
-    [(80, IN_GROUPS), (87, IN_GROUPS), (87, FIRST), (90, IN_GROUPS), (90, SMALL)],
-    ids=["8.0-in_groups", "8.7-in_groups", "8.7-first", "9.0-in_groups", "9.0-small"],
+    [
+        pytest.param(80, IN_GROUPS, id="8.0-in_groups"),
+        pytest.param(87, IN_GROUPS, id="8.7-in_groups", marks=pytest.mark.long),
+        pytest.param(87, FIRST, id="8.7-first", marks=pytest.mark.long),
+        pytest.param(90, IN_GROUPS, id="9.0-in_groups", marks=pytest.mark.long),
+        pytest.param(90, SMALL, id="9.0-small"),
+    ],
 )
 def test_the_kernel_compiles_for_other_gpus(capability: int, layer: tuple) -> None:
     """All tiles, with and without bias and addition, for layers of RegNetY-32GF, VGG16 and ResNet152."""

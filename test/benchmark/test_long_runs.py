@@ -222,6 +222,7 @@ def test_runs_that_are_too_short_for_a_verdict_are_refused(capsys: pytest.Captur
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("unfrozen")
 def test_repeated_activation_leaks_nothing(tmp_path: Path, parameters: str) -> None:
     output = tmp_path / "cycles.json"
     assert main(

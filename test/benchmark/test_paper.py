@@ -243,6 +243,7 @@ def test_the_end_of_a_process_is_reported(tmp_path: Path) -> None:
     assert not process.is_alive()
 
 
+@pytest.mark.long  # in one process in test_paper_blocks; processes above
 @pytest.mark.timeout(600)
 def test_paper_through_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

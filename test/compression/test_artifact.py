@@ -29,7 +29,7 @@ SSD = "torchvision:ssdlite320_mobilenet_v3_large"
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.nn.Module]:
     """The package's object DNN, decomposed, and the module that was written."""
     source = load_network("builtin:object")
-    outcomes = decompose(source.module, (torch.zeros(1, 3, 288, 384),), Ratio(0.5))
+    outcomes = decompose(source.module, (torch.zeros(1, 3, 288, 384),), Ratio(0.5), iterations=0)
     path = tmp_path_factory.mktemp("artifact") / "object.safetensors"
     description = Description(
         model="builtin:object",

@@ -12,9 +12,10 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.common.errors import CommandError
 from multi_dnn_ros.partition.executor import NetworkRequest, random_images
 from multi_dnn_ros.partition.run import BatchRun, disagreement, run_batch
+from multi_dnn_ros.partition.torch_executor import TorchExecutor
 from multi_dnn_ros.planning.batch_plan import Plan, plan_exact
 from multi_dnn_ros.planning.batch_table import read_table, table_path, write_table
-from multi_dnn_ros.planning.batch_units import parse_units
+from multi_dnn_ros.planning.batch_units import parse_unit, parse_units
 
 
 def run(names: str, batch: int, *, most: int = 64, rounds: int = 2, timeout_s: float = 60.0) -> tuple[Plan, BatchRun]:
@@ -146,6 +147,22 @@ def test_the_command_refuses_images_of_another_shape_or_type(
     assert "--batch or --input is needed" in capsys.readouterr().err
 
 
+def test_backends_of_a_cpu_unit_compute_the_same() -> None:
+    images, found = random_images((3, 32, 32), 2), []
+    for name in ("cpu:1", "cpu:1/torchscript"):
+        request = NetworkRequest("torchvision:squeezenet1_1", num_classes=3, size=(32, 32))
+        executor = TorchExecutor(parse_unit(name), request, "auto")
+        assert executor.shape == images.shape[1:]
+        (form,) = executor.prepare(len(images))
+        found.append(np.full((len(images), *form.shape), np.nan, form.dtype))
+        times = executor.run(images, (found[-1],))
+        assert times.compute_ms > 0.0
+        assert times.input_ms == 0.0
+    assert found[0].shape == (2, 3)
+    assert disagreement(found[:1], found[1:]) < 1e-3
+
+
+@pytest.mark.long  # units that are played, above; a CPU's in this process, above
 def test_two_cpu_units_are_profiled_and_run_a_network(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ["torchvision:squeezenet1_1", "--size", "32x32", "--num-classes", "3", "--tables", str(tmp_path)]
     units = ["--units", "cpu:1,cpu:1/torchscript"]

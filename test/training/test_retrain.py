@@ -62,6 +62,7 @@ def arguments(model: str | Path, out: Path, data: str, *more: str) -> list[str]:
 # --- through the front door -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # a builder in test_curve; from a name to a report with a detector below
 def test_a_builder_learns_classes_and_is_evaluated(
     colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +113,8 @@ def test_a_detector_is_decomposed_retrained_and_goes_into_the_node(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, better = tmp_path / "small.safetensors", tmp_path / "better.safetensors"
-    assert main(["decompose", "builtin:pedestrian", "--output", str(small), "--ratio", "0.6"]) == 0
+    # Without sweeps, as above.
+    assert main(["decompose", "builtin:pedestrian", "--output", str(small), "--ratio", "0.6", "--iterations", "0"]) == 0
     road = f"road:{tmp_path / 'road'}"
     run = ["--scenes", "8", "--epochs", "1", "--batch-size", "4", "--teacher", "builtin:pedestrian"]
     assert main(arguments(small, better, road, *run)) == 0
