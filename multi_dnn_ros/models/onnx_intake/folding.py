@@ -81,6 +81,7 @@ class _Folding:
         self.static = static
         self.result = Folded()
         self.values: dict[str, np.ndarray] = {}
+        self.left = MAX_ELEMENTS  # of large constants that may be computed here
 
     def add_constants(self, tensors: Sequence[Any]) -> None:
         from onnx import helper
@@ -237,7 +238,8 @@ class _Folding:
                 ) from None
         for name, value in zip(node.output, values, strict=False):
             if name:
-                self.values[name] = value
+                if value.size <= _FOLDED:
+                    self.values[name] = value
                 self.add_constants([numpy_helper.from_array(value, name)])
         return True
 
@@ -253,7 +255,9 @@ class _Folding:
             elements += math.prod(shape) if shape is not None else (limit + 1 if name else 0)
         for name in node.output:
             self.result.types.pop(name, None)
-        return elements <= limit
+        if elements > _FOLDED:
+            self.left -= elements
+        return elements <= limit and self.left >= 0
 
     def _shape_value(self, node: Any) -> np.ndarray:
         options = {attribute.name: attribute.i for attribute in node.attribute}
@@ -268,12 +272,10 @@ class _Folding:
         """The value of a constant; None: not a constant, or its data was not read."""
         from onnx import numpy_helper
 
-        if name not in self.values:
-            tensor = self.result.constants.get(name)
-            if tensor is None or _is_external(tensor):
-                return None
-            self.values[name] = numpy_helper.to_array(tensor)
-        return self.values[name]
+        if name in self.values:
+            return self.values[name]
+        tensor = self.result.constants.get(name)
+        return None if tensor is None or _is_external(tensor) else numpy_helper.to_array(tensor)
 
 
 def _is_external(tensor: Any) -> bool:
