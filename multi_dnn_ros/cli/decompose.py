@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     from multi_dnn_ros.models.errors import ModelError
     from multi_dnn_ros.models.sources import load_network, weights_file
 
-    source = load_network(args.model, weights=args.weights, num_classes=args.num_classes)
+    source = load_network(args.model, weights=args.weights, num_classes=args.num_classes, size=args.size)
     if source.description is not None and source.description.plan:
         made_from = source.description.model
         raise UsageError(f"{args.model} is already decomposed; decompose the network it was made from: {made_from}")

@@ -101,6 +101,7 @@ def read_trainable(args: argparse.Namespace, model: str, *, smoothing: float = 0
         model,
         weights=args.weights if built else "default",
         num_classes=args.num_classes if built else 0,
+        size=args.size,
     )
     return make_trainable(
         source, model, size=args.size, decoder=args.decoder, labels=args.labels, keep=args.keep, smoothing=smoothing

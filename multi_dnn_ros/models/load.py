@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from multi_dnn_ros.common import extensions
+from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.common.extensions import ExtensionError
 from multi_dnn_ros.models.decoder_choice import (
     decoders_for,
@@ -239,7 +240,9 @@ def _try(dnn: Dnn, config: DnnConfig) -> None:
             outputs = pytree.tree_leaves(dnn.module(*dnn.example_inputs()))
     except Exception as error:
         size = f"{dnn.preprocess.width} x {dnn.preprocess.height}"
-        raise ModelError(f"dnn.{dnn.name}: {config.model} fails on an image of {size}: {error}") from None
+        raise ModelError(
+            f"dnn.{dnn.name}: {config.model} fails on an image of {size}: {summarize_error(error)}"
+        ) from None
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     _check_outputs(dnn.decoder, tensors, dnn.name, config)
 

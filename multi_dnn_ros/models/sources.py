@@ -29,12 +29,18 @@ def outline_source(name: str, config: DnnConfig) -> Source:
     return _load(f"parameter dnn.{name}.", config, classifiers=False, outline=True)
 
 
-def load_network(model: str, *, weights: str = "default", num_classes: int = 0) -> Source:
+def load_network(
+    model: str, *, weights: str = "default", num_classes: int = 0, size: tuple[int, int] | None = None
+) -> Source:
     """The network for an offline verb: what the node accepts, and torchvision's classifiers. Raises ModelError.
 
-    weights, num_classes: as the parameters dnn.<dnn>.weights and num_classes.
+    weights, num_classes: as the parameters dnn.<dnn>.weights and num_classes. size: (width, height) for a file that
+    leaves it free.
     """
-    config = DnnConfig(role="network", model=model, weights=weights, num_classes=num_classes)
+    width, height = size or (0, 0)
+    config = DnnConfig(
+        role="network", model=model, weights=weights, num_classes=num_classes, input_width=width, input_height=height
+    )
     source = _load("argument ", config, classifiers=True)
     if num_classes and source.classes and num_classes != source.classes:
         raise ModelError(f"argument num_classes is {num_classes}, but {model} has {source.classes} classes")

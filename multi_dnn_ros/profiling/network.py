@@ -41,7 +41,7 @@ def load(model: str, *, weights: str = "", num_classes: int = 0, size: tuple[int
 
     origin = source_of(model)
     weights = weights or ("random" if origin is not None and origin.takes_weights else "default")
-    source = load_network(model, weights=weights, num_classes=num_classes)
+    source = load_network(model, weights=weights, num_classes=num_classes, size=size)
     width, height = source.input_size(model, size, "argument size")
     if weights == "random":
         balance(source.network, random_image(width, height))

@@ -259,10 +259,13 @@ def ultralytics(path: Path, **properties: str) -> Path:
 
 
 def test_metadata_of_ultralytics(tmp_path: Path) -> None:
-    dnn = load_dnn("x", DnnConfig(role="object", model=str(ultralytics(tmp_path / "u.onnx"))))
+    dnn = load_dnn("x", DnnConfig(role="object", model=str(ultralytics(tmp_path / "u.onnx")), decoder="yolo"))
     assert dnn.labels == ("car", "bus")
     assert (dnn.preprocess.width, dnn.preprocess.height, dnn.preprocess.fit) == (10, 8, "letterbox")
-    own = load_dnn("x", DnnConfig(role="object", model=str(tmp_path / "u.onnx"), labels=["a", "b"], resize="stretch"))
+    own = load_dnn(
+        "x",
+        DnnConfig(role="object", model=str(tmp_path / "u.onnx"), decoder="yolo", labels=["a", "b"], resize="stretch"),
+    )
     assert (own.labels, own.preprocess.fit) == (("a", "b"), "stretch")
 
 
@@ -280,7 +283,7 @@ def test_wrong_metadata_is_named(properties: dict[str, str], words: str, tmp_pat
     file = ultralytics(tmp_path / "u.onnx", **properties)
     for step in (load_dnn, check_dnn):
         with pytest.raises(ModelError, match=rf"u\.onnx: .*{words}"):
-            step("x", DnnConfig(role="object", model=str(file)))
+            step("x", DnnConfig(role="object", model=str(file), decoder="yolo"))
 
 
 SIDECARS = {
@@ -309,7 +312,7 @@ def test_a_file_beside_the_model_describes_it(name: str, tmp_path: Path) -> None
     (tmp_path / name).write_text(text)
     if name.startswith("preprocessor"):
         (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "a", "1": "b"}}))
-    dnn = load_dnn("x", DnnConfig(role="object", model=str(file)))
+    dnn = load_dnn("x", DnnConfig(role="object", model=str(file), decoder="yolo"))
     assert dnn.labels == ("a", "b")
     assert dnn.preprocess.mean == pytest.approx((0.1, 0.2, 0.3))
     assert dnn.preprocess.fit == ("letterbox" if own else "stretch")
@@ -339,13 +342,13 @@ def test_a_wrong_file_beside_the_model_is_named(tmp_path: Path) -> None:
     ):
         (tmp_path / "net.yaml").write_text(text)
         with pytest.raises(ModelError, match=rf"net\.onnx: .*{words}") as caught:
-            load_dnn("x", DnnConfig(role="object", model=str(file)))
+            load_dnn("x", DnnConfig(role="object", model=str(file), decoder="yolo"))
         assert "\n" not in str(caught.value)
 
 
 def test_the_comparison_is_made_once_and_names_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = ultralytics(tmp_path / "u.onnx")
-    config = DnnConfig(role="object", model=str(file))
+    config = DnnConfig(role="object", model=str(file), decoder="yolo")
     own = verification._by_network
 
     def wrong(*given: Any) -> list[np.ndarray]:
@@ -366,7 +369,7 @@ def test_a_comparison_that_cannot_be_made_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(verification, "_TIMEOUT_S", 0.01)
-    load_dnn("x", DnnConfig(role="object", model=str(ultralytics(tmp_path / "u.onnx"))))
+    load_dnn("x", DnnConfig(role="object", model=str(ultralytics(tmp_path / "u.onnx")), decoder="yolo"))
     assert "u.onnx is not compared with ONNX Runtime" in caplog.text
 
 

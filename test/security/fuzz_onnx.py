@@ -31,6 +31,7 @@ from tqdm import tqdm
 from multi_dnn_ros import __version__
 from multi_dnn_ros.common.reporting import write_json
 
+ROOT = Path(__file__).resolve().parents[2]
 #: Files of one child process.
 BATCH = 100
 #: Memory that loading may add to that of the libraries, bytes.
@@ -391,7 +392,7 @@ def run_batch(numbers: range, seed: int) -> tuple[list[dict[str, str]], dict[str
         files = make(Path(name), numbers, seed)
         while files:
             command = [sys.executable, __file__, "--child", str(files[0].parent)]
-            environment = {**os.environ, "XDG_CACHE_HOME": str(Path(name) / "cache")}
+            environment = {**os.environ, "XDG_CACHE_HOME": str(Path(name) / "cache"), "PYTHONPATH": str(ROOT)}
             try:
                 done = subprocess.run(
                     command,

@@ -81,6 +81,7 @@ class _Folding:
         self.static = static
         self.result = Folded()
         self.values: dict[str, np.ndarray] = {}
+        self.left = MAX_ELEMENTS  # of large constants that may be computed here
 
     def add_constants(self, tensors: Sequence[Any]) -> None:
         from onnx import helper
@@ -214,32 +215,42 @@ class _Folding:
     def _compute(self, node: Any) -> bool:
         """Replace the node by its value. False: the value is too large, or cannot be computed here."""
         from onnx import numpy_helper
-        from onnx.reference import ReferenceEvaluator
 
-        schema = self._schema(node)
+        self._schema(node)  # is it an operator at all
         if node.op_type == "Shape":
-            values = [self._shape_value(node)]
+            values = {node.output[0]: self._shape_value(node)}
         elif node.op_type == "Size":
-            values = [np.array(math.prod(self.result.shape(node.input[0]) or (0,)), np.int64)]
+            values = {node.output[0]: np.array(math.prod(self.result.shape(node.input[0]) or (0,)), np.int64)}
         else:
             if node.op_type not in _COUNTING and not self._affordable(node):
                 return False
             inputs = {name: self._value(name) for name in node.input if name}
             if any(value is None for value in inputs.values()):
                 return False
-            try:
-                with np.errstate(all="ignore"):
-                    evaluator = ReferenceEvaluator(node, opsets={**self.opsets, "": schema.since_version})
-                    values = [np.asarray(value) for value in evaluator.run(None, inputs)]
-            except Exception as error:
-                raise Refusal(
-                    f"operator {node_name(node)} cannot be computed from its constants: {summarize_error(error)}"
-                ) from None
-        for name, value in zip(node.output, values, strict=False):
-            if name:
+            values = self._evaluate(node, inputs)
+        for name, value in values.items():
+            if value.size <= _FOLDED:
                 self.values[name] = value
-                self.add_constants([numpy_helper.from_array(value, name)])
+            self.add_constants([numpy_helper.from_array(value, name)])
         return True
+
+    def _evaluate(self, node: Any, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs of a node by name, by ONNX's reference implementation."""
+        from onnx import helper
+        from onnx.reference import ReferenceEvaluator
+
+        names = [name for name in node.output if name]
+        given, results = ([helper.make_empty_tensor_value_info(name) for name in side] for side in (inputs, names))
+        graph = helper.make_graph([node], "node", given, results)
+        model = helper.make_model(graph, opset_imports=self.opset_imports, ir_version=self.ir_version)
+        try:
+            with np.errstate(all="ignore"):
+                found = ReferenceEvaluator(model).run(None, inputs)
+        except Exception as error:
+            raise Refusal(
+                f"operator {node_name(node)} cannot be computed from its constants: {summarize_error(error)}"
+            ) from None
+        return {name: np.asarray(value) for name, value in zip(names, found, strict=True)}
 
     def _affordable(self, node: Any) -> bool:
         limit = MAX_ELEMENTS if node.op_type in _CHEAP else _FOLDED
@@ -253,7 +264,9 @@ class _Folding:
             elements += math.prod(shape) if shape is not None else (limit + 1 if name else 0)
         for name in node.output:
             self.result.types.pop(name, None)
-        return elements <= limit
+        if elements > _FOLDED:
+            self.left -= elements
+        return elements <= limit and self.left >= 0
 
     def _shape_value(self, node: Any) -> np.ndarray:
         options = {attribute.name: attribute.i for attribute in node.attribute}
@@ -268,12 +281,10 @@ class _Folding:
         """The value of a constant; None: not a constant, or its data was not read."""
         from onnx import numpy_helper
 
-        if name not in self.values:
-            tensor = self.result.constants.get(name)
-            if tensor is None or _is_external(tensor):
-                return None
-            self.values[name] = numpy_helper.to_array(tensor)
-        return self.values[name]
+        if name in self.values:
+            return self.values[name]
+        tensor = self.result.constants.get(name)
+        return None if tensor is None or _is_external(tensor) else numpy_helper.to_array(tensor)
 
 
 def _is_external(tensor: Any) -> bool:

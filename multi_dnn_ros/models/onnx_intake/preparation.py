@@ -10,6 +10,7 @@ from multi_dnn_ros.common.error_text import summarize_error
 from multi_dnn_ros.models.onnx_intake.cutting import output_names
 from multi_dnn_ros.models.onnx_intake.folding import Folded, fold
 from multi_dnn_ros.models.onnx_intake.inputs import ImageInput, fix_inputs
+from multi_dnn_ros.models.onnx_intake.memory import check_memory
 from multi_dnn_ros.models.onnx_intake.metadata import Described, describe
 from multi_dnn_ros.models.onnx_intake.padding import make_pads_explicit
 from multi_dnn_ros.models.onnx_intake.precision import to_float32
@@ -83,6 +84,7 @@ def prepare(path: Path, asked: tuple[int, int] = (0, 0), *, weights: bool = True
                       "cannot be read as ONNX: it has no output")  # fmt: skip
     names = output_names(folded, given, wanted)
     make_pads_explicit(folded)
+    check_memory(folded, names)
     graph = _rebuild(model, folded, given, names)
     operators: dict[str, int] = {}
     for node in graph.node:

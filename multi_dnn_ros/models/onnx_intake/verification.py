@@ -61,7 +61,10 @@ def verify(path: Path, prepared: Prepared, network: nn.Module, image: Path | Non
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             log.warning("%s is not compared with ONNX Runtime: %s", path, summarize_error(error))
             return
-        own = _by_network(network, prepared, pixels)
+        try:
+            own = _by_network(network, prepared, pixels)
+        except Exception as error:
+            raise Refusal(f"fails on an image of {size[0]} x {size[1]}: {summarize_error(error)}") from None
         for name, difference in _compare(prepared, own, expected, what).items():
             differences[name] = max(difference, differences.get(name, 0.0))
     try:
@@ -79,8 +82,8 @@ def _key(path: Path, size: tuple[int, int], image: Path | None) -> str:
     own = sorted(Path(__file__).resolve().parent.rglob("*.py"))
     for file in (path, *_external_files(path), *own):
         with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest() if sys.version_info >= (3, 11) else
-                          hashlib.sha256(content.read()).digest())  # fmt: skip
+            while chunk := content.read(1 << 20):
+                digest.update(chunk)
     return digest.hexdigest()
 
 

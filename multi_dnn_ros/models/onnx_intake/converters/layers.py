@@ -185,6 +185,11 @@ def _same(source: torch.Tensor) -> torch.Tensor:
 _onnx2torch_batch_norm = get_converter("BatchNormalization", 15)
 
 
+@converter("Identity")
+def _identity(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
+    return operator_result(node, _same)
+
+
 @converter("BatchNormalization")
 def _batch_norm(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
     if node.attributes.get("training_mode", 0) or len([name for name in node.output_values if name]) > 1:

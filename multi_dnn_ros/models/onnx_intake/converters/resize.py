@@ -23,6 +23,8 @@ from torch.nn import functional as F
 from multi_dnn_ros.models.onnx_intake.converters.registration import constant, converter, has_input, shape_of
 
 _Array = npt.NDArray[Any]
+#: Elements of the weights of one axis.
+_LARGEST_TABLE = 8192 * 8192
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -227,6 +229,8 @@ def _resize(node: OnnxNode, graph: OnnxGraph) -> OperationConverterResult:
     shape, axes = _plan(node, graph)
     if not crops:
         axes = [axis for axis in axes if axis.result != axis.length or axis.scale != 1.0]
+    if mode != "nearest" and any(axis.length * axis.result > _LARGEST_TABLE for axis in axes):
+        raise NotImplementedError(f"operator Resize (node {node.name!r}): axes of more than 8192 elements")
     make = _nearest if mode == "nearest" else _weights
     tables = [torch.from_numpy(make(axis, rules)) for axis in axes]
     outside = _outside(len(shape), axes, rules) if crops else None
