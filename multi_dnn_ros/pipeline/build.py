@@ -86,8 +86,8 @@ def build(config: NodeConfig, progress: Callable[[str], None] = lambda text: Non
                 task = _job_by_job(task)  # a whole network is longer than a job may be
             if settings.precision == "bf16" and device.type == "cpu" and has_bf16_products():
                 progress(f"comparing {name} in bf16 with float32")
-                if warning := slower_than_float32(dnns[name], task.stages):
-                    log.warning("%s", warning)
+                if slower := slower_than_float32(dnns[name], task.stages):
+                    log.warning("%s", slower)
             tasks.append(task)
             if task.remaining_ns is not None:
                 progress(plan.summary(name, task.remaining_ns))
