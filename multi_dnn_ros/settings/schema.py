@@ -116,13 +116,13 @@ class DnnConfig(_Section):
     decoder: DecoderName = Field(
         "auto",
         description="Converts the raw outputs of the DNN into results. auto: the decoder that the model defines "
-        "(built-in and torchvision models do), otherwise the one for outputs of these shapes, which is logged, otherwise "
-        "that of the role.",
+        "(built-in and torchvision models do), otherwise the one for outputs of these shapes, which is logged, "
+        "otherwise that of the role.",
     )
     labels: list[str] = Field(
         default_factory=list,
-        description="Class names in the order of their indices, the path of a text file with one name per line, coco80, "
-        "or coco91. Empty: the names that the model defines.",
+        description="Class names in the order of their indices, the path of a text file with one name per line, "
+        "coco80, or coco91. Empty: the names that the model defines.",
     )
     keep: list[str] = Field(
         default_factory=list, description="Names of the classes to publish; other results are discarded. Empty: all."
