@@ -1,6 +1,6 @@
 """The package's own small networks: plain convolutions, batch normalisation and ReLU, so that they can be decomposed.
 
-`build` makes one from the name and arguments that a weights file carries; nothing else decides its structure.
+`build` builds one from the name and the arguments in the header of a weights file.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class DetectorNet(nn.Module):
         blocks: Sequence[int] = (1, 2, 1, 1),
         neck: int = 48,
     ) -> None:
-        """input_size: (width, height); the grids are made for it."""
+        """input_size: (width, height), which defines the grids."""
         super().__init__()
         width, height = input_size
         if width % 32 or height % 32:
@@ -162,7 +162,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {"LaneNet": LaneNet, "Detec
 
 
 def build(architecture: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The network `architecture` with keyword `arguments`, untrained; ValueError names what is wrong."""
+    """The network `architecture` with keyword `arguments`, untrained. Raises ValueError for wrong names or arguments."""
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture {architecture!r}: not one of {', '.join(sorted(ARCHITECTURES))}")
     try:

@@ -16,6 +16,7 @@ from multi_dnn_ros.models.onnx_intake.preparation import Prepared, prepare
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal
 from multi_dnn_ros.models.onnx_intake.verification import verify
 from multi_dnn_ros.models.registry import ModelRequest, ModelSource
+from multi_dnn_ros.settings.schema import DnnConfig
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ def onnx_source(request: ModelRequest) -> Source:
             check_operators(prepared.model)
         else:
             module = convert(prepared.model)
-            verify(path, prepared, module)
+            verify(path, prepared, module, _image(config))
     except MissingExtra as error:
         raise ModelError(str(error)) from None
     except Refusal as error:
@@ -47,6 +48,12 @@ def onnx_source(request: ModelRequest) -> Source:
             ", ".join(f"{name} {shape}" for name, shape in prepared.outputs),
         )  # fmt: skip
     return _source(prepared, module)
+
+
+def _image(config: DnnConfig) -> Path | None:
+    """An image of the DNN's own camera, where there is one."""
+    folder = Path(config.calibration_images).expanduser()
+    return next(iter(sorted(folder.glob("*.jpg"))), None) if config.calibration_images else None
 
 
 def _source(prepared: Prepared, module: nn.Module) -> Source:
