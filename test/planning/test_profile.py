@@ -21,11 +21,12 @@ from multi_dnn_ros.cli.main import main
 from multi_dnn_ros.compression.macs import cost
 from multi_dnn_ros.graph.cut import split
 from multi_dnn_ros.planning import device
+from multi_dnn_ros.planning.checked_file import ProfileError, read_checked
 from multi_dnn_ros.planning.clock import HostClock
 from multi_dnn_ros.planning.marks import MarkedStage
 from multi_dnn_ros.planning.measure import Times, measure, trace_for
 from multi_dnn_ros.planning.predictor import layers_of
-from multi_dnn_ros.planning.profile import Profile, ProfileError, node_costs, read_checked
+from multi_dnn_ros.planning.profile import Profile, node_costs
 from multi_dnn_ros.profiling.network import Network, profile_network
 from multi_dnn_ros.profiling.report import layer_table, layers_csv, write_profile
 
