@@ -162,7 +162,7 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {"LaneNet": LaneNet, "Detec
 
 
 def build(architecture: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """The network `architecture` with keyword `arguments`, untrained. Raises ValueError for wrong names or arguments."""
+    """The network `architecture` with keyword `arguments`, untrained. Raises ValueError if one is wrong."""
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture {architecture!r}: not one of {', '.join(sorted(ARCHITECTURES))}")
     try:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from onnx2torch.node_converters.cast import TENSOR_TYPE_TO_TORCH_TYPE
-from onnx2torch.onnx_graph import OnnxGraph
-from onnx2torch.onnx_node import OnnxNode
-from onnx2torch.utils.common import OperationConverterResult
 from torch.nn import functional as F
 
 from multi_dnn_ros.models.onnx_intake.converters.registration import (
+    TENSOR_TYPE_TO_TORCH_TYPE,
+    OnnxGraph,
+    OnnxNode,
+    OperationConverterResult,
     attribute_or_input,
     converter,
     operator_result,

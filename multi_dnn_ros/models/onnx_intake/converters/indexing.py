@@ -6,11 +6,15 @@ import math
 from typing import Any
 
 import torch
-from onnx2torch.onnx_graph import OnnxGraph
-from onnx2torch.onnx_node import OnnxNode
-from onnx2torch.utils.common import OperationConverterResult
 
-from multi_dnn_ros.models.onnx_intake.converters.registration import constant, converter, operator_result
+from multi_dnn_ros.models.onnx_intake.converters.registration import (
+    OnnxGraph,
+    OnnxNode,
+    OperationConverterResult,
+    constant,
+    converter,
+    operator_result,
+)
 
 _REDUCTIONS = {"add": "sum", "mul": "prod", "min": "amin", "max": "amax"}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from onnx import defs
-from onnx2torch.node_converters import registry
 
-from multi_dnn_ros.models.onnx_intake.converters.registration import versions_of
+from multi_dnn_ros.models.onnx_intake.converters.registration import registry, versions_of
 
 
 def register_later_versions() -> None:

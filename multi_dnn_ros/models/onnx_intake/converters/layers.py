@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import torch
-from onnx2torch.node_converters.registry import get_converter
-from onnx2torch.onnx_graph import OnnxGraph
-from onnx2torch.onnx_node import OnnxNode
-from onnx2torch.utils.common import OperationConverterResult
 from torch.nn import functional as F
 
-from multi_dnn_ros.models.onnx_intake.converters.registration import converter, has_input, operator_result
+from multi_dnn_ros.models.onnx_intake.converters.registration import (
+    OnnxGraph,
+    OnnxNode,
+    OperationConverterResult,
+    converter,
+    get_converter,
+    has_input,
+    operator_result,
+)
 
 _POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 #: GridSample's modes by the names of opset 16 and of opset 20.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 from onnx import TensorProto
-from onnx2torch.onnx_graph import OnnxGraph
-from onnx2torch.onnx_node import OnnxNode
-from onnx2torch.utils.common import OperationConverterResult
 
 from multi_dnn_ros.models.onnx_intake.converters.registration import (
+    OnnxGraph,
+    OnnxNode,
+    OperationConverterResult,
     constant_tensor,
     converter,
     has_input,

@@ -13,11 +13,20 @@ from typing import Any, TypeVar
 
 import torch
 from onnx import defs
-from onnx2torch.node_converters import registry
-from onnx2torch.onnx_graph import OnnxGraph
-from onnx2torch.onnx_node import OnnxNode
-from onnx2torch.utils.common import OnnxMapping, OnnxToTorchModule, OperationConverterResult, get_shape_from_value_info
 from torch import nn
+
+from multi_dnn_ros.common.extras import optional
+
+with optional("an ONNX file"):  # for all modules of this folder
+    from onnx2torch.node_converters import get_converter as get_converter
+    from onnx2torch.node_converters import registry as registry
+    from onnx2torch.node_converters.cast import TENSOR_TYPE_TO_TORCH_TYPE as TENSOR_TYPE_TO_TORCH_TYPE
+    from onnx2torch.onnx_graph import OnnxGraph as OnnxGraph
+    from onnx2torch.onnx_node import OnnxNode as OnnxNode
+    from onnx2torch.utils.common import OnnxMapping as OnnxMapping
+    from onnx2torch.utils.common import OnnxToTorchModule as OnnxToTorchModule
+    from onnx2torch.utils.common import OperationConverterResult as OperationConverterResult
+    from onnx2torch.utils.common import get_shape_from_value_info
 
 Converter = TypeVar("Converter", bound=Callable[[OnnxNode, OnnxGraph], OperationConverterResult])
 

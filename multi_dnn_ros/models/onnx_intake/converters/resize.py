@@ -14,13 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from onnx2torch.onnx_graph import OnnxGraph
-from onnx2torch.onnx_node import OnnxNode
-from onnx2torch.utils.common import OnnxMapping, OnnxToTorchModule, OperationConverterResult
 from torch import nn
 from torch.nn import functional as F
 
-from multi_dnn_ros.models.onnx_intake.converters.registration import constant, converter, has_input, shape_of
+from multi_dnn_ros.models.onnx_intake.converters.registration import (
+    OnnxGraph,
+    OnnxMapping,
+    OnnxNode,
+    OnnxToTorchModule,
+    OperationConverterResult,
+    constant,
+    converter,
+    has_input,
+    shape_of,
+)
 
 _Array = npt.NDArray[Any]
 #: Elements of the weights of one axis.

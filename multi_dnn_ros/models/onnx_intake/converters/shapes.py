@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from onnx2torch.onnx_graph import OnnxGraph
-from onnx2torch.onnx_node import OnnxNode
-from onnx2torch.utils.common import OperationConverterResult
 from torch.nn import functional as F
 
 from multi_dnn_ros.models.onnx_intake.converters.registration import (
+    OnnxGraph,
+    OnnxNode,
+    OperationConverterResult,
     attribute_or_input,
     constant,
     converter,
