@@ -57,7 +57,13 @@ def add_parser(subparsers: Commands[argparse.ArgumentParser]) -> None:
     image = parser.add_argument_group("one image through the model, on the CPU")
     image.add_argument("--image", type=Path, metavar="FILE", help="draw what the model finds in this JPEG or PNG")
     image.add_argument("--output", type=Path, metavar="FILE", help="the picture (default: <model>_<image>.png here)")
-    image.add_argument("--threshold", type=fraction, default=0.0, help="score threshold; 0: the model's own, else 0.4")
+    image.add_argument(
+        "--threshold",
+        type=fraction,
+        default=0.0,
+        metavar="X",
+        help="score threshold, 0..1; 0: the model's own, otherwise 0.4 (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

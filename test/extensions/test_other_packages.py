@@ -150,7 +150,9 @@ print(suffix_of("toy_zoo:brightness"), suffix_of("builtin:lane"), suffix_of("a.o
 dnn = load_dnn("light", DnnConfig(role="traffic_light", model="toy_zoo:brightness", decoder="toy_decoder"))
 print(dnn.role, dnn.result_kind, dnn.labels, dnn.decoder.score_threshold)
 """
-    source, name, decoder, role, backend, suffixes, dnn = python(code, toy).splitlines()
+    lines = python(code, toy).splitlines()
+    assert len(lines) == 7, "\n".join(lines)
+    source, name, decoder, role, backend, suffixes, dnn = lines
     assert source.startswith("parameter dnn.x.model is 'sofa'; allowed: builtin:lane")
     assert "toy_zoo:brightness" in source
     assert name == "parameter dnn.x.model is 'toy_zoo:sofa'; allowed: toy_zoo:brightness"
