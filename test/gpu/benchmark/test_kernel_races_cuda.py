@@ -16,7 +16,7 @@ from multi_dnn_ros.backends import inductor
 from multi_dnn_ros.backends.agreement import check_agreement, noise_like
 from multi_dnn_ros.backends.eager import Eager
 from multi_dnn_ros.backends.fused_activations import FusedActivations
-from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, by_cudnn
+from multi_dnn_ros.backends.fused_convolution import CONVOLUTION_RELU, cudnn_convolution_relu
 from multi_dnn_ros.backends.gpu_time import gpu_ms
 from multi_dnn_ros.backends.precision import PRECISIONS, InPrecision
 from multi_dnn_ros.graph.cut import cut
@@ -78,7 +78,7 @@ def test_it_is_never_slower_than_cudnns(
         )
         cudnns_us, ours_us = (
             1e3 * min(gpu_ms(lambda call=call: call(*tensors, *geometry)) for _ in range(3))
-            for call in (by_cudnn, CONVOLUTION_RELU)
+            for call in (cudnn_convolution_relu, CONVOLUTION_RELU)
         )
     print(f"{images} images, {channels} to {outputs}, {side} px: cuDNN's {cudnns_us:.1f} us, now {ours_us:.1f} us")
     assert ours_us < 1.1 * share * cudnns_us
