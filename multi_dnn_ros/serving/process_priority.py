@@ -38,7 +38,8 @@ def lower_process_priority(base: int, increment: int) -> None:
         with suppress(ProcessLookupError):  # the thread has just ended
             if os.getpriority(os.PRIO_PROCESS, int(thread.name)) < target:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), target)
-    # An engine process leads a session of its own. Where the kernel groups tasks by session (sched(7), autogroup), nice
-    # values are compared within a session only, and the value of the group counts.
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(min(increment, _MAX_NICE)))
+    # Where the kernel groups tasks by session (sched(7), autogroup), thread nice values are compared within a session
+    # only, and sessions by the nice value of their group. An engine process leads a session of its own.
+    if os.getsid(0) == os.getpid():  # otherwise the group contains processes of others
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(min(increment, _MAX_NICE)))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import fake_pipelines
@@ -202,6 +203,8 @@ def test_engine_nice_is_added_to_the_nice_value_of_every_thread(make: Callable[.
     nice = thread_nice(rig.pid())
     assert len(nice) >= 6
     assert set(nice.values()) == {psutil.Process().nice() + engine_nice}
+    session = Path(f"/proc/{rig.pid()}/autogroup")
+    assert not session.exists() or session.read_text().split()[-1] == str(engine_nice)
 
 
 def test_the_priority_is_unchanged_on_a_gpu() -> None:
