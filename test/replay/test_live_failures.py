@@ -18,7 +18,7 @@ from sensor_msgs.msg import Image
 
 from multi_dnn_ros.bags import BagError, BagReader, BagWriter
 from multi_dnn_ros.bags.definitions import message_class
-from multi_dnn_ros.replay import live
+from multi_dnn_ros.replay import live_results
 from multi_dnn_ros.replay.live import LiveReplay
 from multi_dnn_ros.replay.live_results import LiveReplayError
 from multi_dnn_ros.replay.live_setup import LiveCamera, LivePlan
@@ -104,7 +104,7 @@ def test_a_callback_that_fails_ends_the_replay_with_its_cause(
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("no such count")
 
-    monkeypatch.setattr(live, "stream_accounts", broken)
+    monkeypatch.setattr(live_results, "stream_accounts", broken)
     replay = LiveReplay(spinner.node, remote, PLAN)
     reports = mute.create_publisher(DiagnosticArray, "/diagnostics", 10)
     until(reports.get_subscription_count)
