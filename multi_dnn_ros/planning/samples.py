@@ -178,12 +178,12 @@ def _sample(row: dict[str, Any], where: str) -> Sample:
             except (TypeError, ValueError):
                 raise ProfileError(f"{where}: {name} is '{text}'; expected a number") from None
             if not (math.isfinite(values[name]) and values[name] >= 0):
-                raise ProfileError(f"{where}: {name} is {text}; expected: at least 0")
+                raise ProfileError(f"{where}: {name} is {text}; expected 0 or more")
         else:
             values[name] = text
     for name in ("flops_per_s", "bytes_per_s"):
         if not values[name]:
-            raise ProfileError(f"{where}: {name} is {row[name]}; expected: above 0")
+            raise ProfileError(f"{where}: {name} is {row[name]}; expected more than 0")
     if values["kind"] not in KINDS:
         raise ProfileError(f"{where}: kind is '{values['kind']}'; expected one of {', '.join(KINDS)}")
     if values["load_kind"] not in LOAD_KINDS:
