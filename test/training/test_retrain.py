@@ -295,7 +295,7 @@ def test_wrong_combinations_are_one_line(colours: Path, tmp_path: Path, capsys: 
         ),
         (2, "are both", arguments(model, out, data, *chosen, "--checkpoint", str(out))),
         (2, "--weights is for torchvision:<builder>", arguments(model, out, data, *chosen, "--weights", "random")),
-        (2, "knows nothing", arguments(model, out, data, *chosen, "--weights", "random", "--teacher", vgg)),
+        (2, "would have random weights", arguments(model, out, data, *chosen, "--weights", "random", "--teacher", vgg)),
         (2, "is written as a .pt2 file", arguments(model, tmp_path / "out.safetensors", data, *chosen)),
         (1, "does not say what its outputs mean", arguments(model, out, data)),
         (1, "has 3 classes, data", arguments(three, out, data, *chosen)),
