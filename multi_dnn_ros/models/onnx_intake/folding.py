@@ -28,6 +28,8 @@ _FOLDED = 1 << 18
 _CHEAP = {"Cast", "DequantizeLinear", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 #: Not computed here: control flow may never end, random numbers are no constants, the others read encoded data.
 _NEVER = {"Loop", "Scan", "If", "SequenceMap", "ImageDecoder", "RegexFullMatch", "Multinomial", "Bernoulli"}
+#: Operators that ONNX defines by others, without shape inference; the output has the type of the first input.
+_SAME_TYPE = {"GroupNormalization", "MeanVarianceNormalization"}
 #: Operators whose output has as many rows as they find.
 _COUNTING = {"NonMaxSuppression", "NonZero", "Compress", "Unique"}
 
@@ -173,7 +175,7 @@ class _Folding:
                 continue
             kind = inferred.get(name)
             if kind is None or not kind.tensor_type.HasField("shape"):
-                kind = self._infer_by_function(node, name, types, data) or TypeProto()
+                kind = types[node.input[0]] if node.op_type in _SAME_TYPE else TypeProto()
             self._check_size(name, kind, node)
             unknown |= self.static and shape_of(kind) is None
             self.result.types[name] = kind
@@ -182,20 +184,6 @@ class _Folding:
         for name in node.output:
             self.result.types.pop(name, None)
         return node
-
-    def _infer_by_function(self, node: Any, name: str, types: dict[str, Any], data: dict[str, Any]) -> Any:
-        """Type of an output of an operator that ONNX defines by others, such as GroupNormalization; None: unknown."""
-        from onnx import helper, shape_inference
-
-        given = [helper.make_value_info(each, kind) for each, kind in types.items() if each not in data]
-        outputs = [helper.make_empty_tensor_value_info(name)]
-        graph = helper.make_graph([node], "node", given, outputs, list(data.values()))
-        model = helper.make_model(graph, opset_imports=self.opset_imports, ir_version=self.ir_version)
-        try:
-            found = shape_inference.infer_shapes(model).graph.output[0].type
-        except Exception:  # the caller reports that the shape is unknown
-            return None
-        return found if found.tensor_type.HasField("shape") else None
 
     def _check_size(self, name: str, kind: Any, node: Any) -> None:
         axes = [axis.dim_value for axis in kind.tensor_type.shape.dim if axis.HasField("dim_value")]
