@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_fakes import WAIT, FakeClock, Gate, frame, task, until
+from torch import nn
 
 from multi_dnn_ros.backends import Tensors
 from multi_dnn_ros.backends.onnxruntime_sessions import SessionStage
@@ -125,12 +126,26 @@ def test_timings_of_one_call(start, recorder) -> None:
     assert recorder.results[0].timing.compute_ns > 0
 
 
-@pytest.mark.parametrize(("blocking_ms", "workers", "whole"), [(0.0, 1, True), (5.0, 1, False), (5.0, 2, True)])
-def test_built_dnns_have_single_launch_unless_jobs_are_bounded(blocking_ms, workers, whole) -> None:
-    flat = {"device": "cpu", "dnns": ["lane", "object"], "workers": workers, "blocking_ms": blocking_ms}
-    pipeline = build(to_config({**flat, "dnn.lane.jobs": 2, "dnn.object.jobs": 2}))
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of a detector of two layers."""
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 6, 1), nn.Flatten(2)).eval()
+    file = tmp_path_factory.mktemp("exported") / "small.pt2"
+    torch.export.save(torch.export.export(network, (torch.zeros(1, 3, 32, 32),)), file)
+    return str(file)
+
+
+@pytest.mark.parametrize(("blocking_ms", "workers", "whole"), [(0.0, 1, True), (1e-3, 1, False), (1e-3, 2, True)])
+def test_built_dnns_have_single_launch_unless_jobs_are_bounded(blocking_ms, workers, whole, exported) -> None:
+    """No layer is as short as the bound, so that each is a job of its own."""
+    flat = {"device": "cpu", "dnns": ["a", "b"], "workers": workers, "blocking_ms": blocking_ms}
+    for name in flat["dnns"]:
+        own = {"role": "object", "model": exported, "decoder": "yolo", "labels": ["car", "truck"], "jobs": 2}
+        flat |= {f"dnn.{name}.{key}": value for key, value in own.items()}
+    pipeline = build(to_config(flat))
     for each in pipeline.tasks:
-        assert list(each.single_launch) == ([1] if whole and len(each.stages) > 1 else [])
+        assert len(each.stages) > 1
+        assert list(each.single_launch) == ([1] if whole else [])
         image = each.preprocess(torch.zeros(48, 64, 3, dtype=torch.uint8))
         if each.single_launch:
             assert isinstance(each.stages[0], SessionStage)

@@ -73,6 +73,7 @@ def test_segmentation_with_a_dictionary_of_outputs(builder: str) -> None:
     check(randomized(module), (torch.rand(1, 3, 96, 128),), (1, 5))
 
 
+@pytest.mark.long  # a detector with a dictionary of outputs: segmentation above
 def test_a_detector_is_cut_inside_its_network() -> None:
     dnn = load_dnn(
         "object", DnnConfig(role="object", model="torchvision:ssdlite320_mobilenet_v3_large", weights="random")

@@ -22,10 +22,13 @@ def load(builder: str) -> Dnn:
     return load_dnn("a", config)
 
 
-def raw_outputs(dnn: Dnn, seed: int) -> tuple[torch.Tensor, ...]:
-    """Random outputs in the network's shapes, with many boxes above every threshold."""
+def output_shapes(dnn: Dnn) -> list[torch.Size]:
     with torch.inference_mode():
-        shapes = [output.shape for output in dnn.module(*dnn.example_inputs()).values()]
+        return [output.shape for output in dnn.module(*dnn.example_inputs()).values()]
+
+
+def raw_outputs(shapes: list[torch.Size], seed: int) -> tuple[torch.Tensor, ...]:
+    """Random outputs in the network's shapes, with many boxes above every threshold."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(shape, generator=generator) * 1.5 for shape in shapes)
 
@@ -33,13 +36,14 @@ def raw_outputs(dnn: Dnn, seed: int) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("builder", BUILDERS)
 def test_decoding_in_two_parts_has_the_same_results(builder: str) -> None:
     dnn = load(builder)
+    shapes = output_shapes(dnn)
     for kept in ((), (2, 5)):  # as keep = [truck, tram] would set it
         dnn.decoder.kept = kept
         parts = dnn.decoder.in_two_parts()
         assert parts is not None
         for seed, (score, iou, most) in enumerate([(0.3, 0.5, 100), (0.6, 0.3, 7), (0.95, 0.5, 100), (0.0, 0.7, 40)]):
             dnn.decoder.score_threshold, dnn.decoder.iou_threshold, dnn.decoder.max_detections = score, iou, most
-            outputs = raw_outputs(dnn, seed)
+            outputs = raw_outputs(shapes, seed)
             expected = dnn.decoder(outputs, SOURCE)
             condensed = parts.condense(outputs)
             assert len({len(tensor) for tensor in condensed}) == 1
@@ -57,7 +61,7 @@ def test_nan_in_candidates_is_an_error() -> None:
     dnn = load(BUILDERS[0])
     parts = dnn.decoder.in_two_parts()
     assert parts is not None
-    outputs = [tensor.clone() for tensor in raw_outputs(dnn, 0)]
+    outputs = [tensor.clone() for tensor in raw_outputs(output_shapes(dnn), 0)]
     for output in outputs:
         output[0, 3] = float("nan")
     with pytest.raises(OutputError, match=r"the scores or boxes of \d+ candidates holds NaN or infinite values"):
