@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import re
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torchvision
@@ -234,6 +236,37 @@ def test_stages_whole_network_and_batches_share_weights() -> None:
             found.update((weight.data_ptr(), weight.tensor_size_in_bytes()) for weight in stage.weights)
     assert users == 2 * 3 * len(found)  # each by its stage and by the whole network, for each batch size
     assert 0.9 * folded < sum(found.values()) <= folded
+
+
+def test_sessions_share_the_memory_of_their_activations() -> None:
+    """Of two DNNs, each four jobs and the whole network, one session runs at a time."""
+    layers = [nn.Conv2d(3 if place == 0 else 16, 16, 3, padding=1) for place in range(4)]
+    wide = nn.Sequential(*layers).eval()
+    inputs = (torch.zeros(1, 3, 512, 512),)
+    layer_bytes = 16 * 512 * 512 * 4
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    chains = [sessions(wide, inputs, 4) for _ in range(2)]
+    for stages in chains * 2:
+        through(stages, inputs)
+        through([stages[0].single_launch], inputs)  # type: ignore[list-item]
+    gc.collect()
+    held = psutil.Process().memory_info().rss - before
+    assert held < 12 * layer_bytes  # with memory of their own, each of the ten holds two layers or more
+
+
+def test_sessions_with_one_thread_per_operation_start_none() -> None:
+    """They compute in the worker that calls them, however many jobs and DNNs there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        sessions(seeded(Residual), IMAGE, 2)  # ONNX Runtime starts one of its own with the first session of a process
+        running = psutil.Process().num_threads()
+        chains = [sessions(seeded(kind), IMAGE, 3) for kind in (Residual, Segmentation)]
+        assert psutil.Process().num_threads() == running
+    finally:
+        torch.set_num_threads(before)
+    assert all(len(stages) == 3 for stages in chains)
 
 
 def test_a_batch_has_the_results_of_its_images_alone() -> None:
