@@ -70,7 +70,7 @@ def test_the_predictor_reports_untrained_layers(taught: Predictor) -> None:
     (doubt,) = apart.predict(layers_of(trace_for(torch.nn.Conv2d(3, 2, 3), SHAPE, target()))).doubts
     assert "no trained layer is within a factor of 2" in doubt  # inside every range, but far from every trained layer
     assert "a load of 9 x dnn exceeds the highest trained level, 2" in doubts(Small(8), Load("dnn", 9))
-    assert "a load of 1 x memory is more than the 0" in doubts(Small(8), Load("memory", 1))
+    assert "a load of 1 x memory exceeds the highest trained level, 0" in doubts(Small(8), Load("memory", 1))
     assert "trained with backend eager; this is torchscript" in doubts(Small(8), at=target("torchscript"))
     other = predictor.model_copy(update={"device": "Orin, 16 SMs; fp16"})
     layers = layers_of(trace_for(Small(8), SHAPE, target()))
