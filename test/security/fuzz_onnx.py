@@ -375,10 +375,11 @@ def problem(file: Path, outcome: str, seconds: float) -> str:
         return outcome
     if SECRET.decode()[:10] in outcome:
         return "the message holds what another file holds"
-    if outcome != "loaded" and "\n" in outcome:
-        return f"more than one line: {outcome[:300]!r}"
-    if outcome != "loaded" and file.name not in outcome and "dnn.x" not in outcome:
-        return f"the message does not name the file: {outcome[:300]!r}"
+    for line in (
+        outcome.splitlines() if outcome != "loaded" else ()
+    ):  # parameters may have several problems, a line each
+        if file.name not in line and "dnn.x" not in line:
+            return f"a line does not name the file: {line[:300]!r}"
     if len(outcome) > 1500:
         return f"a message of {len(outcome)} characters: {outcome[:200]!r}"
     return f"took {seconds:.0f} s" if seconds > PATIENCE else ""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from multi_dnn_ros.common.error_text import summarize_error
+from multi_dnn_ros.models.onnx_intake.dequantization import dequantized
 from multi_dnn_ros.models.onnx_intake.refusal import Refusal, node_name
 
 #: Elements of the largest tensor inside a network: 2 GiB as float32.
@@ -215,17 +216,24 @@ class _Folding:
             inputs = {name: self._value(name) for name in node.input if name}
             if any(value is None for value in inputs.values()):
                 return False
-            values = self._evaluate(node, inputs)
+            found = self._evaluate(node, inputs)
+            if found is None:
+                return False
+            values = found
         for name, value in values.items():
             if value.size <= _FOLDED:
                 self.values[name] = value
             self.add_constants([numpy_helper.from_array(value, name)])
         return True
 
-    def _evaluate(self, node: Any, inputs: dict[str, Any]) -> dict[str, np.ndarray]:
-        """Outputs of a node by name, by ONNX's reference implementation."""
+    def _evaluate(self, node: Any, inputs: dict[str, Any]) -> dict[str, np.ndarray] | None:
+        """Outputs of a node by name, by ONNX's reference implementation; None: it has none."""
         from onnx import helper
         from onnx.reference import ReferenceEvaluator
+        from onnx.reference.op_run import RuntimeImplementationError
+
+        if node.op_type == "DequantizeLinear":  # lacks opsets before 19
+            return {node.output[0]: dequantized(node, inputs)}
 
         names = [name for name in node.output if name]
         given, results = ([helper.make_empty_tensor_value_info(name) for name in side] for side in (inputs, names))
@@ -234,6 +242,8 @@ class _Folding:
         try:
             with np.errstate(all="ignore"):
                 found = ReferenceEvaluator(model).run(None, inputs)
+        except RuntimeImplementationError:
+            return None
         except Exception as error:
             raise Refusal(
                 f"operator {node_name(node)} cannot be computed from its constants: {summarize_error(error)}"

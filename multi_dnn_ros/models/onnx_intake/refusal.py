@@ -5,8 +5,11 @@ from __future__ import annotations
 
 class Refusal(ValueError):
     """An ONNX model is refused. The message is one line: operator, input, output or tensor, what is expected, what to
-    do. The caller puts the file's name before it.
+    do. The caller puts the file's name before it. Characters of names in the file that cannot be printed become "?".
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(each if each.isprintable() else "?" for each in message))
 
 
 def node_name(node: object) -> str:
