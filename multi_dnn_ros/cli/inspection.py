@@ -218,7 +218,7 @@ def _complete(config: DnnConfig, result: Inspection) -> DnnConfig:
     """With the decoder and the class names that were found."""
     keep = config.keep
     if not keep and result.result_kind == "lanes" and len(result.labels) > 2:
-        keep = (result.labels[-1],)
+        keep = [result.labels[-1]]
     labels = (result.labels_from.removeprefix("set "),) if result.labels_from.startswith("set ") else result.labels
     decoder = config.decoder if result.why == "the model says so" else result.decoder
     return config.model_copy(update={"decoder": decoder, "labels": tuple(labels), "keep": tuple(keep)})
