@@ -43,9 +43,10 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
     preset = PRESETS.get(config.role)
     if preset is not None and preset.decoder:
         return source
+    undecided = "their shapes do not decide it: " if recognition.chosen else ""
     raise ModelError(
         f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean: "
-        f"{'their shapes do not decide it: ' if recognition.chosen else ''}{recognition.why}; allowed: {', '.join(decoders_for(source))}"
+        f"{undecided}{recognition.why}; allowed: {', '.join(decoders_for(source))}"
     )
 
 

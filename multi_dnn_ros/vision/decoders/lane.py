@@ -188,7 +188,7 @@ def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tup
 
 
 def recognize(layout: Layout) -> Match | Difference:
-    """Whether LaneDecoder reads such outputs: maps, which may mean anything, so that the role must say they are lanes."""
+    """Whether LaneDecoder reads such outputs: maps, of which the role must say that they are lanes."""
     found = match(layout, [(1, "classes", "h", "w")])
     if isinstance(found, Difference):
         return found
