@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(content, indent=2) if args.json else _text(result, content))
     if args.image is not None and result.dnn is None:
         raise CommandError(f"--image: {args.model} cannot be run: {result.problems[0]}")
-    return 1 if result.dnn is None else 0
+    return 0 if result.served else 1
 
 
 def _draw(result: Inspection, image: Path, output: Path) -> dict[str, object]:

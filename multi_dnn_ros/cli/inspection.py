@@ -62,6 +62,11 @@ class Inspection:
     yaml: str = ""
     dnn: Dnn | None = None
 
+    @property
+    def served(self) -> bool:
+        """Whether a backend ran it."""
+        return any(": runs" in text for text in self.backends.values())
+
     def as_json(self) -> dict[str, Any]:
         """Everything but the network, as JSON has it."""
         header = self.header
@@ -116,6 +121,8 @@ def inspect_model(config: DnnConfig, devices: list[torch.device], *, compile_too
         result.yaml = _yaml(result, config, source)
         for spec in BACKENDS.usable():
             result.backends[spec.name] = _try_backend(spec, result.dnn, config, devices, compile_too)
+        if not result.served:
+            result.problems.append("no backend of this machine runs it")
     return result
 
 
@@ -257,7 +264,7 @@ def _try_backend(spec: BackendSpec, dnn: Dnn, config: DnnConfig, devices: list[t
             except Exception as error:  # whatever a backend or a compiler raises
                 text = f"fails: {type(error).__name__}: {summarize_error(error)}"
         found.append("; ".join([f"{device}: {text}", *dict.fromkeys(warnings)]))
-    return "; ".join(found) or f"not here: runs on {', '.join(spec.precisions)}"
+    return "; ".join(found) or f"not tried: no {' or '.join(spec.precisions)} here"
 
 
 def _run_black(spec: BackendSpec, dnn: Dnn, config: DnnConfig, device: torch.device) -> None:

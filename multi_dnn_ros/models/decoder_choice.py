@@ -13,7 +13,7 @@ from multi_dnn_ros.models.errors import ModelError
 from multi_dnn_ros.models.label_names import configured_labels
 from multi_dnn_ros.settings.roles import PRESETS
 from multi_dnn_ros.settings.schema import DnnConfig
-from multi_dnn_ros.vision.decoders.layout import Layout
+from multi_dnn_ros.vision.decoders.layout import LIKELY, Layout
 from multi_dnn_ros.vision.decoders.recognition import Recognition, recognize
 from multi_dnn_ros.vision.decoders.registry import DECODERS
 
@@ -25,7 +25,8 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
 
     Where the shapes of the outputs are not in its file, the network is run once on zeros. report: the choice is logged,
     with the other decoders that would fit. Unchanged where there is nothing to recognize: no input size is known, or
-    nothing fits and the role has a decoder. Raises ModelError, which names the nearest decoders, where no decoder fits.
+    the shapes do not decide and the role has a decoder. Raises ModelError where they do not decide otherwise; it names
+    the decoders that would fit, or the nearest.
     """
     size = input_size(source, config)
     if source.detector is not None or size is None:
@@ -34,7 +35,7 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
         return source
     shapes = source.outputs if has_shapes(source) else run_on_zeros(source, name, config.model, size)
     recognition = recognized(source, name, config, shapes or ())
-    if recognition.chosen:
+    if recognition.matches and recognition.matches[0][1].certainty >= LIKELY:
         if report:
             log.info("dnn.%s.decoder is auto: %s", name, recognition.why)
         classes = recognition.matches[0][1].classes
@@ -42,9 +43,10 @@ def with_recognized_decoder(source: Source, name: str, config: DnnConfig, *, rep
     preset = PRESETS.get(config.role)
     if preset is not None and preset.decoder:
         return source
+    undecided = "their shapes do not decide it: " if recognition.chosen else ""
     raise ModelError(
         f"parameter dnn.{name}.decoder is 'auto', but {config.model} does not say what its outputs mean: "
-        f"{recognition.why}; allowed: {', '.join(decoders_for(source))}"
+        f"{undecided}{recognition.why}; allowed: {', '.join(decoders_for(source))}"
     )
 
 

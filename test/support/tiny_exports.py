@@ -18,6 +18,7 @@ class Cells(nn.Module):
 
     def __init__(self, numbers: int) -> None:
         super().__init__()
+        self.numbers = numbers
         self.layer = nn.Conv2d(3, numbers, 8, stride=8)
         with torch.no_grad():
             self.layer.weight.mul_(0.1)
@@ -26,7 +27,10 @@ class Cells(nn.Module):
         maps = [self.layer(image)]
         for _ in range(2):
             maps.append(nn.functional.avg_pool2d(maps[-1], 2))
-        return torch.cat([one.flatten(2) for one in maps], 2).transpose(1, 2)
+        # Sizes as numbers: of `flatten` the exporter makes a chain of operators on shapes.
+        counts = [SIZE[0] // stride * (SIZE[1] // stride) for stride in (8, 16, 32)]
+        flat = [one.reshape(1, self.numbers, count) for one, count in zip(maps, counts, strict=True)]
+        return torch.cat(flat, 2).transpose(1, 2)
 
 
 class TinyYolo(nn.Module):

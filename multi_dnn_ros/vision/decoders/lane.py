@@ -13,7 +13,7 @@ import torch
 
 from multi_dnn_ros.vision.decoders.base import Decoder, TwoParts, expect_finite, total_of
 from multi_dnn_ros.vision.decoders.lane_lines import Line, Runs, find_runs, group_runs
-from multi_dnn_ros.vision.decoders.layout import LIKELY, POSSIBLE, Difference, Layout, Match, check_classes, match
+from multi_dnn_ros.vision.decoders.layout import POSSIBLE, Difference, Layout, Match, check_classes, match
 from multi_dnn_ros.vision.decoders.registry import DecoderSpec
 from multi_dnn_ros.vision.preprocess import Geometry, Preprocess
 from multi_dnn_ros.vision.results import Lane, Lanes, OutputError
@@ -188,17 +188,13 @@ def _bottom_u(runs: Runs, line: Line, curve: npt.NDArray[np.float64], scale: tup
 
 
 def recognize(layout: Layout) -> Match | Difference:
-    """Whether LaneDecoder reads such outputs: a map of logits, best as large as the input or a whole fraction of it."""
+    """Whether LaneDecoder reads such outputs: maps, of which the role must say that they are lanes."""
     found = match(layout, [(1, "classes", "h", "w")])
     if isinstance(found, Difference):
         return found
-    classes, height, width = (found.axes.get(name, 0) for name in ("classes", "h", "w"))
+    classes = found.axes.get("classes", 0)
     if (wrong := check_classes(layout, classes)) is not None:
         return wrong
-    if layout.size is not None and height and width and layout.size[0] * height == layout.size[1] * width:
-        stride = layout.size[0] // width
-        if stride in (1, 2, 4, 8) and classes < height:
-            return Match(LIKELY, f"a map with one value per {stride} x {stride} pixels and class", classes)
     return Match(POSSIBLE, "a map per class", classes)
 
 
