@@ -21,7 +21,7 @@ bandwidths of memory, of copies between host and GPU and of those between GPUs, 
 work there. For what does not work the reason is given.
 
 Throughput is that of a large matrix product or 3x3 convolution, whichever is faster (int8: a matrix product): no DNN is
-faster. Measuring takes about 10 s on a CPU and several seconds per GPU; stop other programs meanwhile.
+faster. Measuring takes some seconds per device; stop other programs meanwhile.
 """
 _EXAMPLES = """\
 multi-dnn devices
