@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from multi_dnn_ros.engine.task import Timing
-from multi_dnn_ros.serving import result_packing, wire
+from multi_dnn_ros.serving import channel, result_packing, wire
 from multi_dnn_ros.serving.channel import Channel
 from multi_dnn_ros.serving.process_arguments import Pool, ProcessArguments
 from multi_dnn_ros.serving.slots import SlotLayout
@@ -66,7 +66,7 @@ def test_several_threads_may_send(ends: tuple[Channel, Channel]) -> None:
 
 def test_a_truncated_message_ends_the_connection(ends: tuple[Channel, Channel]) -> None:
     one, other = ends
-    one._socket.sendall(wire._LENGTH.pack(100) + b"half")
+    one._socket.sendall(channel._LENGTH.pack(100) + b"half")
     one.close()
     with pytest.raises(EOFError):
         other.receive()
