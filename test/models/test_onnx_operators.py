@@ -342,5 +342,6 @@ def test_a_quantized_network(tmp_path: Path) -> None:
     for opset in (13, 19, 21):
         path = written(tmp_path / f"q{opset}.onnx", model(nodes, ["out"], opset=opset, constants=constants))
         network = assert_same(path, tolerance=0.13)
-        left = [layer.function for layer in network.modules() if hasattr(layer, "function")]
-        assert left == [quantize, dequantize, quantize, dequantize]
+        functions = [layer.function for layer in network.modules() if hasattr(layer, "function")]
+        # The weights' operator is folded; the graph may name its result by an Identity.
+        assert [each for each in functions if each in (quantize, dequantize)] == [quantize, dequantize] * 2
