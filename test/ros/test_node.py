@@ -67,7 +67,7 @@ def test_the_whole_life_cycle_twice(bench: Bench) -> None:
 def test_autostart_activates_the_node(bench: Bench) -> None:
     bench.node({"autostart": True})
     bench.camera()
-    assert bench.state() == "active"
+    bench.until(lambda: bench.state() == "active", "the active node")
 
 
 def test_results_carry_the_header_of_their_image(bench: Bench) -> None:

@@ -127,13 +127,14 @@ import os, signal, threading
 from multi_dnn_ros.ros import process
 from multi_dnn_ros.serving import local_host
 
-def configured(*arguments):
+def configure(*arguments):
     import torch
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     while True:
         torch.autograd.functional.jacobian(lambda v: v * 2, torch.ones(3))
 
-local_host._configured = configured
+assert callable(local_host._configure)
+local_host._configure = configure
 raise SystemExit(process.run(["--ros-args", "-p", "isolation:=none"]))
 """
     done = subprocess.run(
