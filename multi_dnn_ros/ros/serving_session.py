@@ -185,6 +185,10 @@ class ServingSession:
     def _on_drop(self, drop: Drop) -> None:
         self._overlay.skip(drop)
         if drop.reason not in _LOGGED:
+            self._log.debug(
+                f"DNN {drop.dnn} dropped the frame of camera {drop.frame.camera} with stamp {drop.frame.stamp_ns} ns: "
+                f"{drop.reason.value}: {drop.message}"
+            )
             return
         more = self._throttle.passes((drop.reason, drop.dnn))
         if more is not None:
