@@ -86,7 +86,7 @@ class CameraDecoder(threading.Thread):
         if replaced is None:
             return
         if self._host.serves(self._camera):
-            self._accounts.lost(replaced.frame, DropReason.OVERWRITTEN, "a newer image replaced it before it was decoded")
+            self._accounts.lost(replaced.frame, DropReason.OVERWRITTEN, "a newer image replaced it before decoding")
         else:
             message = "no engine process serves the camera at this moment"
             self._accounts.lost(replaced.frame, DropReason.ENGINE_LOST, message)
