@@ -191,8 +191,8 @@ class Budget:
         possible = sum(saved for _, saved, _, _ in steps)
         if possible < wanted:
             raise ValueError(
-                f"a cut of {self.macs_cut:.1%} of the MACs is asked for; possible with alignment "
-                f"{self.rounding.alignment} and floor {self.rounding.floor}: up to {possible / self.total_macs:.1%}"
+                f"macs_cut is {self.macs_cut:.1%}; allowed with alignment {self.rounding.alignment} and floor "
+                f"{self.rounding.floor}: up to {possible / self.total_macs:.1%} of the MACs"
             )
         steps.sort(key=lambda step: step[0])  # stable, and hulls are convex: the steps of a layer stay in order
         for _, saved, name, plan in steps:
